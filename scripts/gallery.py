@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import thumbnails
 from papers import EXPERIMENTS, TITLES, Paper, anchor, escaped, heading, lines_of, papers, sentence, shown_by
 
 import fedsim
@@ -29,8 +30,11 @@ MARKS = {
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the thumbnails and the pages."""
     read = papers()
+    for paper in read.values():
+        for result in paper.results:
+            thumbnails.write(result.folder)
     PAGE.write_text(page(read), encoding="utf-8")
     for folder, text in paper_pages(read).items():
         (EXPERIMENTS / folder / "README.md").write_text(text, encoding="utf-8")
@@ -41,22 +45,23 @@ def page(read: dict[str, Paper]) -> str:
     lines = [
         "# Reproduced figures and tables",
         "",
-        "Written by `python scripts/gallery.py` from the results in this folder, each made by the command beside it.",
-        "Its scale says how large the runs were: `paper` as published, `cpu` smaller, as the entry says. Beside these:",
-        "[the main job](quickstart/README.md) and [MNIST under availability](mnist_availability/README.md).",
+        "Written by `python scripts/gallery.py` from the results in this folder; the page of each result gives its",
+        "command. The scale is the size of the runs: `paper` as published, `cpu` smaller, as described on the result's",
+        "page. See also [the main job](quickstart/README.md) and",
+        "[MNIST under availability](mnist_availability/README.md).",
         "",
-        "Each result has comparisons, which are [held, contradicted, level or not shown](../docs/verdicts.md);",
-        f"what that makes of the papers' statements: [what the papers claim](../{STATEMENTS}). Printed → ours: of",
-        "what a paper prints the number that ours is nearest to, and the one it is farthest from, relative to the",
-        "print; none that was fitted. Made by:",
+        "Each result has comparisons, which are [held, contradicted, level or not shown](../docs/verdicts.md); for the",
+        f"resulting verdicts on the papers' statements, see [what the papers claim](../{STATEMENTS}). The column",
+        "*printed → ours* compares published numbers with ours: the pair with the smallest and the pair with the",
+        "largest relative difference, without fitted ones. *Made by*:",
         "[traced, verified or unverified](../docs/reproducing.md#where-a-result-comes-from).",
         "",
-        "| result | scale | printed → ours | comparisons | made by |",
-        "|---|---|---|---|---|",
+        "| | result | scale | printed → ours | comparisons | made by |",
+        "|---|---|---|---|---|---|",
         *(row(paper, result) for paper in read.values() for result in paper.results),
     ]
     lessons = {folder: " ".join(lines_of(EXPERIMENTS / folder / "lessons.md")) for folder in read}
-    lines += ["", "## What one learns", ""] if any(lessons.values()) else []
+    lines += ["", "## Lessons", ""] if any(lessons.values()) else []
     for folder, said in lessons.items():
         link = f" [Its statements](../{STATEMENTS}#{anchor(read[folder].title)})." if folder in TITLES else ""
         lines += [f"- **{read[folder].title}.** {said}{link}"] if said else []
@@ -78,15 +83,24 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
 
 
 def row(paper: Paper, result: Result) -> str:
-    """A result's line of the index."""
+    """A result's line of the index, with a small version of its figure."""
     told = "<br>".join(
         f"{escaped(line['name'])}: {number(line['paper'])} → {number(line['ours'], line['std'])}"
         for line in extremes(paper, result)
     )
     counts = Counter(judgement.word for judgement in paper.judgements(result))
-    counted = ", ".join(f"{counts[word]} {word}" for word in reversed(WORST_FIRST) if counts[word]) or "a picture"
+    counted = ", ".join(f"{counts[word]} {word}" for word in reversed(WORST_FIRST) if counts[word]) or "a figure only"
     link = f"[{result.recipe}]({paper.folder}/README.md#{anchor(heading(result))})"
-    return f"| {' | '.join([link, result.scale, told, counted, provenance(result.content)])} |"
+    cells = [picture(paper, result), link, result.scale, told, counted, provenance(result.content)]
+    return f"| {' | '.join(cells)} |"
+
+
+def picture(paper: Paper, result: Result) -> str:
+    """The thumbnail of a result's figure; empty if it has none."""
+    if not (result.folder / thumbnails.FIGURE).exists():
+        return ""
+    folder = result.folder.relative_to(EXPERIMENTS).as_posix()
+    return f"![{escaped(result.content['about'])}]({folder}/{thumbnails.THUMBNAIL})"
 
 
 def extremes(paper: Paper, result: Result) -> list[dict[str, Any]]:

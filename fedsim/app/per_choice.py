@@ -1,4 +1,4 @@
-"""Settings that hold only where a group has a certain choice, so that one sweep can give each choice its own.
+"""Settings that apply only to runs with a certain choice of a group, so that a sweep can set them per choice.
 
     when.local.pofl.local.history=6          # on the command line: local.history=6 in the runs with local=pofl
 
@@ -7,8 +7,8 @@
         pofl: {local: {history: 6}}
         rrm: {shift: {deploy: round, redraw: 5}}
 
-What stands below a choice are settings as they would stand at the top. They are applied before the run is built, and
-config.yaml has the outcome: the run is the same as one that was given these settings alone.
+Below a choice are ordinary settings. They are applied before the run is built and stored in config.yaml: the run is the
+same as one with these settings only.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 
 KEY = "when"
-REFUSED = ("hydra", "out", "resume", "trusted", KEY)  # what is settled before a choice's settings are
+REFUSED = ("hydra", "out", "resume", "trusted", KEY)  # settings that are fixed before those of a choice
 SHAPE = f"write {KEY}.GROUP.CHOICE.KEY=VALUE, such as {KEY}.local.pofl.local.history=6"
 
 
 def with_plus(arguments: Sequence[str]) -> list[str]:
-    """The same command with Hydra's sign for keys that no file has, which a user need not write here."""
+    """The same command with Hydra's prefix for new keys, which users need not write here."""
     return [f"++{text}" if text.startswith(f"{KEY}.") else text for text in arguments]
 
 
 def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
-    """Set what `when` says of these choices, and remove it.
+    """Apply the settings under `when` for these choices, and remove `when`.
 
-    A key that the command line sets itself keeps that value against a file's `when`, and not against one of the command
-    line, which says more exactly where it holds.
+    A key set on the command line takes precedence over `when` in a file, but not over `when` on the command line, which
+    is more specific.
 
     Args:
-        cfg: of the run; it is left as it was where something is refused.
+        cfg: of the run; unchanged if an error is raised.
         choices: group → choice.
         overrides: of the command line.
 
@@ -58,10 +58,10 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
     override_keys = {key_of(text) for text in overrides} - groups().keys()
     settings = list(_settings(block, choices, override_keys)) if block not in (None, {}) else []
     for key, _, source in settings:
-        _check(cfg, key, source)
+        _check(cfg, key, source, choices)
     for key, value, source in settings:
         try:
-            OmegaConf.update(cfg, key, value, merge=True)
+            OmegaConf.update(cfg, key, value, merge=True, force_add=_is_custom(key, choices))
         except OmegaConfBaseException as error:
             raise ConfigError(f"{source}={value!r} cannot be set there ({str(error).splitlines()[0]})") from error
     with open_dict(cfg):
@@ -69,7 +69,7 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
 
 
 def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -> Iterator[tuple[str, Any, str]]:
-    """Key, value, and where it stands, of the settings below the choices at hand."""
+    """Key, value and location of the settings for the current choices."""
     for group, choice, content in _choices(block, ""):
         if choices.get(group) != choice:
             continue
@@ -80,7 +80,7 @@ def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -
 
 
 def _within(key: str, override_keys: set[str]) -> bool:
-    """Does an override set the key, or a mapping that holds it?"""
+    """Whether an override sets the key or a mapping that contains it."""
     return any(key == name or key.startswith(f"{name}.") for name in override_keys)
 
 
@@ -94,17 +94,17 @@ def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]
         if inner in groups():
             yield from _choices(content, inner)
         elif not outer:
-            raise ConfigError(f"{where}.{word}: {word} is no group{checks.nearest(str(word), groups())}; {SHAPE}")
+            raise ConfigError(f"{where}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {SHAPE}")
         elif str(word) not in (options := _options(outer)):
             raise ConfigError(f"{where}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
         elif not isinstance(content, dict):
-            raise ConfigError(f"{where}.{word}={content!r} is no setting; {SHAPE}")
+            raise ConfigError(f"{where}.{word}={content!r} is not a setting; {SHAPE}")
         else:
             yield outer, str(word), {str(key): value for key, value in content.items()}
 
 
 def _options(group: str) -> list[str]:
-    """The choices of a group, with those of folders that the user added."""
+    """The choices of a group, including those in configuration folders of the user."""
     options = list(groups()[group])
     if GlobalHydra.instance().is_initialized():
         hydra_overrides = list(HydraConfig.get().overrides.hydra) if HydraConfig.initialized() else []
@@ -116,13 +116,20 @@ def _options(group: str) -> list[str]:
     return options
 
 
-def _check(cfg: DictConfig, key: str, source: str) -> None:
-    """Refuse what is no setting of the run, and what decides where it writes and whom it trusts."""
+def _is_custom(key: str, choices: Mapping[str, str]) -> bool:
+    """Whether it is an argument of a user's class, whose keys are in no configuration file."""
+    return choices.get(key.rpartition(".")[0].replace(".", "/")) == "custom"
+
+
+def _check(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -> None:
+    """Raise an error for keys that are not settings of the run, and for those that cannot depend on a choice."""
     if key.partition(".")[0] in REFUSED:
-        raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; give it alone")
+        raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; set it for all runs")
+    if _is_custom(key, choices):
+        return
     node, _, last = key.rpartition(".")
     holder = OmegaConf.select(cfg, node) if node else cfg
     if not isinstance(holder, DictConfig) or last not in holder:
         content: Any = OmegaConf.to_container(cfg, resolve=False)
         names = [name for name, _ in flatten(content) if not name.startswith(f"{KEY}.")]
-        raise ConfigError(f"{source}: {key} is no setting of this run{checks.nearest(key, names)}")
+        raise ConfigError(f"{source}: {key} is not a setting of this run{checks.nearest(key, names)}")

@@ -123,26 +123,25 @@ class Recorded(Availability):
         )
         if len(lacking) == len(client_list):
             raise ConfigError(
-                f"{self.source} knows none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
-                "make the "
-                "names alike, or take records by availability.match=order or draw"
+                f"{self.source} has none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
+                "use the same names, or set availability.match=order or draw"
             )
         if strangers and self.strangers == "refuse":
             near = checks.nearest(strangers[0], lacking)
             raise ConfigError(
                 f"{self.source} has {_first_names(strangers)}, and {theirs}{near or '; '}"
-                f"{' else ' if near else ''}availability.unknown=ignore leaves such records out"
+                f"{' else ' if near else ''}availability.unknown=ignore excludes such records"
             )
         if lacking and self.missing == "refuse":
             raise ClientCountError(
-                f"{self.source} has nothing of {_first_names(lacking)} among {{clients}}; "
-                "availability.missing=away lets them never come",
+                f"{self.source} has no record of client {_first_names(lacking)} ({{clients}}); "
+                "availability.missing=away makes such clients unavailable in all rounds",
                 clients=len(client_list),
             )
 
     @staticmethod
     def _nameless_text(clients: int) -> str:
-        return f"these data have no names for clients, which are called 0 to {clients - 1}"
+        return f"the data have no client names, so clients are named 0 to {clients - 1}"
 
     def check_rounds(self, rounds: int) -> None:
         if rounds > self.length and not self.repeat:

@@ -179,7 +179,7 @@ class Trace(Recorded):
     def _check_names(self, names: list[str]) -> None:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{self.source}, line 1: there are several columns {twice!r}; name each client once")
+            raise ConfigError(f"{self.source}, line 1: several columns are named {twice!r}; name each client once")
         if "" in names:
             raise ConfigError(f"{self.source}, line 1, column {names.index('') + 1}: a client has no name")
 

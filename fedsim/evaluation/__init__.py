@@ -1,4 +1,4 @@
-"""How good the current models are: on the test set, and on every client's own data."""
+"""Evaluation of the current models: on the test set, and on every client's own data."""
 
 from fedsim.evaluation.columns import COLUMNS
 from fedsim.evaluation.evaluated_models import EvaluatedModels

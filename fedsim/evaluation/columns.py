@@ -1,7 +1,4 @@
-"""The columns of metrics.csv and what each is, in the order of the file.
-
-Everything here is taken from `fedsim.evaluation.registry`.
-"""
+"""The columns of metrics.csv and their descriptions, in file order, from `fedsim.evaluation.registry`."""
 
 from __future__ import annotations
 
@@ -12,30 +9,31 @@ from fedsim.evaluation.registry import HIGHER, MODELS, UNDIRECTED, MetricDescrip
 
 
 def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
-    """Column → what it is."""
+    """Column → description."""
     return {column: metric.description for column, metric in metrics.items()}
 
 
 PLACE, MEASURED, WORK, TIME = map(descriptions, (registry.PLACE, registry.MEASURED, registry.WORK, registry.TIME))
 COLUMNS = PLACE | descriptions(registry.EVALUATED) | WORK | TIME
 
-# In the names of those that say how clients differ.
+# in the names of columns about the spread over clients
 SPREADS = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
 
 
 def fraction(metric: str) -> bool:
-    """Is it a fraction that people read in per cent?"""
+    """Whether it is a fraction that is shown in per cent."""
     return describe(metric).unit == "%"
 
 
 def is_higher_better(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
-    """Is more of it better? Its meaning says so of a metric that a user adds, where that is known; else its name."""
+    """Whether higher is better; for a user's metric, according to its description, else its name."""
     return describe(metric, meanings).better == HIGHER
 
 
 def validation_metric(columns: Iterable[str]) -> str | None:
-    """The column by which a model may be chosen: the mean of the server's model on validation samples, its accuracy
-    before its loss, that of clients' own models where there is no other; None where there are no such samples."""
+    """The column for model selection: the validation accuracy (or else loss) of the server's model, or of clients' own
+    models if there is no other; None without validation samples.
+    """
     candidates = [name for name in columns if "validation_" in name and not any(word in name for word in SPREADS)]
     return min(
         candidates,

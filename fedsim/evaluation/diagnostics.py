@@ -1,19 +1,18 @@
-"""What can be told of the clients beside the columns that every run has; each is measured where it is asked for.
+"""Additional metrics of clients, measured on request (`diagnostics=[…]`).
 
 | name | columns | cost |
 |---|---|---|
 | fairness | variance, Jain's index and best tenth of the clients' accuracies | none |
-| worst5, best20 | mean over so many per cent of the clients | none |
-| absent | accuracy of those who were not there in the last round, and of those who never were | a number per client |
-| drift | how far local work takes clients from the server's model | one pass over the last round's models |
-| staleness | rounds since each client took part: τ_max, τ_avg | three numbers per client |
-| power | how far the evaluated model moves the data that answer it | moving a sample of all clients twice |
-| stability | how far it is from the best one on the data that answer it | a minimisation of the risk |
-| utility | how far clients' losses have fallen per round in which they could take part | as much; m a round |
+| worst5, best20 | mean over this percentage of the clients | none |
+| absent | accuracy of clients absent in the last round, and of clients that never participated | one per client |
+| drift | distance of clients' models from the server's model after local training | one pass over their models |
+| staleness | rounds since each client participated: τ_max, τ_avg | three numbers per client |
+| power | how far the evaluated model moves the data distribution | shifting a sample of every client twice |
+| stability | distance to the best model on the data that the evaluated model induces | one minimisation of the risk |
+| utility | decrease of clients' losses per round in which they were available | two numbers per client |
 
-Accuracies are those on what was held out of each client, as near to its use as the run has them: of the test set, else
-validation samples, else a subsample of what it trains on. The columns' names say which. Where there are no labels
-they are losses.
+Accuracies are measured on each client's held-out test samples, else on validation samples, else on a subsample of its
+training data; the column name states which. Without labels, losses are used.
 """
 
 from __future__ import annotations
@@ -26,15 +25,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.spread import FAIRNESS, SHARE
 
 NAMES = ("fairness", "absent", "drift", "staleness", "utility")
-ANSWERS = ("power", "stability")  # of data that answer a model (`fedsim.evaluation.performative.answer`)
+ANSWERS = ("power", "stability")  # of data that react to the model (`fedsim.evaluation.performative.answer`)
 
 
 def check(names: Any) -> None:
-    """Refuse what is no list of diagnostics.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check a list of diagnostics. Raises: ConfigError: it is not a list of valid names."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"diagnostics={names!r} must be a list, such as [fairness,staleness]")
     for name in names:
@@ -42,12 +37,12 @@ def check(names: Any) -> None:
         if match is None:
             checks.choice("diagnostics", name, (*NAMES, *ANSWERS, "worst5", "best20"))
         elif not 1 <= int(match[2]) <= 100:
-            raise ConfigError(f"diagnostics={name}: the share of the clients must be 1 to 100 per cent, such as worst5")
+            raise ConfigError(f"diagnostics={name}: the percentage of clients must be 1 to 100, such as worst5")
     if len(set(names)) < len(names):
-        raise ConfigError(f"diagnostics={list(names)} names one twice")
+        raise ConfigError(f"diagnostics={list(names)} contains a name twice")
 
 
 def spreads(names: Sequence[str]) -> list[str]:
-    """Those of them that say how the clients' numbers differ, as `spread` names them."""
+    """The diagnostics about the spread over clients, by their names in `spread`."""
     share_names = [name for name in names if SHARE.fullmatch(name)]
     return list(dict.fromkeys([*(FAIRNESS if "fairness" in names else ()), *share_names]))

@@ -1,4 +1,4 @@
-"""Which models of a run are evaluated: the server's, or the mean of those that the clients have."""
+"""The models of a run that are evaluated: the server's, or the mean of clients' models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ RECEIVED = "received"
 class EvaluatedModels:
     """The models [R, d] that `EvaluationOptions.of` names.
 
-    'client_mean' is the mean over all m clients of the model each has. Where a strategy's clients keep models of their
-    own (FedPBC, FedAWE), of those. Else of the model each received last: everybody begins with x^0, and those who took
-    part in round t end it with x^{t+1}, as FedAWE's and FedPBC's clients do. So algorithms are judged alike.
+    'client_mean' is the mean over all m clients of each client's model. If clients keep their own models under the
+    strategy (FedPBC, FedAWE), these are used. Otherwise it is the model that each received last: all start with x^0,
+    and clients that participated in round t have x^{t+1} after it, as in FedAWE and FedPBC. This makes algorithms
+    comparable.
 
     Args:
-        models: names of those that are wanted.
+        models: names of the models to evaluate.
         strategy, federation: of the run.
-        columns: which of a row's the strategy sees.
+        columns: the columns of a row that the strategy sees.
     """
 
     def __init__(
@@ -35,17 +36,17 @@ class EvaluatedModels:
         self.receives = "client_mean" in models and not keeps
 
     def memory(self, model: Tensor) -> dict[str, Tensor]:
-        """[R·m, d] the model each client received last, before round 0; nothing where that is not asked for."""
+        """[R·m, d] the model that each client received last, before round 0; empty if not needed."""
         return {RECEIVED: self.federation.broadcast(model)} if self.receives else {}
 
     def receive(self, memory: Memory, state: State, cohort: Cohort) -> None:
-        """Those who took part in the round that led to `state` have its model now."""
+        """Record that the participants of the round that led to `state` have its model."""
         if self.receives:
             took_part = cohort.subset((cohort.host.count > 0).nonzero()[0])
             took_part.scatter(memory.evaluated[RECEIVED], took_part.broadcast(state.model))
 
     def __call__(self, name: str, state: State, memory: Memory) -> Tensor:
-        """[R, d] one of the models, whole rows."""
+        """[R, d] one of the models, with all columns."""
         return self.columns.of_server(self._shared(name, state, memory), memory, self.federation)
 
     def _shared(self, name: str, state: State, memory: Memory) -> Tensor:

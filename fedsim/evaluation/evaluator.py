@@ -1,4 +1,4 @@
-"""How good the current models are: on the test set, on every client's own data, and on what was held out of each.
+"""Evaluates the current models: on the test set, on every client's own data, and on held-out samples of each client.
 
 All replicates go through one forward pass.
 """
@@ -25,11 +25,11 @@ from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
 from fedsim.shift import Shift
 
-TEST_BATCH = 1000  # samples of one forward pass, all replicates sharing them
+TEST_BATCH = 1000  # samples of one forward pass, shared by all replicates
 
 
 class ExtraMetrics(Protocol):
-    """Columns that those above this layer measure; `columns`: name → what it is."""
+    """Columns that higher layers measure; `columns`: name → description."""
 
     columns: dict[str, str]
 
@@ -42,13 +42,11 @@ class Evaluator:
 
     Args:
         model, data, shift: of the run.
-        client_samples: samples of its own data on which a client is evaluated; the same in every evaluation. Those of a
-            stream have the moments of its law (`Stream.exact`).
-        loop: look at one model after the other, also where they could be vmapped.
-        max_clients: clients evaluated on their own data; a larger population is thinned evenly.
-        metrics: those that a user adds.
-        validation: the clients' validation samples, if the models are scored on them.
-        spreads: what else is told of how clients differ, see `fedsim.evaluation.spread`.
+        client_samples: samples of its own data on which a client is evaluated, the same in every evaluation. Those of a
+            stream have the moments of its law (`Stream.exact`). loop: evaluate models one by one, even if they could be
+            vmapped. max_clients: clients evaluated on their own data; of a larger population, an evenly spaced subset.
+            metrics: metrics of the user. validation: the clients' validation samples, if models are evaluated on them.
+            spreads: additional measures of the spread over clients, see `fedsim.evaluation.spread`.
     """
 
     def __init__(
@@ -68,17 +66,15 @@ class Evaluator:
         self.dataset = data.dataset
         self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
-        self.extra_metrics: ExtraMetrics | None = None  # what else is measured of models
+        self.extra_metrics: ExtraMetrics | None = None  # additional metrics of models
         convolutional_on_cpu = model.convolutional and model.device.type == "cpu"
         self.loop = loop or convolutional_on_cpu or model.traits.evaluation_unvmapped is not None
         self.labelled = model.labelled
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
-        self.everyone = everyone.cpu().numpy()  # whose own data are looked at
+        self.everyone = everyone.cpu().numpy()  # clients evaluated on their own data
         self.ranks, self.count = federation.ranks, len(everyone)
-        self.clients = everyone[
-            self.ranks.client_slice
-        ]  # data are everywhere: ranks share the work evenly, whoever is whose
+        self.clients = everyone[self.ranks.client_slice]  # all ranks have the data, so they divide the work evenly
         self.samples = ClientSamples(data, client_samples, model.dtype)
         self.validation = None if validation is None else ClientSamples(validation, None, model.dtype)
         self.spreads, self.of = spreads, "accuracy" if self.labelled else "loss"
@@ -89,13 +85,13 @@ class Evaluator:
 
     @property
     def columns(self) -> set[str]:
-        """Those that this evaluator measures."""
+        """The columns that this evaluator measures."""
         absent = set()
         if self.dataset.test_x is None:
             absent |= {"test_loss", "test_accuracy"}
         if not self.labelled:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
-        unused_score = "loss" if self.labelled else "accuracy"  # what no number of each client is
+        unused_score = "loss" if self.labelled else "accuracy"  # columns that are not numbers of clients
         absent |= {f"{VALIDATION.format(unused_score)}_{WORST}"} | (set() if self.labelled else {"validation_accuracy"})
         for of in ("loss", "accuracy"):
             if of == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
@@ -110,7 +106,7 @@ class Evaluator:
         return MEASURED.keys() - absent
 
     def added_columns(self, of: str = "") -> dict[str, str]:
-        """Columns of the metrics that a user adds → what they are; `of`: of which model."""
+        """Columns of the user's metrics → descriptions; `of`: of which model."""
         descriptions = {
             f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads
         }
@@ -120,20 +116,21 @@ class Evaluator:
 
     @property
     def primary_column(self) -> str:
-        """The column whose clients' numbers are nearest to a model's use: of the test set, else of validation samples,
-        else of what they train on."""
+        """The column of the most relevant per-client numbers: on the test set, else on validation samples, else on
+        training data.
+        """
         if self.dataset.test_owners is not None and self.dataset.test_x is not None:
             return TEST.format(self.of)
         return self.local_column
 
     @property
     def local_column(self) -> str:
-        """The same, but for the test set: its owners need not be the run's clients."""
+        """The same without the test set, whose owners need not be the run's clients."""
         return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
     @torch.no_grad()
     def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Measured:
-        """Evaluate the models [R, d]; everything leaves the device in one transfer.
+        """Evaluate the models [R, d]; all results leave the device in one transfer.
 
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
@@ -187,8 +184,9 @@ class Evaluator:
         return Measured(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
     def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
-        """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
-        model whose outputs depend on a whole batch must not see."""
+        """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which
+        is removed for models whose outputs depend on the whole batch.
+        """
 
         def of_row(r: int) -> Inputs:
             return x if shared else tree_map(lambda value: value[r], x)
@@ -200,13 +198,14 @@ class Evaluator:
         return vmap(self.model.evaluate, in_dims=(0, None if shared else 0))(models, x)
 
     def _unpadded(self, row: Tensor, x: Inputs, mask: Tensor) -> Tensor:
-        """Outputs for one client's inputs [B, …], zero where nothing is there [B]."""
+        """Outputs for one client's inputs [B, …], zero for padding [B]."""
         outputs = self.model.evaluate(row, tree_map(lambda value: value[mask], x))
         return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
 
     def _on_test(self, models: Tensor, by_client: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean loss on the whole test set; accuracy where there are labels; both by whom samples were held out of. And
-        what a user adds: since some of it does not add up over batches, every rank sees them all for it."""
+        """Mean loss on the whole test set, accuracy if there are labels, and both by owner of the samples. Also the
+        user's metrics: since some are not sums over batches, every rank evaluates all batches for them.
+        """
         data, dtype = self.dataset, self.model.dtype
         assert data.test_x is not None
         owners = data.test_owners
@@ -230,7 +229,7 @@ class Evaluator:
             pooled.update(outputs, target_of(batch))
             if start not in local_starts:
                 continue
-            # A loss over the batch stands for each sample of this one.
+            # A loss over the batch is assigned to each of its samples.
             losses = [self.model.loss(out, batch).expand(len(x)) for out in outputs]
             total[0] += torch.stack([loss.sum() for loss in losses])
             numbers = torch.stack(losses)
@@ -247,7 +246,7 @@ class Evaluator:
             results["test_accuracy"] = total[1] / len(data.test_x)
         if owners is not None:
             sample_counts = torch.bincount(owners, minlength=count)
-            # 0/0 is NaN where nothing was held out.
+            # 0/0 is NaN for clients without held-out samples.
             by_client[TEST.format(self.of)] = (total[2:] / sample_counts[:, None]).T
             results[TEST.format(self.of)] = (
                 total[2:][sample_counts > 0] / sample_counts[sample_counts > 0, None]
@@ -257,8 +256,9 @@ class Evaluator:
     def _on_clients(
         self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on these samples of its own, as
-        they answer to `deployed`."""
+        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples, shifted by
+        `deployed`.
+        """
         replicates = len(models)
         step = max(1, TEST_BATCH * 4 // (replicates * samples.width))
         losses, correct, added = [], [], []
@@ -305,7 +305,7 @@ class Evaluator:
         return loss, accuracy, metric
 
     def _one_by_one(self, models: Tensor, batch: dict[str, Tensor], weight: Tensor) -> Tensor:
-        """Loss [R, c] of clients, of models whose outputs are no tensors: one model and one client at a time."""
+        """Loss [R, c] of clients for models whose outputs are not tensors: one model and one client at a time."""
         losses = torch.full(weight.shape[:2], torch.nan, dtype=self.model.dtype, device=weight.device)
         for r, c in itertools.product(range(weight.shape[0]), range(weight.shape[1])):
             present = weight[r, c] > 0
@@ -317,7 +317,7 @@ class Evaluator:
         return losses
 
     def _everybody(self, local_values: Tensor) -> Tensor:
-        """[…, m''] of this rank's share of the clients → […, m'] of all that are evaluated."""
+        """[…, m''] of this rank's share of the clients → […, m'] of all evaluated clients."""
         if self.ranks.count == 1:
             return local_values
         gathered = local_values.new_zeros(*local_values.shape[:-1], self.count)
@@ -332,7 +332,7 @@ class Evaluator:
         return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
     def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
-        """Every client's samples, after the models were deployed."""
+        """Every client's samples after deployment of the models."""
         if not self.shift.unpadded:
             per_client = vmap(self.shift.respond_differentiably, in_dims=(0, None))
             return vmap(per_client, in_dims=(0, 0))(batch, models)

@@ -1,4 +1,4 @@
-"""What an evaluation found, and columns that say how the clients' numbers differ."""
+"""The result of an evaluation, and columns for the spread over clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.evaluation.columns import MEASURED
 from fedsim.evaluation.spread import TENTH, meaning, spread
 
-# What is known of each client, by whence its samples are: the column of the mean, or its beginning.
+# Numbers per client, by the origin of its samples: the column of the mean, or its prefix.
 TEST, VALIDATION, TRAINING = "test_{}_by_client", "validation_{}", "client_{}"
 WORST = f"worst{TENTH}"
 MEAN = re.compile("^mean (over clients )?of ")
@@ -19,16 +19,16 @@ MEAN = re.compile("^mean (over clients )?of ")
 
 @dataclass
 class Measured:
-    """What one evaluation found, on the host.
+    """The result of one evaluation, on the host.
 
     Attributes:
         metrics: name → [R].
-        client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels.
-        client_metrics: name → [R, m'] of the metrics that a user adds, NaN where a client has none.
-        by_client: column of their mean → [R, n] accuracies, or losses where there are no labels, on the samples of each
-            of n clients that the column is about; NaN where a client has none. The nearest to a model's use first.
+        client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels. client_metrics:
+            name → [R, m'] of the user's metrics, NaN if undefined for a client.
+        by_client: column of their mean → [R, n] accuracies (losses without labels) on the samples of each of n clients
+            that the column is about; NaN for a client without samples. The most relevant first.
         client_loss: [R, m'] loss on each evaluated client's own data.
-        histograms: name → one number per client, of more that was measured.
+        histograms: name → one number per client, for other quantities.
     """
 
     metrics: dict[str, np.ndarray]
@@ -40,17 +40,14 @@ class Measured:
 
     @property
     def held_out(self) -> np.ndarray | None:
-        """[R, n] accuracies on what was held out of each client; None without any, or without labels."""
+        """[R, n] accuracies on held-out samples of each client; None without such samples or without labels."""
         held_out_scores = [values for name, values in self.by_client.items() if name in MEASURED and "accuracy" in name]
         return held_out_scores[0] if held_out_scores else None
 
 
 def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
-    """Column → [R] how clients differ.
-
-    Args:
-        by_client: see `Measured`.
-        pairs: what it is of, and the measure's name.
+    """Column → [R] measures of the spread over clients. Args: by_client: see `Measured`. pairs: column, and name of the
+    measure.
     """
     return {
         f"{of}_{name}": np.array([spread(values, name, "accuracy" in of) for values in by_client[of]])
@@ -59,10 +56,10 @@ def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]
 
 
 def said_of(name: str, of: str) -> str:
-    """What a column is that tells how clients differ."""
+    """The description of a column about the spread over clients."""
     return f"{meaning(name)}, of {subject(of)}"
 
 
 def subject(of: str) -> str:
-    """What a client's number is, for the rest of a sentence."""
+    """The description of a client's number, as part of a sentence."""
     return MEAN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])

@@ -1,4 +1,4 @@
-"""Where the best model is known in closed form: mean estimation and quadratic clients."""
+"""The closed-form optimum of mean estimation and quadratic clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.models.losses import half_squared_distance
 
 def optimum(data: ClientData, model: RowModel) -> Tensor | None:
     """[R, d] float64 the minimiser Σ_i w_i z̄_i / (1 + λ) of Σ_i w_i E ½‖θ − z‖² + λ/2 ‖θ‖², with the weights of the
-    strategy's objective, the clients' own samples and the run's ridge; None where the problem is another one."""
+    strategy's objective, the clients' own samples and the run's ridge; None for other problems."""
     estimation = isinstance(model.evaluation_module, Mean) and model.loss is half_squared_distance
     means = data.means() if estimation else None
     if means is None:

@@ -1,4 +1,4 @@
-"""When a run is evaluated, which of its models, and on how many samples of each client."""
+"""Options of evaluation: interval, models, and samples per client."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class EvaluationOptions(Validated):
 
     every: rounds between evaluations; the initial and the last model are always evaluated.
     of: 'global' evaluates the server's model x^t; 'client_mean' the mean over clients of the models they have (see
-        `EvaluatedModels`). Of a list the first gives the plain columns, any further one columns with its name before
-        theirs, such as client_mean_test_accuracy.
-    metrics: what is measured beside losses and accuracies: names of torchmetrics' functional metrics, alone or as
-        {name: …} with arguments; and callables (output, target) → a number of the whole set, or one per sample [B],
-        alone or as {_target_: package.function} with arguments; outputs and targets are what the loss sees. `column`
-        names a metric's columns, `better` ('higher' or 'lower') says what it does not say itself.
+        `EvaluatedModels`). With a list, the first model has the plain columns, and further ones have columns with their
+        name as prefix, such as client_mean_test_accuracy. metrics: metrics in addition to losses and accuracies: names
+        of torchmetrics' functional metrics, alone or as {name: …} with arguments; and callables (output, target) → one
+        number for the whole set, or one per sample [B], alone or as {_target_: package.function} with arguments;
+        outputs and targets are those of the loss. `column` sets the name of a metric's columns, `better` ('higher' or
+        'lower') its direction, if the metric does not define one.
     client_samples: samples of its own training data on which each client is evaluated.
-    diagnostics: what else is told of the clients, see `fedsim.evaluation.diagnostics`: 'fairness', 'worst5' or 'best20'
-        (a share of them, in per cent), 'absent', 'drift', 'staleness', 'utility'; of data that answer
-        models 'power', 'stability'.
+    diagnostics: additional metrics of clients, see `fedsim.evaluation.diagnostics`: 'fairness', 'worst5' or 'best20' (a
+        percentage of the clients), 'absent', 'drift', 'staleness', 'utility'; for data that react to the model 'power',
+        'stability'.
     """
 
     every: Count = 10
@@ -40,7 +40,7 @@ class EvaluationOptions(Validated):
     def __post_init__(self) -> None:
         if not self.models or len(set(self.models)) < len(self.models):
             raise ConfigError(
-                f"{{of}}={self.of!r} must name {' or '.join(MODELS)}, or each of them once", mentions=("of",)
+                f"{{of}}={self.of!r} must be {' or '.join(MODELS)}, or a list with each at most once", mentions=("of",)
             )
         for name in self.models:
             checks.choice("of", name, MODELS)
@@ -49,5 +49,5 @@ class EvaluationOptions(Validated):
 
     @property
     def models(self) -> list[str]:
-        """Names of the models that are evaluated."""
+        """Names of the evaluated models."""
         return [self.of] if isinstance(self.of, str) else self.of

@@ -1,14 +1,12 @@
-"""The vocabulary of metrics: each quantity has one entry, from which every other name of it is taken.
-
-The key is the column of metrics.csv. Pictures and LaTeX tables show the label, TensorBoard the tag (a group before
-the column), metrics.csv and the reference page the description. `describe` also knows columns that are made of
-others: those of a further model (`client_mean_test_loss`), of a spread over clients (`test_accuracy_by_client_jain`)
-and of a metric that a user adds (`test_f1_score`).
-
-Means over clients weigh them as the strategy's objective does: alike, or by their data where it is weighting=data; so
-do the optimum and the reference points. A client's samples weigh alike, but for the importance weights of a shift. Test
-metrics weigh samples alike, but for those by client, which weigh their natural owners alike. Columns of validation
-samples and of clients' own models (`fedsim.evaluation.personal`) weigh clients alike in any case.
+"""The vocabulary of metrics: each quantity has one entry that defines all its names. The key is the column of
+metrics.csv. Pictures and LaTeX tables show the label, TensorBoard the tag (a group before the column), metrics.csv and
+the reference page the description. `describe` also accepts derived columns: those of a further model
+(`client_mean_test_loss`), of a spread over clients (`test_accuracy_by_client_jain`) and of a user's metric
+(`test_f1_score`). Means over clients have the weights of the strategy's objective: equal, or proportional to data with
+weighting=data; this also holds for the optimum and the reference points. A client's samples have equal weights, except
+for importance weights of a shift. Test metrics weight samples equally, except for those by client, which weight natural
+clients equally. Columns of validation samples and of clients' own models (`fedsim.evaluation.personal`) always weight
+clients equally.
 """
 
 from __future__ import annotations
@@ -21,7 +19,10 @@ from dataclasses import dataclass
 from fedsim.evaluation.spread import SHARE, TENTH
 
 HIGHER, LOWER = "higher", "lower"
-MODELS = {"global": "the server's model", "client_mean": "the mean of all clients' models"}  # what can be evaluated
+MODELS = {
+    "global": "the server's model",
+    "client_mean": "the mean of all clients' models",
+}  # models that can be evaluated
 PERSONAL_MODELS = {
     "global": "the server's model",
     "localized": "the client's start row after the local (or plain) steps of the next round, discarded afterwards",
@@ -33,24 +34,21 @@ MODEL_LABELS = {
     "localized": "localized models",
     "personal": "personal models",
 }
-NEWCOMERS = "newcomers "  # before a metric of those who join when training is over
-DIRECTION = re.compile("; (higher|lower) is better$")  # in the meaning of a metric that a user adds
-UNDIRECTED = "; neither way is known to be better"
-# In the names of users' metrics of which more is better, where no meaning is known; of others less is.
+NEWCOMERS = "newcomers "  # prefix of a metric of newcomers
+DIRECTION = re.compile("; (higher|lower) is better$")  # in the description of a user's metric
+UNDIRECTED = "; whether higher or lower is better is not known"
+# In the names of users' metrics without description: higher is better; for all others, lower is.
 RISING = ("accuracy", "f1", "auc", "jain", "precision", "recall", "iou", "r2", "utility")
 
 
 @dataclass(frozen=True)
 class MetricDescription:
-    """What a metric is called, and what it is.
-
-    Attributes:
-        column: its key in metrics.csv, on the command line, in `Run.frame` and in Weights & Biases, MLflow and trackio.
-        label: its name in pictures, reports and LaTeX tables.
-        description: one sentence; the first lines of metrics.csv have it.
-        group: of TensorBoard's tags; '' where no curve is drawn.
-        better: 'higher' or 'lower'; None where neither is known to be.
-        unit: of the numbers as pictures and tables show them: '%', 's', 'bytes'; '' for a plain number.
+    """The names and the description of a metric. Attributes:
+    column: its key in metrics.csv, on the command line, in `Run.frame` and in Weights & Biases, MLflow and trackio.
+    label: its name in pictures, reports and LaTeX tables.
+    description: one sentence, also in the header of metrics.csv. group: group of TensorBoard tags; '' if no curve
+        is drawn. better: 'higher' or 'lower'; None if unknown. unit: unit in figures and tables: '%', 's', 'bytes';
+        '' for a plain number.
     """
 
     column: str
@@ -62,7 +60,7 @@ class MetricDescription:
 
     @property
     def tag(self) -> str | None:
-        """Of TensorBoard; None where no curve is drawn."""
+        """The TensorBoard tag; None if no curve is drawn."""
         return f"{self.group}/{self.column}" if self.group else None
 
     @property
@@ -238,24 +236,24 @@ WORK = _by_column(
         "seconds", "wall time", "wall time of training and evaluation so far, resumed parts included", "", LOWER, "s"
     ),
 )
-TIME = _by_column(  # where there is a clock
+TIME = _by_column(  # with a clock
     MetricDescription(
         "virtual_seconds", "virtual seconds", "virtual seconds so far, by the run's clock", "time", LOWER
     ),
     MetricDescription(
         "late_clients",
         "late clients",
-        "clients that were sent the model in the last round and do not count in it",
+        "clients that received the model in the last round but were not included in its aggregation",
         "participation",
         LOWER,
     ),
 )
-DIAGNOSTICS = _by_column(  # where `diagnostics` asks for them
+DIAGNOSTICS = _by_column(  # requested by `diagnostics`
     MetricDescription(
         "performative_power",
         "performative power",
-        "how far the evaluated model moves the clients' data: mean over clients of the mean distance of a sample from "
-        "where it would be under the model zero",
+        "how far the evaluated model moves the clients' data: mean over clients of the mean distance between a sample "
+        "under this model and under the zero model",
         "diagnostics",
     ),
     MetricDescription(
@@ -321,13 +319,14 @@ PERSONAL_MEASURES = _by_column(  # of each of PERSONAL_MODELS
 VALIDATED = MetricDescription(
     "validated_clients",
     "validated clients",
-    "clients in the means over clients of validation: online ones only where personal.over says so",
+    "number of clients in the means over clients of validation scores: only participants of the last round if "
+    "personal.over=online",
     "participation",
 )
 
 
 def columns_of_other_model(model: str, columns: Iterable[str]) -> dict[str, str]:
-    """The columns of a model that is evaluated beside the first one: column → its name for this model."""
+    """The columns of an additional evaluated model: column → its name for this model."""
     return {name: f"{model}_{name}" for name in columns}
 
 
@@ -357,7 +356,7 @@ _MODEL = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
 _SPREAD = re.compile(
     rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|median|{SHARE.pattern})"
 )
-_ADDED = re.compile(r"(test|train|validation)_(\w+)")  # columns of metrics that a user adds
+_ADDED = re.compile(r"(test|train|validation)_(\w+)")  # columns of users' metrics
 _SPREAD_LABELS = {
     "variance": "variance over clients",
     "jain": "Jain's index over clients",
@@ -373,9 +372,8 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
     """The entry of a column, of 'newcomers COLUMN', and of 'personal_… or localized_…'.
 
     Args:
-        column: as metrics.csv has it.
-        meanings: of the columns of a run (`fedsim.studies.results.runs.Run.meanings`): of metrics that a user adds they
-            say what these are, and which way is better.
+        column: as in metrics.csv. meanings: descriptions of a run's columns
+            (`fedsim.studies.results.runs.Run.meanings`), which define users' metrics and their direction.
     """
     meanings = meanings or {}
     if column.startswith(NEWCOMERS):
@@ -398,7 +396,7 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
 
 
 def _made_of_others(column: str) -> MetricDescription:
-    """Of a further model, of a spread over clients, or of a metric that a user adds."""
+    """The entry of a further model, of a spread over clients, or of a user's metric."""
     match = _MODEL.fullmatch(column)
     model, name = match.groups() if match else (None, column)
     better, unit = HIGHER if _rises_by_name(column) else LOWER, "%" if _is_share_by_name(column) else ""

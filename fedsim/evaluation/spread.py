@@ -1,7 +1,6 @@
-"""How clients differ: what is told of one number per client, by the names of the field.
-
-Worst and best tenths and the variance are those of q-FFL (Li et al., ICLR 2020, Tables 1 and 2), there in per cent; the
-index is that of Jain, Chiu and Hawe (1984). Clients weigh alike.
+"""Measures of the spread over clients of one number per client. Worst and best tenths and the variance are those of
+q-FFL (Li et al., ICLR 2020, Tables 1 and 2), there in per cent; the index is that of Jain, Chiu and Hawe (1984).
+Clients have equal weights.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ import numpy as np
 
 TENTH = 10
 SHARE = re.compile(r"(worst|best)(\d+)")
-FAIRNESS = (f"best{TENTH}", "variance", "jain")  # beside the worst tenth
+FAIRNESS = (f"best{TENTH}", "variance", "jain")  # in addition to the worst tenth
 
 
 def spread(values: np.ndarray, name: str, rises: bool) -> float:
     """'worst10', 'best5' (per cent of the clients, at least one of them), 'variance' or 'jain' of [n] numbers.
 
-    Args:
-        values: one per client; those that are NaN are left out.
-        name: of the measure.
-        rises: whether more is better.
+    Args: values: one per client; NaN is excluded. name: of the measure. rises: whether higher is better.
     """
     valid_values = values[~np.isnan(values)].astype(np.float64)
     if not len(valid_values):
@@ -40,11 +36,11 @@ def spread(values: np.ndarray, name: str, rises: bool) -> float:
 
 
 def meaning(name: str) -> str:
-    """What `spread` tells of the clients' numbers."""
+    """The description of a measure of `spread`."""
     if name == "variance":
         return "variance over clients"
     if name == "jain":
-        return "Jain's index over clients, (Σ a)² / (n Σ a²): 1 where all have the same, 1/n where one has everything"
+        return "Jain's index over clients, (Σ a)² / (n Σ a²): 1 if all are equal, 1/n if all but one are zero"
     match = SHARE.fullmatch(name)
     assert match is not None
     return f"mean over the {int(match[2])} % of the clients where it is {match[1]}"

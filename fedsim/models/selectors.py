@@ -49,7 +49,7 @@ class ByName(Selector):
             try:
                 self.patterns[pattern] = re.compile(pattern)
             except re.error as error:
-                raise ConfigError(f"columns.{self.key}: {pattern!r} is no regular expression ({error})") from error
+                raise ConfigError(f"columns.{self.key}: {pattern!r} is not a regular expression ({error})") from error
 
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         for pattern, compiled in self.patterns.items():

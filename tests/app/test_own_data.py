@@ -51,7 +51,7 @@ def test_a_finished_run_predicts_for_people_it_has_not_seen(tmp_path: Path, feds
     said = module(people.encode({"age": ["0", "6"], "dose": [1.5, 1.5]})).argmax(1)
     assert [people.label_names[n] for n in said] == ["no", "yes"]
     (tmp_path / "people.csv").unlink()
-    with pytest.raises(ConfigError, match=r"the data set of out cannot be made: .*people\.csv is no file"):
+    with pytest.raises(ConfigError, match=r"the data set of out cannot be made: .*people\.csv is not a file"):
         run.dataset()
 
 

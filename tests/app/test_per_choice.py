@@ -73,7 +73,7 @@ def test_a_setting_that_a_run_refuses_fails_that_run_alone(fedsim: Callable[...,
     command = ["-m", "local=pfl,pofl", *SHARED, "when.local.pofl.local.histroy=3", "out=sweep"]
     ended = fedsim(tmp_path, *command)
     assert "1 done, 1 failed" in ended.err
-    assert "local.histroy is no setting of this run; did you mean 'local.history'?" in ended.err
+    assert "local.histroy is not a setting of this run; did you mean 'local.history'?" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,8 @@ def test_a_setting_that_a_run_refuses_fails_that_run_alone(fedsim: Callable[...,
          "availability.base.low", 0.3),
         (["local/schedule=inverse", "when.local.schedule.inverse.local.schedule.offset=7"], "local.schedule.offset", 7),
         (["when.strategy.fedavg.strategy={server_lr:0.5}"], "strategy.server_lr", 0.5),
+        (["strategy=custom", "when.strategy.custom.strategy._target_=own.Class"], "strategy._target_", "own.Class"),
+        (["strategy=custom", "when.strategy.custom.strategy.momentum=0.5"], "strategy.momentum", 0.5),
     ],
 )  # fmt: skip
 def test_settings_hold_with_their_choice(overrides: list[str], key: str, value: Any) -> None:
@@ -106,15 +108,15 @@ def test_the_command_line_has_the_last_word_against_a_file() -> None:
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["when.local.pofl=3"], "when.local.pofl=3 is no setting; write when.GROUP.CHOICE.KEY=VALUE"),
+        (["when.local.pofl=3"], "when.local.pofl=3 is not a setting; write when.GROUP.CHOICE.KEY=VALUE"),
         (["when.local=3"], "when.local=3 names no choice"),
-        (["when.locl.pofl.lr=3"], "locl is no group; did you mean 'local'"),
+        (["when.locl.pofl.lr=3"], "locl is not a group; did you mean 'local'"),
         (["when.local.poflx.lr=3"], "local=poflx is unknown; did you mean 'pofl'?"),
-        (["when.local.sgd.local.history=3"], "local.history is no setting of this run"),
+        (["when.local.sgd.local.history=3"], "local.history is not a setting of this run"),
         (["when.local.sgd.out=elsewhere"], "out cannot depend on a choice"),
         (["when.local.sgd.trusted=[os]"], "trusted cannot depend on a choice"),
         (["when.local.sgd.when.local.sgd.lr=1"], "when cannot depend on a choice"),
-        (["when.local.sgd.seeds.x=1"], "seeds.x is no setting of this run"),
+        (["when.local.sgd.seeds.x=1"], "seeds.x is not a setting of this run"),
     ],
 )
 def test_what_does_not_exist_is_refused_and_nothing_is_set(overrides: list[str], problem: str) -> None:

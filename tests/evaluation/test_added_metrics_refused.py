@@ -20,30 +20,30 @@ torchvision()  # torchmetrics imports it, and it may need help
 pytest.importorskip("torchmetrics")
 
 REFUSED = {
-    "unknown": (["f1_scor"], "'f1_scor' is no metric of torchmetrics' .*; did you mean 'f1_score'"),
-    "of strings": (["bleu_score"], "'bleu_score' is no metric"),
+    "unknown": (["f1_scor"], "'f1_scor' is not a metric of torchmetrics .*; did you mean 'f1_score'"),
+    "of strings": (["bleu_score"], "'bleu_score' is not a metric"),
     "argument": ([{"name": "f1_score", "avrage": "macro"}], "no argument 'avrage'; did you mean 'average'"),
     "value": ([{"name": "f1_score", "average": "median"}], r"f1_score does not take average='median' \("),
     "no option": ([{"name": "accuracy", "top_k": 9, "column": "x"}], r"accuracy does not take top_k=9 \("),
-    "several numbers": ([{"name": "recall", "average": "none"}], "gives shape .* instead of a number"),
-    "per class": ([{"name": "auroc", "average": "none"}], "a number per class; choose average=macro"),
-    "a curve": (["roc"], "gives a tuple instead of a number"),
+    "several numbers": ([{"name": "recall", "average": "none"}], "returns shape .* instead of a number"),
+    "per class": ([{"name": "auroc", "average": "none"}], "one number per class; set average=macro"),
+    "a curve": (["roc"], "returns a tuple instead of a number"),
     "other task": (["mean_squared_error"], r"does not fit outputs \[4\] and targets \[\] of dataset=labels"),
-    "twice": (["auroc", "auroc"], "auroc is the name of two of them; give another one by"),
-    "taken": (["accuracy"], "accuracy is the name of what is measured anyway"),
-    "taken too": ([{"name": "recall", "column": "accuracy_median"}], "accuracy_median is the name of what is measured"),
-    "no name": ([{"name": "recall", "column": "a b"}], "column='a b' must be a name"),
+    "twice": (["auroc", "auroc"], "auroc is the name of two metrics; choose another with"),
+    "taken": (["accuracy"], "accuracy is the name of a built-in column"),
+    "taken too": ([{"name": "recall", "column": "accuracy_median"}], "accuracy_median is the name of a built-in"),
+    "no name": ([{"name": "recall", "column": "a b"}], "column='a b' must consist of letters"),
     "no direction": ([{"name": "recall", "better": "up"}], "better='up' is unknown; choose one of higher, lower"),
     "no list": ("auroc", "metrics='auroc' must be a list of names of torchmetrics' metrics"),
-    "no metric": ([1], "metrics: 1 is no metric; give names of"),
-    "both": ([{"name": "recall", "_target_": "own_metrics.spread"}], "is no metric; give names of"),
+    "no metric": ([1], "metrics: 1 is not a metric; give names of"),
+    "both": ([{"name": "recall", "_target_": "own_metrics.spread"}], "is not a metric; give names of"),
     "nowhere": ([{"_target_": "nowhere.at_all"}], "_target_='nowhere.at_all' cannot be imported"),
     "no function": ([{"_target_": "torch.pi"}], "_target_='torch.pi' is not a metric that configurations may build"),
     "own argument": ([{"_target_": "own_metrics.margin", "width": 3}], r"margin\(width=3\) does not fit .*'width'"),
-    "writes": ([own.sloppy], "writes into what it is given; work on a copy"),
-    "draws": ([own.by_chance], "gives another number every time"),
-    "company": ([own.ranks], "depends on the others; give one number for all"),
-    "many": ([own.per_class], r"gives shape \[4\] instead of a number"),
+    "writes": ([own.sloppy], "modifies its arguments; use a copy"),
+    "draws": ([own.by_chance], "returns a different number every time"),
+    "company": ([own.ranks], "depends on the others; return one number for the whole set"),
+    "many": ([own.per_class], r"returns shape \[4\] instead of a number"),
     "mere object": ([{"_target_": "own_metrics.Largest", "powr": 2}], "'powr'"),
 }  # fmt: skip
 
@@ -84,10 +84,8 @@ def test_more_outputs_than_may_be_kept_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(collection, "KEPT", 8 * 3 * 20 * (CLASSES + 1) - 1)
     bounded = {"name": "auroc", "thresholds": 50}
     of(labelled(20), Linear, [bounded, own.margin, own.Largest, "calibration_error"])
-    for metric, remedy in (("auroc", "add thresholds=200"), (own.spread, r"let it give a number per sample, \[B\]")):
-        with pytest.raises(
-            ConfigError, match=f"GiB of what it sees of the test set's 60 outputs, more than 1; {remedy}"
-        ):
+    for metric, remedy in (("auroc", "add thresholds=200"), (own.spread, r"return one number per sample, \[B\]")):
+        with pytest.raises(ConfigError, match=f"GiB for the test set's 60 outputs, more than 1; {remedy}"):
             of(labelled(20), Linear, [metric])
     monkeypatch.setattr(collection, "KEPT", 8 * 3 * 20 * (CLASSES + 1))
     of(labelled(20), Linear, ["auroc", own.spread])
@@ -110,5 +108,7 @@ def test_where_a_shift_weighs_samples_only_numbers_per_sample_will_do():
             x, y, weight = (batch[name][r, i] for name in ("x", "y", "weight"))
             values = own.margin(outputs_of(weighed, row, x), y)
             assert found[r, i] == pytest.approx((values * weight).sum().item() / weight.sum().item(), abs=1e-12)
-    with pytest.raises(ConfigError, match="the shift weighs them; use a function that gives a number per sample"):
+    with pytest.raises(
+        ConfigError, match="the shift gives them weights; use a function that returns one number per sample"
+    ):
         simulation("auroc").run()

@@ -14,7 +14,7 @@ from fedsim.data.datasets import Digits
 from fedsim.evaluation import COLUMNS, registry
 from fedsim.evaluation.columns import MEASURED, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
-from fedsim.evaluation.registry import METRICS, describe
+from fedsim.evaluation.registry import METRICS, UNDIRECTED, describe
 from fedsim.models import Linear
 from fedsim.run.tracking.metrics_csv import read_meanings
 from fedsim.studies.plots.html_report import html
@@ -96,7 +96,7 @@ def test_names_that_are_made_of_others(column: str, heading: str, tag: str, bett
 
 
 def test_what_a_users_metric_means_says_which_way_is_better() -> None:
-    meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y; neither way is known to be better"}
+    meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y" + UNDIRECTED}
     assert describe("test_x").better == "lower"  # nothing is known
     assert describe("test_x", meanings).better == "higher"
     assert describe("test_y", meanings).better is None

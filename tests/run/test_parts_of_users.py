@@ -625,7 +625,7 @@ PARTITIONS: dict[str, tuple[Any, str]] = {
     "sorting in place": (_sorting, "raised ValueError: .*read-only"),
     "out of range": (changed_split(lambda p, s: [p[0] + s.count, *p[1:]]), r"gives client 0 sample 29, but .* 0 to 28"),
     "negative": (changed_split(lambda p, s: [*p[:2], -1 - p[2], p[3]]), r"gives client 2 sample -\d+"),
-    "a sample twice": (changed_split(lambda p, s: [p[0], p[0], *p[2:]]), "gives a sample to two clients"),
+    "a sample twice": (changed_split(lambda p, s: [p[0], p[0], *p[2:]]), "assigns a sample to two clients"),
     "nothing for one": (changed_split(lambda p, s: [p[0][:0], *p[1:]]), "leaves 1 of clients=4 without samples"),
     "too few clients": (changed_split(lambda p, s: p[:3]), "makes 3 clients, but clients=4"),
     "too many": (changed_split(lambda p, s: [*p, p[0]]), "makes 5 clients, but clients=4"),

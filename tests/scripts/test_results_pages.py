@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 import fedsim
 from fedsim.evaluation.columns import COLUMNS
@@ -104,8 +105,8 @@ def statements(scripts: dict[str, ModuleType], root: Path) -> str:
 def test_a_result_has_a_line_of_the_index_and_an_entry(scripts, folder: Path) -> None:
     page = index(scripts, folder)
     link = "[p_fedavg/fig1](p_fedavg/README.md#p_fedavgfig1-paper)"
-    assert f"| {link} | paper |  | 2 held, 1 contradicted | traced |" in page
-    assert "What one learns" not in page
+    assert f"|  | {link} | paper |  | 2 held, 1 contradicted | traced |" in page
+    assert "## Lessons" not in page
     (folder / "p_fedavg" / "lessons.md").write_text("One.\nTwo.\n")
     assert "- **P-FedAvg.** One. Two. [Its statements](../docs/what_the_papers_claim.md#p-fedavg)." in index(
         scripts, folder
@@ -231,6 +232,36 @@ def committed(scripts: dict[str, ModuleType]) -> dict[str, Any]:
     """What is committed of each paper; reading it takes seconds."""
     papers: dict[str, Any] = scripts["papers"].papers()
     return papers
+
+
+def test_a_thumbnail_is_made_anew_only_for_another_figure(scripts, tmp_path: Path) -> None:
+    module = scripts["gallery"].thumbnails
+    assert module.write(tmp_path) is None  # no figure
+    figure = tmp_path / module.FIGURE
+    Image.new("RGB", (900, 500), "white").save(figure)
+    made = module.write(tmp_path)
+    with Image.open(made) as image:
+        assert image.width <= module.SIZE[0] and image.height <= module.SIZE[1]  # noqa: PT018
+    before = made.stat().st_mtime_ns
+    module.write(tmp_path)
+    assert made.stat().st_mtime_ns == before
+    Image.new("RGB", (900, 500), "black").save(figure)
+    assert not module.is_current(tmp_path)
+    module.write(tmp_path)
+    assert module.is_current(tmp_path)
+
+
+def test_each_entry_of_the_index_has_a_small_picture_of_its_figure(scripts, committed: dict[str, Any]) -> None:
+    gallery = scripts["gallery"]
+    page = gallery.PAGE.read_text(encoding="utf-8")
+    results = [(paper, result) for paper in committed.values() for result in paper.results]
+    assert results
+    for paper, result in results:
+        thumbnail = result.folder / gallery.thumbnails.THUMBNAIL
+        assert gallery.thumbnails.is_current(result.folder), f"python scripts/gallery.py makes {thumbnail} anew"
+        assert thumbnail.stat().st_size <= 30_000
+        line = next(line for line in page.splitlines() if gallery.row(paper, result) == line)
+        assert f"]({thumbnail.relative_to(ROOT / 'experiments').as_posix()})" in line
 
 
 def test_the_committed_pages_are_current(scripts, committed: dict[str, Any]) -> None:

@@ -251,7 +251,7 @@ def test_rows_are_put_together_as_they_were_taken_apart() -> None:
     [
         (lambda: ByName(), "give one of the two"),
         (lambda: ByName(["a"], ["b"]), "give one of the two"),
-        (lambda: ByName(stays=["("]), r"'\(' is no regular expression"),
+        (lambda: ByName(stays=["("]), r"'\(' is not a regular expression"),
         (lambda: ByName(stays=["convolution"]), r"'convolution' matches none of the model's 0\.weight, 1\.weight"),
         (lambda: ByName(stays=["."]), "nothing of the model travels"),
         (lambda: Head(3), r"columns\.layers=3, but Sequential has 3 layers with parameters"),

@@ -1,4 +1,4 @@
-"""Which of a client's samples are rotten: a fixed foreign law Q_i mixed into any source (Huber's model)."""
+"""Contaminated samples of clients: a fixed law Q_i mixed into the client's own data (Huber's model)."""
 
 from fedsim.data.contamination.huber import Contamination, Huber, NoContamination
 from fedsim.data.contamination.laws import FeatureNoise, Gaussian, LabelFlip, Point

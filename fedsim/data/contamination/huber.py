@@ -1,4 +1,4 @@
-"""The contract of a contamination: it sees a batch as the client would (after the shift) and replaces some samples."""
+"""The interface of a contamination: it receives a client's batch after the shift and replaces some of its samples."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Contamination(Validated, ABC):
     active = True
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
-        """Fix which clients are contaminated, and how much; refuse data that cannot be."""
+        """Determine which clients are contaminated, and how much; raise an error for data that cannot be."""
 
     def at(self, t: int) -> Contamination:
-        """What contaminates in round t."""
+        """The contamination of round t."""
         return self
 
     @abstractmethod
@@ -55,15 +55,15 @@ Entry = Annotated[str, OneOf("x", "y")]  # inputs or targets
 
 
 class Huber(Contamination):
-    """(1 − ϵ_i) D_i(θ) + ϵ_i Q_i: every sample is replaced with probability ϵ_i, on its own (profl §4.2).
+    """(1 − ϵ_i) D_i(θ) + ϵ_i Q_i: every sample is replaced independently with probability ϵ_i (profl §4.2).
 
-    Q_i does not answer the model. A genuine sample's importance weight does not count for the one that replaces it.
+    Q_i does not depend on the model. A genuine sample's importance weight does not count for the one that replaces it.
 
     Args:
         fraction: ϵ.
         clients: numbers of the contaminated ones, or None for all.
-        exact: of every n samples that a client draws ϵ n are replaced, rounded to a whole number, half up: chance
-            decides which, and not how many.
+        exact: exactly ϵ n of every n samples that a client draws are replaced, rounded half up; only their positions
+            are random.
     """
 
     effective_if = (
@@ -109,7 +109,7 @@ class Huber(Contamination):
 
     @abstractmethod
     def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
-        """What takes the place of contaminated samples: entries like those of the batch, for all its samples."""
+        """The replacements of contaminated samples: entries shaped like those of the batch, for all its samples."""
 
     @staticmethod
     def normals(keys: Tensor, like: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def is_among_lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> T
 
 
 def real_inputs(contamination: Contamination, dataset: Dataset) -> None:
-    """Refuse to put numbers in the place of tokens."""
+    """Raise an error if tokens would be replaced by real numbers."""
     if dataset.tokens:
         raise ConfigError(
             f"contamination={type(contamination).__name__} changes numbers, but dataset={dataset.name} has tokens"

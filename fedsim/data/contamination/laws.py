@@ -1,4 +1,4 @@
-"""What contaminated samples are: outliers, a fixed point, noise on their own features, a wrong label."""
+"""Kinds of contaminated samples: outliers, a fixed point, noisy features, wrong labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Gaussian(Huber):
 
 
 class FeatureNoise(Huber):
-    """x ← x + N(0, std²) in every feature of contaminated samples. Unlike Huber's Q_i, this law follows theirs.
+    """x ← x + N(0, std²) in every feature of contaminated samples. Unlike Huber's Q_i, the resulting law depends on the
+    genuine samples.
 
     Args:
         std: in the units of the prepared input.
@@ -68,7 +69,7 @@ class LabelFlip(Huber):
             )
         if not dataset.stream and dataset.labels is None:
             raise ConfigError(
-                f"contamination=label_flip needs one class for a sample, and dataset={dataset.name} has several"
+                f"contamination=label_flip needs one class per sample, and dataset={dataset.name} has several"
             )
         self.classes = dataset.classes
 

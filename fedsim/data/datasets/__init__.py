@@ -1,4 +1,4 @@
-"""What samples exist: tensors kept once, as compact as they come, moved to the device as they are."""
+"""Data sets: tensors that are stored once, in their compact original type, on the device."""
 
 from fedsim.data.datasets.adult import Adult
 from fedsim.data.datasets.augment import CropFlip

@@ -24,8 +24,8 @@ class Adult(Dataset):
 
     Read from ROOT/adult/adult.data (32,561 rows, 7,841 positives) and adult.test (16,281 rows, 3,846 positives).
     Features are standardised by the training rows' mean and standard deviation. `balanced` then keeps all positives and
-    as many of the first negatives, positives first: 15,682 training and 7,692 test rows. profl uses four features
-    and does not name them, nor says how it samples rows: features and balance are ours.
+    as many of the first negatives, positives first: 15,682 training and 7,692 test rows. profl uses four features but
+        does not name them or say how rows are sampled: features and balance are our choice.
 
     Args:
         root: see `data_root`.
@@ -67,7 +67,7 @@ class Adult(Dataset):
     def _scale(
         x: np.ndarray, mean: np.ndarray, std: np.ndarray, y: np.ndarray, balanced: bool
     ) -> tuple[Tensor, Tensor]:
-        """Standardised features and labels, of both classes equally many if asked."""
+        """Standardised features and labels; equally many of both classes if `balanced`."""
         indices = np.arange(len(y))
         if balanced:
             indices = np.concatenate([np.flatnonzero(y == 1), np.flatnonzero(y == 0)[: int(y.sum())]])
@@ -89,9 +89,9 @@ class Adult(Dataset):
         if len(table) != rows or y.sum() != positives:
             raise MissingDataError(
                 f"dataset=adult: {path} has {len(table)} rows and {y.sum()} positives, the published file {rows} and "
-                f"{positives}; get it again"
+                f"{positives}; download it again"
             )
         try:
             return np.array([[float(fields[c]) for c in columns] for fields in table]), y
         except ValueError as error:
-            raise MissingDataError(f"dataset=adult: {path} is damaged ({error}); get it again") from error
+            raise MissingDataError(f"dataset=adult: {path} is damaged ({error}); download it again") from error

@@ -44,7 +44,7 @@ class CropFlip(Validated):
 
     @property
     def active(self) -> bool:
-        """Does it change anything?"""
+        """Whether this changes images at all."""
         return self.padding > 0 or self.flip
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

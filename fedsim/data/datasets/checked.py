@@ -1,4 +1,4 @@
-"""A `Dataset` made by hand, checked before a run: one sentence for whatever does not fit together."""
+"""Checks of a `Dataset` made by hand, before a run: inconsistent attributes raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_LABEL = -100  # of a position, as in `torch.nn.functional.cross_entropy`
 
 
 def check_samples(data: Dataset, loss: Any = None) -> None:
-    """Refuse a data set whose parts do not fit: kinds, lengths, shapes, labels, owners, normalisation.
+    """Check that the attributes of a data set are consistent: types, lengths, shapes, labels, owners, normalisation.
 
-    Data sets of this package's own classes were checked as they were read, and are looked at no more; only what may be
-    asked of all of them, such as augmentation, is.
+    Data sets of fedsim's own classes were checked when they were read; for these, only options common to all data sets,
+    such as augmentation, are checked.
 
     Args:
         data: the data set.
@@ -80,12 +80,12 @@ def _check_lengths(what: str, data: Dataset) -> None:
                 f"{list(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in (test, train)
             ]
             raise ConfigError(
-                f"{what}: test_{name} has entries {descriptions[0]}, train_{name} {descriptions[1]}; make them alike"
+                f"{what}: test_{name} has entries {descriptions[0]}, train_{name} {descriptions[1]}; make them the same"
             )
 
 
 def _pixels(values: Tensor) -> tuple[bool, bool]:
-    """What inputs are: pixels and tokens are other things than numbers."""
+    """The kind of the inputs: pixels, tokens or numbers."""
     return values.dtype == torch.uint8, values.is_floating_point()
 
 
@@ -127,7 +127,7 @@ def _check_owners(what: str, data: Dataset) -> None:
 
 
 def _check_owner_numbers(what: str, data: Dataset) -> None:
-    """Type, shape and count of what stands for clients and samples."""
+    """Check type, shape and number of client and sample numbers."""
     for name, owners, x in (
         ("owners", data.owners, data.train_x),
         ("test_owners", data.test_owners, data.test_x),
@@ -143,16 +143,16 @@ def _check_owner_numbers(what: str, data: Dataset) -> None:
 
 
 def _check_clients(what: str, data: Dataset, owners: Tensor) -> None:
-    """Owners of samples, and what else names clients, agree on which clients there are."""
+    """Check that all attributes that refer to clients agree on the number of clients."""
     training_owners = owners if data.kept is None else owners[data.kept]
     if not len(training_owners):
-        raise ConfigError(f"{what}: owners holds nobody; clients are 0 to m − 1")
+        raise ConfigError(f"{what}: owners contains no client; clients are numbered 0 to m − 1")
     if int(training_owners.min()) < 0:
-        raise ConfigError(f"{what}: owners holds {int(training_owners.min())}; clients are 0 to m − 1")
+        raise ConfigError(f"{what}: owners holds {int(training_owners.min())}; clients are numbered 0 to m − 1")
     clients = int(owners.max()) + 1
     if data.test_owners is not None and len(data.test_owners) and int(data.test_owners.max()) >= clients:
         raise ConfigError(
-            f"{what}: test_owners names client {int(data.test_owners.max())}, and owners {clients} of them"
+            f"{what}: test_owners names client {int(data.test_owners.max())}, but owners has {clients} clients"
         )
     if data.client_names is not None and len(data.client_names) != clients:
         raise ConfigError(f"{what}: client_names holds {len(data.client_names)} names for {clients} clients")

@@ -1,4 +1,4 @@
-"""CINIC-10: CIFAR-10's classes with ImageNet's pictures among them, a folder of PNG files per class."""
+"""CINIC-10: CIFAR-10's classes extended by images of ImageNet, a folder of PNG files per class."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PACKED = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 f
 class CINIC10(Images):
     """90,000 + 90,000 colour images [3, 32, 32] (Darlow et al. 2018), from ROOT/CINIC-10/{train,test}/CLASS/*.png.
 
-    The validation third is left alone, as fedawe does. The first reading packs each half into one file beside it, where
-    the folder can be written.
+    The validation third is not used, as in fedawe. When first read, each half is stored as one file in the same folder,
+    if it is writable.
     """
 
     source, label = "CINIC-10", "cinic10"
@@ -64,7 +64,7 @@ class CINIC10(Images):
 
 
 def _pixels(path: str) -> np.ndarray:
-    """[32, 32, 3] uint8. Some of the files are grey or have a palette."""
+    """[32, 32, 3] uint8; some files are greyscale or have a palette."""
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     if pixels.shape != (32, 32, 3):
@@ -73,6 +73,6 @@ def _pixels(path: str) -> np.ndarray:
 
 
 def _pack(path: Path, x: np.ndarray, y: np.ndarray) -> None:
-    """Write the decoded images; a folder that cannot be written is read again next time."""
+    """Store the decoded images; if the folder is not writable, they are decoded again next time."""
     with contextlib.suppress(OutputError), replacement_file(path, "wb") as file:
         np.savez(file, x=x, y=y)

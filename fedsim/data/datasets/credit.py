@@ -17,7 +17,8 @@ FILE = "give_me_some_credit/cs-training.csv"
 
 
 class GiveMeSomeCredit(Dataset):
-    """10 features, y = 1 for who defaulted; loss logistic (one output, the model's own bias, which never moves).
+    """10 features, y = 1 for applicants who defaulted; loss logistic (one output; the bias is the model's own and does
+    not move with the shift).
 
     Read from ROOT/give_me_some_credit/cs-training.csv. Of 150,000 rows the 120,269 complete ones are standardised (each
     feature to mean 0 and variance 1 over them), then all 8,357 positives and the first 10,000 negatives are kept,
@@ -26,8 +27,8 @@ class GiveMeSomeCredit(Dataset):
 
     Args:
         root: see `data_root`.
-        balanced: whether classes are made nearly equal in size, as said; otherwise all complete rows stay, in the order
-            of the file: 7 % of them are positives.
+        balanced: whether classes are made nearly equal in size as described; otherwise all complete rows are kept in
+            file order, of which 7 % are positive.
     """
 
     files = Files(((FILE,),), "www.kaggle.com/competitions/GiveMeSomeCredit/data")
@@ -59,7 +60,9 @@ class GiveMeSomeCredit(Dataset):
         try:
             table = np.loadtxt(io.StringIO(text.replace("NA", "nan")), delimiter=",", skiprows=1, ndmin=2)
         except ValueError as error:
-            raise MissingDataError(f"dataset=give_me_some_credit: {path} is damaged ({error}); get it again") from error
+            raise MissingDataError(
+                f"dataset=give_me_some_credit: {path} is damaged ({error}); download it again"
+            ) from error
         self._count("rows", len(table), self.rows)
         self._count("columns", table.shape[1], 12)
         return table
@@ -68,5 +71,6 @@ class GiveMeSomeCredit(Dataset):
     def _count(noun: str, count: int, published: int) -> None:
         if count != published:
             raise MissingDataError(
-                f"dataset=give_me_some_credit: {FILE} has {count} {noun}, the published file {published}; get it again"
+                f"dataset=give_me_some_credit: {FILE} has {count} {noun}, the published file {published}; download it "
+                "again"
             )

@@ -1,4 +1,4 @@
-"""What a data set is read from: files under the data root, where they are published, and how they get there."""
+"""Files of a data set: their paths under the data root, where they are published, and how to download them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedsim.core.torchvision_import import torchvision
 
 
 def data_root(root: str | None) -> Path:
-    """The folder data sets are read from: `dataset.root`, else the variable FEDSIM_DATA, else ./data."""
+    """The folder from which data sets are read: `dataset.root`, else the variable FEDSIM_DATA, else ./data."""
     return Path(root or os.environ.get("FEDSIM_DATA") or "data").expanduser()
 
 
@@ -19,12 +19,12 @@ class Files:
     """The files of one data set.
 
     Attributes:
-        forms: paths under the data root; all those of one form are needed, and the first complete form is read.
+        forms: alternative lists of paths under the data root; the first list whose files all exist is read.
         source: where they are published.
-        url: an archive of them; None where torchvision fetches them, or where only a person can.
+        url: an archive of them; None if torchvision downloads them, or if they can only be downloaded by hand.
         folder: under the data root, where that archive is unpacked.
         torchvision: whether `dataset.download=true` fetches them.
-        module, extra: what else reads them, and the extra of the package that brings it.
+        module, extra: another module needed to read them, and the extra of fedsim that installs it.
     """
 
     forms: tuple[tuple[str, ...], ...]
@@ -36,7 +36,7 @@ class Files:
     extra: str | None = None
 
     def locate(self, root: Path) -> list[Path]:
-        """The paths of the form that is there; none where no form is complete."""
+        """The paths of the first complete form; empty if no form is complete."""
         for form in self.forms:
             if all((root / path).exists() for path in form):
                 return [root / path for path in form]
@@ -44,19 +44,19 @@ class Files:
 
     @property
     def by_hand(self) -> bool:
-        """Must a person get them?"""
+        """Whether the files can only be downloaded by hand."""
         return self.url is None and not self.torchvision
 
     def remedy(self, name: str) -> str:
-        """What to do where they are absent, as half a sentence."""
+        """What to do if files are missing, as a clause for error messages."""
         if self.torchvision:
-            return f"add dataset.download=true where a network is at hand, or get them from {self.source}"
+            return f"set dataset.download=true if a network is available, or download them from {self.source}"
         if self.by_hand:
             return f"get {', '.join(Path(path).name for path in self.forms[-1])} from {self.source}"
-        command = f"`fedsim data {name}` gets them where a network is at hand"
-        return f"{command}; elsewhere unpack {self.url} in {self.folder} under the data root"
+        command = f"`fedsim data {name}` downloads them if a network is available"
+        return f"{command}; otherwise unpack {self.url} in {self.folder} under the data root"
 
     def fetch(self, root: Path) -> None:
-        """Download the archive and unpack it where it belongs; the archive itself is not kept."""
+        """Download the archive and unpack it under the data root; the archive itself is deleted."""
         folder = str(root / self.folder)
         torchvision().datasets.utils.download_and_extract_archive(self.url, folder, remove_finished=True)

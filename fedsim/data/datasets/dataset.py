@@ -1,4 +1,4 @@
-"""The contract of a data set: raw tensors, and how a gathered batch becomes the model's input."""
+"""The interface of a data set: raw tensors, and how a batch becomes the model's input."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Dataset(Validated):
     """Samples of one learning problem.
 
     Attributes:
-        name: what reports call it.
-        train_x: [N, …] raw inputs. Bytes are pixels, and stay bytes while they are stored; other whole numbers are
-            tokens, which models meet as int64. Empty for a stream.
-        train_y: [N] int64 labels, [N, …] int64 labels of positions (−100 where there is none), or [N, …] float targets;
-            None where the loss needs only x.
+        name: its name in reports.
+        train_x: [N, …] raw inputs. Bytes are pixels, and are stored as bytes; other integers are tokens, which models
+            receive as int64. Empty for a stream.
+        train_y: [N] int64 labels, [N, …] int64 labels of positions (−100: no label), or [N, …] float targets;
+            None if the loss needs only x.
         test_x, test_y: the held-out samples, or None.
         more, test_more: further inputs by name, [N, …] each, such as a mask; models get them as keywords.
         classes: number of labels, None for regression and mean estimation.
@@ -33,17 +33,19 @@ class Dataset(Validated):
         mean, std: per-channel normalisation of images, in units of the [0, 1] range.
         owners: [N] client that owns each training sample, for data with a natural partition.
         test_owners: [N_test] client that each test sample was held out of, for data with a natural partition, or None.
-        optimum: [d] minimiser of the plain mean of the natural clients' objectives, where it is known in closed form. A
-            run measures the distance to that of its own weights, partition and ridge (`fedsim.evaluation.optimum`).
-        weights: [m] w_i of a stream's clients (host); None gives all the same.
+        optimum: [d] minimiser of the plain mean of the natural clients' objectives, if it is known in closed form. A
+            run measures the distance to the optimum for its own weights, partition and ridge
+            (`fedsim.evaluation.optimum`).
+        weights: [m] w_i of a stream's clients (host); None: equal weights.
         augment: random crop and flip of training images, or None.
-        files: what the class is read from; None where nothing needs to be fetched.
-        client_names: what the natural clients are called in the data, m of them, or None.
-        label_names: what the labels 0 … C − 1 are called in the data, or None.
-        kept: [N'] numbers of the samples that may be dealt out, or None for all N: whoever leaves samples out need not
-            copy the others.
-        mapped: whether inputs lie in a file that is mapped into memory: they stay there, and batches go to the device.
-        strategic: numbers of the features (of the flattened input) that people change to please a model, or None.
+        files: the files from which the class is read; None if nothing needs to be downloaded.
+        client_names: names of the m natural clients in the data, or None.
+        label_names: names of the labels 0 … C − 1 in the data, or None.
+        kept: [N'] numbers of the samples that may be assigned to clients, or None for all N: excluding samples needs no
+            copy of the others.
+        mapped: whether inputs are a memory-mapped file: they stay on disk, and batches are moved to the device.
+        strategic: numbers of the features (of the flattened input) that people change strategically in response to a
+            model, or None.
     """
 
     files: ClassVar[Files | None] = None
@@ -73,17 +75,17 @@ class Dataset(Validated):
 
     @property
     def stream(self) -> bool:
-        """True where samples are drawn afresh for every batch and none is stored."""
+        """True if samples are drawn afresh for every batch and none is stored."""
         return False
 
     @property
     def tokens(self) -> bool:
-        """Are inputs whole numbers that stand for something else?"""
+        """Whether inputs are tokens: integers that encode something else."""
         return self.train_x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
     @property
     def labels(self) -> Tensor | None:
-        """[N] the class of every training sample, or None where it has not just one."""
+        """[N] the class of every training sample, or None if a sample does not have exactly one."""
         single = self.classes is not None and self.train_y is not None and self.train_y.dim() == 1
         return self.train_y if single else None
 
@@ -94,7 +96,7 @@ class Dataset(Validated):
 
     @property
     def natural_clients(self) -> int | None:
-        """How many clients the data come with; None where a partition decides."""
+        """The number of clients defined by the data; None if the partition defines them."""
         return None if self.owners is None else int(self.owners.max()) + 1
 
     def to(self, device: torch.device) -> Dataset:
@@ -108,7 +110,7 @@ class Dataset(Validated):
         return self
 
     def of_clients(self, chosen: np.ndarray) -> Dataset:
-        """The same data with some of the natural clients alone, and what was held out of them; numbers ascend."""
+        """The same data restricted to some natural clients and their held-out samples; numbers ascend."""
         assert self.owners is not None
         device = self.owners.device
         renumbered = torch.full((self.natural_clients or 0,), -1, dtype=torch.int64, device=device)
@@ -139,19 +141,21 @@ class Dataset(Validated):
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in extra_inputs.items()}
 
     def client_means(self) -> Tensor | None:
-        """[m, d] float64 E[x] of every client of a stream, or None where it is not known."""
+        """[m, d] float64 E[x] of every client of a stream, or None if unknown."""
         return None
 
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Fresh samples of a stream: clients [c], keys [c] → 'x' [c, size, …] and more. Only streams have this."""
+        """Fresh samples of a stream: clients [c], keys [c] → 'x' [c, size, …] and more. For streams only."""
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
     def exact_size(self, size: int) -> int:
-        """How many samples `exact` gives where `size` are asked for."""
+        """The number of samples that `exact` returns for a requested `size`."""
         return size
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Samples of a stream that stand for its law, for references (see `Stream.exact`)."""
+        """Samples that represent a stream's law exactly up to second moments, for reference points (see
+        `Stream.exact`).
+        """
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -166,12 +170,12 @@ class Dataset(Validated):
         return x.sub_(offset).mul_(scale)
 
     def train_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[N, *shape] all training inputs as a model of a run sees them (without augmentation); `train_x` is as stored,
+        """[N, *shape] all training inputs as the model receives them (without augmentation); `train_x` is as stored,
         bytes for images."""
         return self.prepare(self.train_x, dtype)
 
     def test_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[N_test, *shape] all test inputs as a model of a run sees them; `test_x` is as stored, bytes for images.
+        """[N_test, *shape] all test inputs as the model receives them; `test_x` is as stored, bytes for images.
 
         Raises:
             ConfigError: there are no test samples.
@@ -186,7 +190,7 @@ class Dataset(Validated):
         return self.prepare(self.test_x, dtype)
 
     def _normalisation(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What to subtract from raw pixels and what to multiply by, per channel; made once per dtype and device."""
+        """Offset and factor of raw pixels per channel; computed once per dtype and device."""
         if (dtype, device) not in self._cache:
             per_channel = (-1, *[1] * (len(self.shape) - 1))
             mean, std = (

@@ -1,4 +1,4 @@
-"""The classes that a configuration may name where a data set is wanted, and inside one."""
+"""The classes that a configuration may name as a data set, and inside one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ALL = "emnist/fed_emnist_{}.h5"
 
 
 def _files(file: str, archive: str) -> Files:
-    """Two files, for training and testing, out of an archive of TensorFlow Federated's."""
+    """Two files, for training and testing, from an archive of TensorFlow Federated."""
     return Files(
         ((file.format("train"), file.format("test")),),
         "TensorFlow Federated",
@@ -34,13 +34,13 @@ class EMNIST(Dataset):
     """Grey images [1, 28, 28] of handwritten digits, ten classes; every writer is a client (partition=natural).
 
     Read from ROOT/emnist/fed_emnist_digitsonly_train.h5 and …_test.h5 (3,383 writers, 341,873 + 40,832 images), whose
-    groups examples/WRITER hold `pixels` [n, 28, 28] in [0, 1] (the paper is 1) and `label` [n]. Kept as uint8, so
-    pixels are rounded to 1/255. The test set is that of the chosen writers. Needs h5py: the extra `emnist`.
+    groups examples/WRITER hold `pixels` [n, 28, 28] in [0, 1] (white is 1) and `label` [n]. Kept as uint8, so pixels
+    are rounded to 1/255. The test set contains the test images of the chosen writers. Needs h5py: the extra `emnist`.
 
     Args:
-        writers: how many, drawn at random among those with training images; None or 'all' takes all.
+        writers: number of writers, drawn at random among those with training images; None or 'all': all.
         root: see `data_root`.
-        seed: of that draw; the same writers serve every replicate.
+        seed: of that draw; all replicates have the same writers.
     """
 
     files = _files(FILE, "fed_emnist_digitsonly.tar.bz2")
@@ -88,7 +88,7 @@ class EMNIST(Dataset):
                     writers[name] = cls._checked(path, name, group["pixels"][()], group["label"][()])
         except MissingDataError:
             raise
-        except Exception as error:  # whatever h5py stumbles on
+        except Exception as error:  # h5py may raise anything on a damaged file
             raise MissingDataError(
                 f"dataset={cls.title}: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA), with "
                 f"groups examples/WRITER of pixels and label; {cls.files.remedy(cls.title)} ({error})",
@@ -98,14 +98,14 @@ class EMNIST(Dataset):
 
     @classmethod
     def _checked(cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One writer's images as uint8 and labels as int64; an error where they are something else."""
+        """One writer's images as uint8 and labels as int64; raises an error if they have another format."""
         fits = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
         if not fits or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
                                for v in (a.min(initial=0), a.max(initial=0))):  # fmt: skip
             raise MissingDataError(
                 f"dataset={cls.title}: {path} has pixels {list(pixels.shape)} and label {list(labels.shape)} for "
-                f"writer {writer}; expected [n, 28, 28] in [0, 1] and [n] labels 0 to {cls.kinds - 1}; get the files "
-                "again"
+                f"writer {writer}; expected [n, 28, 28] in [0, 1] and [n] labels 0 to {cls.kinds - 1}; download the "
+                "files again"
             )
         return np.rint(pixels * 255).astype(np.uint8), labels.astype(np.int64)
 

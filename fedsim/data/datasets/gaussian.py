@@ -24,7 +24,7 @@ class GaussianMean(Stream):
         means: explicit m_i instead of drawing them.
         weight_variance: Var(w_i) of the clients' weights, drawn from a Dirichlet distribution of this variance
             (p-fedavg Fig. 7: 0.01); 0 weighs all by 1/m.
-        seed: of the draws; the same means and weights serve every replicate.
+        seed: of the draws; all replicates have the same means and weights.
     """
 
     effective_if = (

@@ -1,4 +1,4 @@
-"""Prices of houses, and sales of retailers: linear regressions whose answers move with the model (profl §6)."""
+"""House prices and sales of retailers: linear regressions whose targets react to the model (profl §6)."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ class HousePrices(Stream):
 class RegressionGroups(Stream):
     """y = s_k x + n in group k, fixed; `shift=contribution form=loss` moves the groups' fractions (profl Fig. 5b).
 
-    x ~ N(μ, σ²); the paper prints s = (1, 3), n ~ N(0, 4) and no law of x: ours is house_prices'. Every sample comes
-    with the answer of each group ('component_y' [B, K]) and a uniform number that picks one.
+    x ~ N(μ, σ²); the paper gives s = (1, 3), n ~ N(0, 4) and no law of x, which is taken from house_prices. Every
+    sample contains the target of each group ('component_y' [B, K]) and a uniform number that selects one.
 
     Args:
         clients: m distributors.
-        slopes: s_k, the same for every client but for the spread.
+        slopes: s_k, the same for every client except for the spread.
         spread: half-width of the uniform law of every s_{i,k} around s_k.
         mean, std: μ and σ.
         noise: standard deviation of n.
-        fractions: K base fractions, while nothing answers; None for equal ones.
+        fractions: K base fractions, before any model is deployed; None for equal ones.
         seed: of the draw.
     """
 

@@ -1,4 +1,4 @@
-"""Players who set prices in one market: each client is one of them, and the model is the decisions of all."""
+"""Players in one market: each client is a player who sets prices, and the model holds the decisions of all players."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedsim.data.datasets.stream import Stream
 
 class Market(Stream):
     """Base demands z_i ~ N(a_i, σ² I) for the d goods of player i, who decides the i-th block x_i of θ = (x_1, …, x_m)
-    and loses ℓ_i = −x_iᵀz_i + λ/2 ‖x_i‖². `shift=players` lets all decisions answer each other.
+    and loses ℓ_i = −x_iᵀz_i + λ/2 ‖x_i‖². With `shift=players` every player's demands depend on all decisions.
 
-    A sample x is [m·d], zero outside its player's block, and y [m·d] is λ there and zero elsewhere; so clients'
-    gradients are of blocks of their own, and the sum of their steps (strategy=fedavg_all strategy.server_lr=m) is
-    everybody's own step.
+    A sample x is [m·d], zero outside its player's block, and y [m·d] is λ there and zero elsewhere; so each client's
+    gradient is nonzero in its own block only, and the sum of their steps (strategy=fedavg_all strategy.server_lr=m)
+    makes each player's own step.
 
     Args:
         clients: m.
@@ -26,7 +26,7 @@ class Market(Stream):
         low, high: a_i is uniform on [low, high]^d.
         cost: λ.
         std: σ.
-        seed: of the draw; the same means serve every replicate.
+        seed: of the draw; all replicates have the same means.
     """
 
     uniforms = 0

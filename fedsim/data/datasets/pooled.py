@@ -1,8 +1,8 @@
-"""Everybody's data in one client: what a centralised baseline trains on (profl Table 1, PG).
+"""The pooled data of all clients as one client, for centralised baselines (profl Table 1, PG).
 
 Sample j of every batch is member j mod m's: a stream draws it from that member's law, and `fedsim.shift.pooled` moves
-it with that member's sensitivity. Stored data are dealt out in the same way whoever would hold them, which is the
-mixture of an iid partition. Where one member's data are met at a time, a batch is that of a member drawn at random.
+it with that member's sensitivity. Stored data are pooled without regard to the partition, which gives the mixture of an
+iid partition. With `one_at_a_time`, each batch comes from one member, drawn at random.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ from fedsim.data.datasets.dataset import Dataset
 
 
 class PooledData(Dataset):
-    """The data of m members as one client's.
-
-    Args:
-        inner: whose data.
-        members: m.
-        one_at_a_time: every batch drawn is one member's, named by its entry 'member' [c, B].
+    """The data of m members as those of one client. Args: inner: the members' data. members: m. one_at_a_time: each
+    batch comes from one member, whose number is in the entry 'member' [c, B].
     """
 
     def __init__(self, inner: Dataset, members: int, one_at_a_time: bool = False) -> None:
         if one_at_a_time and not inner.stream:
             raise ConfigError(
-                f"local.deals=one draws the samples of one client, but those of dataset={inner.name} have none before "
-                "they are dealt out; use a stream such as house_prices, or local.deals=everybody"
+                f"local.deals=one draws samples of one client, but those of dataset={inner.name} belong to no client "
+                "before they are partitioned; use a stream such as house_prices, or local.deals=everybody"
             )
         if inner.stream and inner.natural_clients != members:
             raise ConfigError(f"clients={members}, but dataset={inner.name} was made for {inner.natural_clients}")
         if inner.weights is not None and np.ptp(inner.weights) > 1e-9:
-            raise ConfigError("local=pg pools everybody alike, but the clients' weights differ; set weight_variance=0")
+            raise ConfigError(
+                "local=pg pools all clients with equal weight, but the clients' weights differ; set weight_variance=0"
+            )
         fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(Dataset)}
         super().__init__(**fields | {"owners": None, "test_owners": None, "weights": None, "client_names": None})
         self.inner, self.members, self.one_at_a_time = inner, members, one_at_a_time

@@ -1,4 +1,4 @@
-"""Demands of retailers for goods that have prices (profl §6): one law for each, or a mixture of consumer groups."""
+"""Demands that depend on prices, one law per retailer or a mixture of consumer groups (profl §6)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pricing(Stream):
         low, high: μ₀ is uniform on [low, high]^d (profl Table 4: [6, 7]).
         per_client: whether every retailer draws its own μ_{0,i}; the paper writes one μ₀.
         std: σ.
-        seed: of the draw; the same means serve every replicate.
+        seed: of the draw; all replicates have the same means.
     """
 
     uniforms = 0
@@ -53,15 +53,15 @@ class Pricing(Stream):
 class PricingGroups(Stream):
     """A mixture of K consumer groups with fixed demands N(μ_{i,k}, σ² I); `shift=contribution` moves their fractions.
 
-    Every sample comes with a draw from each group ('component_x' [B, K, d]) and a uniform number that picks one: so
-    fractions may answer a model without new randomness. Loss: zθ is minimised by default (profl Fig. 5a, 6b).
+    Every sample contains a draw from each group ('component_x' [B, K, d]) and a uniform number that selects one, so
+    fractions can react to a model without new randomness. Loss: zθ is minimised by default (profl Fig. 5a, 6b).
 
     Args:
         clients: m.
-        means: μ_k, K of them, a number or d numbers each; the same for every client but for the spread.
+        means: μ_k, K of them, a number or d numbers each; the same for every client except for the spread.
         spread: half-width of the uniform law of every μ_{i,k} around μ_k.
         std: σ (profl Table 4: 0.5, as N(±0.5, 0.25)).
-        fractions: K base fractions, while nothing answers; None for equal ones.
+        fractions: K base fractions, before any model is deployed; None for equal ones.
         loss: 'inner_product' (zθ) or 'negative_revenue' (−zθ).
         seed: of the draw.
     """
@@ -103,7 +103,7 @@ class PricingGroups(Stream):
 
 
 def base_fractions(fractions_or_none: Sequence[float] | None, groups: int, key: str = "means") -> Tensor:
-    """[K] float64 fractions of the groups while nothing answers."""
+    """[K] float64 fractions of the groups before any model is deployed."""
     if groups < 2:
         raise ConfigError(f"dataset.{key} has {groups} entries; a mixture needs at least two groups")
     if fractions_or_none is None:

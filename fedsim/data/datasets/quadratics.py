@@ -1,4 +1,6 @@
-"""Quadratic clients F_i(x) = ½‖x − u_i‖²: the counterexample in which every bias shows (fedpbc §VI, fedawe Fig. 2)."""
+"""Quadratic clients F_i(x) = ½‖x − u_i‖²: the counterexample that exposes participation bias (fedpbc §VI, fedawe Fig.
+2).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class Quadratics(Dataset):
         slope: the mean of u_i is slope · i.
         variance: of each coordinate.
         points: explicit u_i ([m] numbers or [m, dimension]), instead of drawing them.
-        seed: of the draw; the same points serve every replicate.
+        seed: of the draw; all replicates have the same points.
     """
 
     effective_if = (

@@ -1,4 +1,4 @@
-"""The contract of a stream: fresh samples for every batch, as a function of standard normals and a uniform number."""
+"""The interface of a stream: fresh samples for every batch, as a function of standard normals and a uniform number."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Stream(Dataset):
     """Samples z = g_i(n, u) of client i, n standard normal and u uniform on [0, 1).
 
     Args:
-        name: what reports call it.
+        name: its name in reports.
         clients: m.
         shape: of one input.
-        normals: how many normals a sample takes.
+        normals: number of normals per sample.
         **options: of every data set.
 
     Attributes:
-        uniforms: how many uniform numbers a sample takes, 1 or 0.
+        uniforms: number of uniform numbers per sample, 1 or 0.
     """
 
     uniforms = 1
@@ -34,7 +34,7 @@ class Stream(Dataset):
 
     @abstractmethod
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
-        """g_i: clients [c], normals [c, B, w], uniforms [c, B] (or [c, 0]) → 'x' [c, B, …], 'y' … if there are."""
+        """g_i: clients [c], normals [c, B, w], uniforms [c, B] (or [c, 0]) → 'x' [c, B, …], 'y', …."""
 
     @property
     def stream(self) -> bool:
@@ -57,11 +57,11 @@ class Stream(Dataset):
         return 2 * max(-(-size // 2), 2 * self.normals)
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """As `draw`, with base noise whose moments are those of its law: for references, not for training.
+        """Like `draw`, with base noise whose sample moments match its law: for reference points, not for training.
 
-        The normals come in pairs ±n (odd moments vanish), whitened (second moments are the identity's), so a mean of
-        anything up to quadratic in them is an expectation; the uniforms are the midpoints of `size` equal strata, in
-        order. `size` is rounded up by `exact_size`.
+        The normals come in pairs ±n (odd moments vanish), whitened (second moments are the identity's), so a mean of a
+        function that is at most quadratic in them equals its expectation; the uniforms are the midpoints of `size`
+        equal strata, in order. `size` is rounded up by `exact_size`.
         """
         half = self.exact_size(size) // 2
         counters = torch.arange(half * self.normals, device=keys.device).reshape(half, self.normals)

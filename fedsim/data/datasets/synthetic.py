@@ -1,4 +1,4 @@
-"""Synthetic(α, β): models and inputs that differ by client (Li et al. 2020; fedpbc §VI, apfl §5)."""
+"""Synthetic(α, β): models and inputs that differ between clients (Li et al. 2020; fedpbc §VI, apfl §5)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ class Synthetic(Dataset):
     """y = argmax softmax(W_i x + b_i), with x ~ N(v_i, diag(j^−1.2)).
 
     Client i draws u_i ~ N(0, α), W_i and b_i entrywise ~ N(u_i, 1), B_i ~ N(0, β), v_i entrywise ~ N(B_i, 1).
-    α spreads the models, β the inputs. Both are variances, as the papers write N(0, α); Li et al.'s program takes them
-    as standard deviations, which is the same for 0 and 1. The partition is
-    natural. (u_i moves the scores of all classes alike, so in this construction α does not move the labels; β does.)
+    α spreads the models, β the inputs. Both are variances, as the papers write N(0, α); Li et al.'s program uses them
+    as standard deviations, which makes no difference for 0 and 1. The partition is natural. (u_i shifts the scores of
+    all classes equally, so in this construction α does not change the labels; β does.)
 
     Args:
         clients: m.
         alpha, beta: heterogeneity of models and inputs.
         features, classes: dimensions.
-        samples: samples of every client; None draws them lognormal(4, 2) + 50 as Li et al. do.
-        max_samples: cap on a lognormal draw, whose tail reaches tens of thousands; None for none, as in Li et al.'s
-            program (the cap cuts a draw, it does not change what comes after it).
+        samples: samples of every client; None: lognormal(4, 2) + 50, as in Li et al. max_samples: cap on a lognormal
+            draw, whose tail reaches tens of thousands; None: no cap, as in Li et al.'s program (the cap does not change
+            later draws).
         test_fraction: share of each client's samples held out into the common test set, ⌊test_fraction · n_i⌋ of them;
-            Li et al. hold out a tenth.
-        seed: of the draw; the same data serve every replicate.
+            Li et al. hold out a tenth. seed: of the draw; all replicates have the same data.
     """
 
     effective_if = (
@@ -48,8 +47,7 @@ class Synthetic(Dataset):
         EffectiveIf(
             "alpha",
             lambda component, run: False,
-            "a change of the scores of some classes alone: it moves those of all alike, and so no label; it is "
-            "{at}.beta that makes clients differ",
+            "an effect on labels: alpha shifts the scores of all classes equally; use {at}.beta to make clients differ",
         ),
     )
 
@@ -68,7 +66,7 @@ class Synthetic(Dataset):
         self.alpha = alpha
         self.settings = {"samples": samples, "max_samples": max_samples}
         if test_fraction == 1:
-            raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
+            raise ConfigError(key="test_fraction", value=1, needs="leaves no training samples; lower it")
         draw = rng.generator(seed, rng.Purpose.DATA)
         if samples is None:
             sizes = draw.lognormal(4.0, 2.0, clients).astype(np.int64) + 50

@@ -1,4 +1,4 @@
-"""Any text file: which character comes next, by blocks of the text or by who speaks."""
+"""Next-character prediction on a text file, with clients given by blocks of the text or by speakers."""
 
 from __future__ import annotations
 
@@ -29,31 +29,30 @@ SPEECH = re.compile(
 
 
 class Text(Dataset):
-    """Sequences of L characters [N, L], and for each of their positions the character that follows, [N, L].
-
-    A client's characters are cut in two: the last share is held out, and each part is divided into sequences that
-    follow one another; what is left at its end is dropped, and no target lies in the other part. Tokens are numbers of
-    characters in `alphabet`, from 1 on; 0 stands for those that occur in no training sequence, as input and as target
-    (no model can learn to predict it, and so it counts as an error). The partition is natural. The construction is that
-    of LEAF's Shakespeare (Caldas et al., 2018), whose targets are the last position's alone, and sequences overlap.
+    """Sequences of L characters [N, L], with the next character of each position as target, [N, L]. A client's text is
+    split in two: the last share is held out, and each part is divided into consecutive sequences; an incomplete last
+    one is dropped, and no target lies in the other part. Tokens are indices of characters in `alphabet`, starting at 1;
+    0 represents characters that occur in no training sequence, as input and as target (no model can learn to predict
+    it, so it counts as an error). The partition is natural. The construction is that of LEAF's Shakespeare (Caldas et
+    al., 2018), in which sequences overlap and only the last position has a target.
 
     Args:
         path: of the file, UTF-8.
         length: L.
-        by: whose a character is. 'blocks': the text is cut into as many equal blocks as there are clients; 'speaker':
-            speeches of one name are a client's, in their order, without the names; those who say most are clients, and
-            client 0 says most.
-        clients: m; None or 'all' takes every speaker who fills a sequence.
-        speaker: regular expression of what begins a speech, `^` and `$` being ends of lines; its first group is the
-            name. None: a line NAME. or NAME: in capitals, or after an empty line a capitalised name with a colon.
-        test_fraction: share of each client's characters that is held out; no test set where it is 0.
+        by: how the text is divided. 'blocks': into as many equal blocks as there are clients; 'speaker': a client holds
+            the speeches of one speaker, in order, without the names; the clients are the speakers with the most text,
+            in descending order.
+        clients: m; None or 'all': all speakers with at least one sequence. speaker: regular expression that matches the
+            start of a speech (`^` and `$` match at line ends); its first group is the name. None: a line NAME. or NAME:
+            in capitals, or after an empty line a capitalised name with a colon.
+        test_fraction: share of each client's characters that is held out; 0: no test set.
 
     Attributes:
         alphabet: characters of the training sequences, sorted.
 
     Raises:
-        MissingDataError: there is no such file, or it holds no text.
-        ConfigError: it holds too little for that many clients.
+        MissingDataError: the file does not exist, or is not text. ConfigError: the text is too short for that many
+            clients.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Text(Dataset):
     ) -> None:
         client_count = None if clients in (None, "all") else checks.whole_number("clients", clients)
         if test_fraction == 1:
-            raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
+            raise ConfigError(key="test_fraction", value=1, needs="leaves no training text; lower it")
         names = None
         if by == "speaker":
             speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
@@ -95,8 +94,8 @@ class Text(Dataset):
         test_x, test_y, test_owners = _sequences(test, length)
         if test_fraction and not len(test_x):
             raise ConfigError(
-                f"{{test_fraction}}={test_fraction:g} holds out too little of every client's text for a sequence "
-                f"of {{length}}={length} and the character after it; raise it, lower the length, or give 0",
+                f"{{test_fraction}}={test_fraction:g} holds out too little of every client's text for a sequence of "
+                f"{{length}}={length} plus one character; raise it, lower the length, or set it to 0",
                 mentions=("test_fraction", "length"),
             )
         super().__init__(
@@ -118,40 +117,41 @@ class Text(Dataset):
 
 
 def _read(path: str) -> str:
-    """All of the file."""
+    """The text of the file."""
     try:
         text = regular_path(Path(path).expanduser()).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise MissingDataError(
-            f"{{path}}={path} is no text in UTF-8 ({error}); convert it", mentions=("path",)
+            f"{{path}}={path} is not UTF-8 text ({error}); convert it", mentions=("path",)
         ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MissingDataError(
-            f"{{path}}={path} cannot be read ({reason}); give any text file", mentions=("path",)
+            f"{{path}}={path} cannot be read ({reason}); give a text file", mentions=("path",)
         ) from error
     if not text.strip():
-        raise MissingDataError(f"{{path}}={path} is empty; give a file with text", mentions=("path",))
+        raise MissingDataError(f"{{path}}={path} is empty; give a nonempty text file", mentions=("path",))
     return text
 
 
 def _pattern(speaker: str) -> re.Pattern[str]:
-    """A user's own; it must name somebody."""
+    """A regular expression of the user, which must have a group."""
     try:
         pattern = re.compile(speaker, re.MULTILINE)
     except re.error as error:
         raise ConfigError(
-            f"{{speaker}}={speaker!r} is no regular expression ({error})", mentions=("speaker",)
+            f"{{speaker}}={speaker!r} is not a regular expression ({error})", mentions=("speaker",)
         ) from error
     if not pattern.groups:
         raise ConfigError(
-            f"{{speaker}}={speaker!r} has no group; put the name in brackets, such as '^(\\w+):'", mentions=("speaker",)
+            f"{{speaker}}={speaker!r} has no group; put the name in parentheses, such as '^(\\w+):'",
+            mentions=("speaker",),
         )
     return pattern
 
 
 def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
-    """Name → all that is said under it, a line break between speeches."""
+    """Name → all speeches of this speaker, separated by line breaks."""
     starts = list(pattern.finditer(text))
     speeches_by_name: dict[str, list[str]] = {}
     for i, start in enumerate(starts):
@@ -159,9 +159,10 @@ def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
         name = next((group for group in start.groups() if group), "").strip()
         speeches_by_name.setdefault(name, []).append(text[start.end() : end].strip())
     if len(speeches_by_name) < 2:
-        finding = f"one speaker alone, {next(iter(speeches_by_name))}," if speeches_by_name else "no speaker"
+        finding = f"only one speaker, {next(iter(speeches_by_name))}," if speeches_by_name else "no speaker"
         raise ConfigError(
-            f"{{by}}=speaker finds {finding} in {path}; say in {{speaker}} how a speech begins, or give {{by}}=blocks",
+            f"{{by}}=speaker finds {finding} in {path}; describe the start of a speech in {{speaker}}, or set "
+            f"{{by}}=blocks",
             mentions=("by", "speaker"),
         )
     return {name: "\n".join(filter(None, speeches)) for name, speeches in speeches_by_name.items()}
@@ -170,17 +171,17 @@ def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
 def _most_talkative(
     texts: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The clients' names and texts, who says most first."""
+    """The clients' names and texts, longest text first."""
     enough = [name for name, text in texts.items() if _training(len(text), test_fraction) > length]
     names = sorted(enough, key=lambda name: -len(texts[name]))
     if clients is not None and clients > len(names):
         raise ConfigError(
-            f"clients={clients}, but of the {len(texts)} speakers in {path} only {len(names)} fill a sequence of "
-            f"{{length}}={length} and the character after it; lower one of the two",
+            f"clients={clients}, but of the {len(texts)} speakers in {path} only {len(names)} have enough text for a "
+            f"sequence of {{length}}={length} plus one character; lower either",
             mentions=("length",),
         )
     if not names:
-        raise ConfigError(key="length", value=length, needs=f"is more than any speaker in {path} says; lower it")
+        raise ConfigError(key="length", value=length, needs=f"exceeds the text of every speaker in {path}; lower it")
     names = names[:clients]
     return tuple(names), [texts[name] for name in names]
 
@@ -190,9 +191,9 @@ def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[
     training_length = _training(len(text) // clients, test_fraction)
     if training_length <= length:
         raise ConfigError(
-            f"{{length}}={length} is too long for clients={clients}: of {len(text)} characters each has "
-            f"{training_length} to train on, and a sequence takes one more than its length; lower one of the two, or "
-            "give more text",
+            f"{{length}}={length} is too long for clients={clients}: of {len(text)} characters, each client has "
+            f"{training_length} to train on, and a sequence needs one more than its length; lower either, or use a "
+            "longer text",
             mentions=("length",),
         )
     bounds = [len(text) * i // clients for i in range(clients + 1)]
@@ -200,29 +201,29 @@ def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[
 
 
 def _training(characters: int, test_fraction: float) -> int:
-    """How many of a client's characters are trained on."""
+    """The number of a client's training characters."""
     return characters - int(characters * test_fraction)
 
 
 def _count(characters: int, length: int) -> int:
-    """How many sequences so many characters make, the target of the last one included."""
+    """The number of sequences in so many characters, the last target included."""
     return max(0, (characters - 1) // length)
 
 
 def _used_length(characters: int, length: int) -> int:
-    """How many of the characters are in sequences, as inputs or as targets."""
+    """The number of characters used in sequences, as inputs or targets."""
     count = _count(characters, length)
     return count * length + 1 if count else 0
 
 
 def tokens_of(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
-    """Code points [n] → their numbers in the alphabet from 1 on, 0 for the unknown."""
+    """Code points [n] → their indices in the alphabet, starting at 1; 0 for unknown characters."""
     index = np.searchsorted(vocabulary, codes).clip(max=len(vocabulary) - 1)
     return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest_dtype(len(vocabulary)))
 
 
 def _smallest_dtype(largest: int) -> type[np.signedinteger]:
-    """The smallest signed type for such numbers: unsigned bytes are pixels."""
+    """The smallest signed integer type that fits; unsigned bytes would be interpreted as pixels."""
     return next(kind for kind in (np.int8, np.int16, np.int32) if largest <= np.iinfo(kind).max)
 
 

@@ -20,7 +20,7 @@ from fedsim.data.datasets.dataset import Dataset
 
 
 def idx_files(folder: str) -> tuple[str, ...]:
-    """The four files of MNIST, and of what took its format."""
+    """The four files of MNIST, and of data sets in its format."""
     kinds = ("images-idx3", "labels-idx1")
     return tuple(f"{folder}/raw/{half}-{kind}-ubyte" for half in ("train", "t10k") for kind in kinds)
 
@@ -30,10 +30,10 @@ class Images(Dataset):
 
     Args:
         root: folder of the files, see `data_root`.
-        download: fetch what is absent, where the source can be fetched.
+        download: whether to download missing files, if the source allows it.
         augment: random crop and flip of training images.
-        pool: average blocks of pool × pool pixels into one: a smaller problem for a small machine.
-        std: what centred pixels are divided by, a number above 0 per channel; None takes the set's own, `std`.
+        pool: average blocks of pool × pool pixels into one: a smaller problem for a small machine. std: divisor of
+            centred pixels, a number above 0 per channel; None: `std` of the data set.
     """
 
     source: str
@@ -57,7 +57,7 @@ class Images(Dataset):
             if not fits or not 0 <= int(y.min()) <= int(y.max()) < self.kinds:
                 raise MissingDataError(
                     f"dataset={self.label}: the {half} files under {folder.resolve()} hold {len(x)} images, {len(y)} "
-                    f"labels; expected as many uint8 images as labels 0 to {self.kinds - 1}; get them again"
+                    f"labels; expected as many uint8 images as labels 0 to {self.kinds - 1}; download them again"
                 )
         (train_x, train_y), (test_x, test_y) = splits
         super().__init__(
@@ -73,22 +73,22 @@ class Images(Dataset):
         )
 
     def _scale(self, std: Sequence[float]) -> tuple[float, ...]:
-        """A given std, checked."""
+        """Check a user's std."""
         if not isinstance(std, Sequence) or isinstance(std, str) or len(std) != len(self.std):
             raise ConfigError(f"{{std}}={std} must hold {len(self.std)} numbers, one per channel", mentions=("std",))
         return tuple(std)
 
     @property
     def remedy(self) -> str:
-        """What to do where files are absent or of no use."""
-        return "get them again" if self.files is None else self.files.remedy(self.label)
+        """What to do if files are missing or unusable."""
+        return "download them again" if self.files is None else self.files.remedy(self.label)
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         """uint8 images [N, C, H, W] and labels [N] of one half."""
         reader = getattr(torchvision().datasets, self.source)
         try:
             dataset = reader(str(folder), train=train, download=download)
-        except Exception as error:  # whatever a reader stumbles on in a damaged file
+        except Exception as error:  # a reader may raise anything on a damaged file
             raise MissingDataError(
                 f"dataset={self.label}: no usable files under {folder.resolve()} ({{root}}, or the variable "
                 f"FEDSIM_DATA); {self.remedy} ({error_text(error)})",
@@ -100,7 +100,7 @@ class Images(Dataset):
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, in one line; its kind where it says nothing."""
+    """An error's message in one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -138,12 +138,12 @@ class FashionMNIST(Images):
 class CIFAR10(Images):
     """50,000 + 10,000 colour images [3, 32, 32] (Krizhevsky).
 
-    Read from ROOT/cifar-10-batches-py as published: these are pickles, and torchvision opens them only where their MD5
-    sums are the published ones. Or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3]
-    uint8, `y_train` [50000], `x_test`, `y_test`.
+    Read from ROOT/cifar-10-batches-py as published: these are pickles, which torchvision opens only if their MD5 sums
+    are the published ones. Or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3] uint8, `y_train` [50000],
+    `x_test`, `y_test`.
 
-    `std` is that of all its pixels, channel by channel. Programs often have (.2023, .1994, .2010) instead, the mean
-    over images of each image's own (sample) standard deviation; FedAWE's authors' does.
+    `std` is that of all its pixels, channel by channel. Programs often use (.2023, .1994, .2010) instead, the mean over
+    images of each image's (sample) standard deviation, as FedAWE's authors do.
     """
 
     source, label = "CIFAR10", "cifar10"
@@ -175,7 +175,7 @@ class CIFAR10(Images):
 class CIFAR100(Images):
     """50,000 + 10,000 colour images [3, 32, 32] in 100 classes (Krizhevsky), read from ROOT/cifar-100-python.
 
-    These are pickles; torchvision opens them only where their MD5 sums are the published ones.
+    These are pickles, which torchvision opens only if their MD5 sums are the published ones.
     """
 
     source, label, kinds = "CIFAR100", "cifar100", 100

@@ -1,4 +1,4 @@
-"""Who holds which samples: a ragged index table per replicate."""
+"""Partition of samples over clients: a ragged index table per replicate."""
 
 from fedsim.data.partition.class_split import ClassSplit
 from fedsim.data.partition.dirichlet import Dirichlet

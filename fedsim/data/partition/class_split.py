@@ -19,11 +19,11 @@ class ClassSplit(Partition):
     Args:
         classes_per_client: k.
         form: 'classes' deals exactly k distinct classes to every client and shares each class's samples evenly among
-            its holders; 'shards' sorts by label, cuts m·k shards and deals k to each client (McMahan et al.'s way;
-            a client may then see fewer or more than k classes); 'blocks' cuts them too and gives client i the shards i,
-            m + i, 2m + i, …, as the program of apfl's authors does: of ten equal classes and k = 2, neighbours share
-            a pair of classes (c, c + 5). All shards are ⌊N / (m·k)⌋ samples there, the last few samples are left out,
-            and which of a class's samples a shard holds is drawn (the program takes them in the file's order).
+            its holders; 'shards' sorts by label, cuts m·k shards and deals k to each client (as in McMahan et al.; a
+            client may then have fewer or more than k classes); 'blocks' also cuts shards and gives client i the shards
+            i, m + i, 2m + i, …, like the program of apfl's authors: with ten equal classes and k = 2, adjacent clients
+            share a pair of classes (c, c + 5). All shards have ⌊N / (m·k)⌋ samples, the remaining samples are not used,
+            and the samples of a class are shuffled (the program keeps the file's order).
         validation: of every partition.
     """
 
@@ -63,7 +63,7 @@ class ClassSplit(Partition):
         return [np.concatenate(p) for p in client_shares]
 
     def _deal(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
-        """Which clients hold each class: k distinct classes a client, every class held about equally often."""
+        """The clients that hold each class: k distinct classes per client, all classes held about equally often."""
         if self.per_client > len(present):
             raise ConfigError(
                 f"partition.classes_per_client={self.per_client} exceeds the data set's {len(present)} classes"

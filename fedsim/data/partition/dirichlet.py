@@ -28,23 +28,22 @@ class Dirichlet(Partition):
     """Smaller α: fewer classes per client.
 
     Forms:
-        'equal': every client draws ν_i ~ Dir(α·1_C) and fills ⌊N/m⌋ places from the classes in these proportions (Hsu
-            et al. 2019, fedawe §7); where a class runs out, its share goes to the client's other classes. No sample is
-            used twice, so whoever is filled last, in an order drawn at random, gets what is left, which is more
-            concentrated than Dir(α): of 100 clients, ten classes and α = 0.1 some 38 % of the last tenth hold one class
-            above 90 %, as 14 % of the first half and of Dir(α) do.
-        'proportional': ν_i as above, but each class is shared out over the clients in proportion to ν_{i,c}, so sizes
-            differ and every sample is used (what FedAWE's released program does).
-        'per_class': each class is shared out in proportions ~ Dir(α·1_m) (Yurochkin et al. 2019).
+        'equal': every client draws ν_i ~ Dir(α·1_C) and gets ⌊N/m⌋ samples of the classes in these proportions (Hsu et
+        al. 2019, fedawe §7); if a class is exhausted, its share goes to the client's other classes. No sample is used
+        twice, so the last clients, in random order, get the remaining samples, which are more concentrated than Dir(α):
+        with 100 clients, ten classes and α = 0.1, one class makes up more than 90 % in about 38 % of the last tenth of
+        the clients, compared with 14 % in the first half and under Dir(α).
+        'proportional': ν_i as above, but each class is divided among the clients in proportion to ν_{i,c}, so sizes
+        differ and every sample is used (as in FedAWE's released program). 'per_class': each class is divided in
+        proportions ~ Dir(α·1_m) (Yurochkin et al. 2019).
 
     Args:
         alpha: concentration, > 0.
         form: see above.
         min_size: fewest samples a client may hold; a split below it is redrawn.
-        min_of_class: 'proportional': a client whose ν_i would give it fewer than so many of N/m samples of a class gets
-            none of it, before classes are shared out (10 in the program of apfl's authors); a class that nobody wants
-            enough of is left out. 0 cuts nothing.
-        attempts: redraws before giving up with an error.
+        min_of_class: 'proportional': a client whose ν_i corresponds to fewer than this many of N/m samples of a class
+            gets none of it (10 in the program of apfl's authors); a class without such a client is not used. 0: no
+            threshold. attempts: redraws before an error is raised.
         validation: of every partition.
     """
 
@@ -77,7 +76,7 @@ class Dirichlet(Partition):
         self.min_of_class = min_of_class
         if min_of_class and form != "proportional":
             raise ConfigError(
-                f"{{min_of_class}}={min_of_class} cuts shares of form=proportional only, and form={form}; set it to 0",
+                f"{{min_of_class}}={min_of_class} applies to form=proportional only, but form={form}; set it to 0",
                 mentions=("min_of_class",),
             )
 
@@ -113,7 +112,7 @@ class Dirichlet(Partition):
 
     @staticmethod
     def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
-        """Cut each class's pool at the cumulated shares."""
+        """Split each class's samples at the cumulative shares."""
         client_pieces: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
         for pool, share in zip(pools, shares, strict=True):
             if not share.any():
@@ -124,7 +123,7 @@ class Dirichlet(Partition):
         return [np.concatenate(p) for p in client_pieces]
 
     def _equal(self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
-        """Fill every client's places class by class; an exhausted class passes its share on."""
+        """Assign samples to clients class by class; the share of an exhausted class goes to the others."""
         used_counts = np.zeros(len(pools), dtype=np.int64)
         capacity = np.array([len(p) for p in pools])
         client_samples: list[np.ndarray | None] = [None] * clients

@@ -1,4 +1,4 @@
-"""Splits that ignore the labels: shuffled and cut evenly."""
+"""Partitions that ignore labels: shuffled and split evenly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedsim.data.partition.partition import Partition, Samples, Table
 
 def _enough(total: int, clients: int, name: str) -> None:
     if total < clients:
-        raise ConfigError(f"clients={clients} exceeds the {total} samples that partition={name} can share out")
+        raise ConfigError(f"clients={clients} exceeds the {total} samples that partition={name} can divide")
 
 
 class IID(Partition):

@@ -1,4 +1,4 @@
-"""Clients that see the same things differently: noise that grows from client to client, or rotated images."""
+"""Feature skew: noise that grows from client to client, or rotated images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURNS = (2, 4)
 
 @dataclass
 class Noise(Skew):
-    """x + ε, ε ~ N(0, σ² (i + 1) / m) of client i, the same for a sample whenever it is met."""
+    """x + ε with ε ~ N(0, σ² (i + 1) / m) for client i; a sample's noise is fixed."""
 
     sigma: float
     clients: int
@@ -27,7 +27,9 @@ class Noise(Skew):
 
     def check(self, name: str, shape: tuple[int, ...], tokens: bool) -> None:
         if tokens:
-            raise ConfigError(f"partition=feature_noise adds to numbers, and dataset={name} has tokens; use another")
+            raise ConfigError(
+                f"partition=feature_noise adds noise to numbers, but dataset={name} has tokens; use another partition"
+            )
 
     def __call__(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
         level = self.sigma * ((client + 1).to(x.dtype) / self.clients).sqrt()
@@ -46,7 +48,9 @@ class Turn(Skew):
 
     def check(self, name: str, shape: tuple[int, ...], tokens: bool) -> None:
         if tokens or len(shape) != 3:
-            raise ConfigError(f"partition=feature_rotation turns images, but inputs of {name} are {list(shape)}")
+            raise ConfigError(
+                f"partition=feature_rotation rotates images, but inputs of {name} have shape {list(shape)}"
+            )
         if self.turns == 4 and shape[1] != shape[2]:
             raise ConfigError(
                 f"partition.turns=4 turns square images, but those of {name} are {shape[1]}×{shape[2]}; set it to 2"
@@ -61,14 +65,13 @@ class Turn(Skew):
 
 
 class FeatureNoise(IID):
-    """An iid split, to whose client i noise N(0, σ² (i + 1) / m) is added in every feature: feature skew as in
-    NIID-Bench (Li et al. 2022, noise-based feature imbalance), whose noise grows with the client's number alike.
-
-    A sample's noise is part of the data: the same in every round, in evaluation on clients' own samples and on
-    validation samples, and for every replicate that deals the sample to that client. The test set has none.
+    """An iid partition in which noise N(0, σ² (i + 1) / m) is added to every feature of client i: feature skew as in
+    NIID-Bench (Li et al. 2022, noise-based feature imbalance), where noise grows with the client's number likewise. A
+    sample's noise is part of the data: it is the same in every round, in evaluation on clients' own samples and
+    validation samples, and in every replicate in which the sample belongs to that client. The test set has no noise.
 
     Args:
-        sigma: σ, in units of the inputs as the model sees them.
+        sigma: σ, in units of the model's inputs.
         seed: of the noise.
         validation: of every partition.
     """
@@ -85,7 +88,7 @@ class FeatureNoise(IID):
 
 
 class FeatureRotation(IID):
-    """An iid split of images, which client i sees turned by (i mod k) · 360/k degrees (Ghosh et al. 2020: rotated
+    """An iid partition of images, rotated by (i mod k) · 360/k degrees at client i (Ghosh et al. 2020: rotated
     MNIST).
 
     The test set is upright.

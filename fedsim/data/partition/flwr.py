@@ -18,13 +18,11 @@ PARTITIONER = Kind(
 
 
 class Flwr(Partition):
-    """Whatever a partitioner of `flwr_datasets.partitioner` makes of the column `label`, and, where the data have
-    natural owners, `client`. Needs the extra `flwr`.
+    """A partitioner of `flwr_datasets.partitioner`, applied to the column `label` and, if samples belong to natural
+    clients, `client`. Needs the extra `flwr`.
 
-    The split is that of the partitioner's own seed, the same for all replicates.
-
-    Args:
-        partitioner: it; by `_target_` on the command line. It makes as many parts as there are clients.
+    The partitioner's own seed is used, so all replicates have the same partition. Args: partitioner: given by
+    `_target_` on the command line. It must make as many parts as there are clients.
         validation: of every partition.
     """
 
@@ -36,7 +34,7 @@ class Flwr(Partition):
         super().__init__(validation)
         if not hasattr(partitioner, "load_partition"):
             raise ConfigError(
-                f"{{partitioner}}={partitioner!r} is none of Flower's; name one by its _target_, such as "
+                f"{{partitioner}}={partitioner!r} is not a partitioner of Flower; name one by its _target_, such as "
                 "flwr_datasets.partitioner.DirichletPartitioner",
                 mentions=("partitioner",),
             )

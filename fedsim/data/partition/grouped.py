@@ -1,4 +1,4 @@
-"""Clients that stand for several natural owners each."""
+"""Clients that each combine several natural clients of the data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ NAMED = 2  # owners that a client's name names
 
 
 class Grouped(Partition):
-    """The k owners of the data in m groups of ⌊k/m⌋ or ⌈k/m⌉: a client holds all that its owners hold.
-
-    Args:
-        shuffle: which owners go together is drawn for every replicate; else those who follow one another do.
+    """The k natural clients of the data in m groups of ⌊k/m⌋ or ⌈k/m⌉: a client has all samples of its group. Args:
+    shuffle: whether groups are drawn at random for every replicate; else they are consecutive.
         validation: of every partition.
     """
 
@@ -45,6 +43,6 @@ class Grouped(Partition):
 
 
 def group_names(names: list[str]) -> str:
-    """What a group of owners is called."""
+    """The name of a group of natural clients."""
     unnamed_count = len(names) - NAMED
     return " + ".join(names) if unnamed_count <= 1 else f"{' + '.join(names[:NAMED])} + {unnamed_count} more"

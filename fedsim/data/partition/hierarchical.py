@@ -1,4 +1,4 @@
-"""Two levels: regions that differ from each other, and clients inside a region."""
+"""Partition on two levels: among groups, and among the clients of each group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.data.partition.partition import Partition, Samples, Table
 class Hierarchical(Partition):
     """`outer` divides the samples among groups, `inner` those of each group among its clients.
 
-    Clients follow one another group by group, ⌊m/G⌋ or ⌈m/G⌉ in each, and are called GROUP.CLIENT, both from 0 on.
+    Clients are ordered by group, ⌊m/G⌋ or ⌈m/G⌉ in each, and named GROUP.CLIENT, both starting at 0.
 
     Args:
         groups: G.
@@ -38,10 +38,12 @@ class Hierarchical(Partition):
         self.inner = IID() if inner is None else inner
         for key, partition in (("outer", self.outer), ("inner", self.inner)):
             if not isinstance(partition, Partition):
-                raise ConfigError(f"partition.{key}={partition!r} is no partition; give a class of one by its _target_")
+                raise ConfigError(
+                    f"partition.{key}={partition!r} is not a partition; name a partition class by its _target_"
+                )
             if partition.validation:
                 raise ConfigError(
-                    key=f"{key}.validation", needs="is not looked at; set {validation}", mentions=("validation",)
+                    key=f"{key}.validation", needs="is not used; set {validation}", mentions=("validation",)
                 )
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
@@ -54,7 +56,7 @@ class Hierarchical(Partition):
             if len(group_samples) < count:
                 raise ConfigError(
                     f"partition=hierarchical: group {group} has {len(group_samples)} samples for its {count} clients; "
-                    "lower clients or partition.groups, or give partition.outer less skew"
+                    "lower clients or partition.groups, or reduce the skew of partition.outer"
                 )
             group_subset = Samples(
                 len(group_samples),

@@ -1,4 +1,4 @@
-"""Clients whose labels are distributed as asked."""
+"""Clients with prescribed label distributions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from fedsim.data.partition.quantity import apportioned
 
 
 class Matched(Partition):
-    """Every client holds n samples, of which class c has n p_{i,c}, to the nearest whole numbers that make n.
-
-    n is the largest size for which there are enough samples of every class; what is left over nobody gets. Without
-    `distribution` p is that of the data, the same for everybody: a stratified split, in which clients are as alike as
-    they can be.
+    """Every client has n samples, n p_{i,c} of class c, rounded so that they sum to n. By default n is the largest size
+    for which there are enough samples of every class; remaining samples are not used. Without `distribution`, p is that
+    of the data for all clients: a stratified partition, in which clients are as similar as possible.
 
     Args:
-        distribution: p, up to a factor: a row of C numbers for everybody, or a row for each client; None: the data's.
+        distribution: p, up to a factor: a row of C numbers for all clients, or one row per client; None: that of the
+            data.
         size: n; None: the largest.
         validation: of every partition.
     """
@@ -59,7 +58,7 @@ class Matched(Partition):
         ]
 
     def _counts(self, rows: np.ndarray, available: np.ndarray) -> np.ndarray:
-        """[m, C] samples of every client and class: of the size asked for, or of the largest that there is."""
+        """[m, C] samples of every client and class, for the requested or the largest possible size."""
 
         def of(size: int) -> np.ndarray:
             return np.stack([apportioned(row, size) for row in rows])
@@ -69,31 +68,31 @@ class Matched(Partition):
             short = np.flatnonzero(counts.sum(0) > available)
             if len(short):
                 raise ConfigError(
-                    f"partition.size={self.size} wants {counts.sum(0)[short[0]]} samples of class {short[0]}, which "
+                    f"partition.size={self.size} needs {counts.sum(0)[short[0]]} samples of class {short[0]}, which "
                     f"has {available[short[0]]}; lower it, or set it to null"
                 )
             return counts
         total = rows.sum(0)
         size = int(np.floor(np.min(available[total > 0] / total[total > 0])))
-        while size and (of(size).sum(0) > available).any():  # rounding up may want a few more than there are
+        while size and (of(size).sum(0) > available).any():  # rounding up may need a few more than there are
             size -= 1
         if not size:
             raise ConfigError(
-                f"partition=matched leaves nothing for clients={len(rows)}: a class that partition.distribution "
-                "asks for has too few samples; ask for less of it"
+                f"partition=matched leaves no samples for clients={len(rows)}: a class in partition.distribution has "
+                "too few samples; lower its share"
             )
         return of(size)
 
 
 def class_shares(distribution: Sequence[float | Sequence[float]]) -> np.ndarray:
-    """[1, C] or [m, C], 1 in sum in every row; an error where these are no distributions."""
+    """[1, C] or [m, C], rows normalised to sum 1; raises an error if they are not distributions."""
     try:
         rows = np.atleast_2d(np.array(distribution, dtype=np.float64))
     except (TypeError, ValueError):
         rows = np.full((1, 1), np.nan)
     if rows.ndim != 2 or not np.isfinite(rows).all() or (rows < 0).any() or (rows.sum(1) <= 0).any():
         raise ConfigError(
-            f"partition.distribution={distribution} must be a row of numbers, not negative and not all 0, or a list of "
-            "such rows as long as each other"
+            f"partition.distribution={distribution} must be a row of numbers, nonnegative and not all 0, or a list of "
+            "such rows of equal length"
         )
     return rows / rows.sum(1, keepdims=True)

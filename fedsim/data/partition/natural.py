@@ -1,4 +1,4 @@
-"""The partition the data came with: by writer, by device, by construction."""
+"""The natural partition of the data: by writer, by device, by construction."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from fedsim.data.partition.partition import Partition, Samples, Table
 
 
 class Natural(Partition):
-    """Client i holds the samples whose natural owner is i.
-
-    Args:
-        shuffle: which owner is client i is drawn for every replicate; of more owners than clients, m take part, and
-            the others' samples are left out.
-        seed: of the draw of m owners that are the clients of all replicates, where there are more and `shuffle` is
-            false; test samples that were held out of the others are left out too.
+    """Client i has the samples of natural client i of the data. Args: shuffle: whether the order of natural clients is
+    drawn for every replicate; if there are more than m, only m are used. seed: for choosing m natural clients for all
+    replicates, if there are more and `shuffle` is false; test samples of the others are excluded too.
         validation: of every partition.
     """
 
     name = "natural"
     by_owner = True
-    remedy = "give every client samples, or set clients to the number of owners that have some"
+    remedy = "give every client samples, or set clients to the number of owners with samples"
 
     def __init__(self, validation: Fraction = 0.0, shuffle: bool = False, seed: CountOrZero = 0) -> None:
         super().__init__(validation)

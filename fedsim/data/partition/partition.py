@@ -1,4 +1,4 @@
-"""The contract of a partition, and the checks every split passes: nobody is empty, nothing is used twice."""
+"""The interface of a partition, and the checks of every split: no client is empty, and no sample is used twice."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedsim.core.errors import ConfigError
 
 
 class Skew(ABC):
-    """What a client's inputs go through before anybody meets them: the same for a sample whenever it is met."""
+    """A fixed transformation of clients' inputs: the same for a sample in every use."""
 
     @abstractmethod
     def check(self, name: str, shape: tuple[int, ...], tokens: bool) -> None:
-        """Refuse inputs [*shape] of a data set that it is not for."""
+        """Raise an error for a data set whose inputs [*shape] are not supported."""
 
     @abstractmethod
     def __call__(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
-        """Prepared inputs [n, B, …] of samples [n, B] of clients [n], as these clients have them."""
+        """Prepared inputs [n, B, …] of samples [n, B] of clients [n], transformed."""
 
 
 @dataclass
@@ -31,9 +31,9 @@ class Table:
 
     order: np.ndarray  # int32, at most one entry per sample
     offsets: np.ndarray  # int64 [m + 1]
-    validation: Table | None = None  # what was split off each client's share; some may have nothing there
-    names: tuple[str, ...] | None = None  # of the clients, where the data have names for them
-    skew: Skew | None = None  # what tells clients' inputs apart
+    validation: Table | None = None  # validation samples of each client; may be empty for some
+    names: tuple[str, ...] | None = None  # of the clients, if the data have names for them
+    skew: Skew | None = None  # feature skew
 
     @classmethod
     def of(cls, shares: list[np.ndarray]) -> Table:
@@ -48,7 +48,7 @@ class Table:
         return np.diff(self.offsets)
 
     def first(self, clients: int) -> Table:
-        """The table of the first clients alone."""
+        """The table of the first clients only."""
         validation_table = None if self.validation is None else self.validation.first(clients)
         names = None if self.names is None else self.names[:clients]
         return Table(
@@ -56,12 +56,12 @@ class Table:
         )
 
     def renumber(self, numbers: np.ndarray) -> Table:
-        """The same shares, sample k of which is called numbers[k]."""
+        """The same table with sample k renumbered as numbers[k]."""
         validation_table = None if self.validation is None else self.validation.renumber(numbers)
         return Table(numbers[self.order].astype(np.int32), self.offsets, validation_table, self.names, self.skew)
 
     def split_off(self, share: float, draw: np.random.Generator) -> Table:
-        """The same clients, ⌊share · n_i⌋ random samples of each (at least one is left) moved to `validation`."""
+        """The same clients, ⌊share · n_i⌋ random samples of each (at least one remains) moved to `validation`."""
         sizes = self.sizes
         owner = np.repeat(np.arange(len(sizes)), sizes)
         shuffled = np.lexsort((draw.random(len(owner)), owner))  # positions, client by client, at random within each
@@ -75,7 +75,7 @@ class Table:
         return Table(self.order[~out], bounds[0], validation_table, self.names, self.skew)
 
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """[m, C] the label distribution each client really holds."""
+        """[m, C] the actual label distribution of each client."""
         m = len(self.offsets) - 1
         client = np.repeat(np.arange(m), self.sizes)
         counts = np.bincount(client * classes + labels[self.order], minlength=m * classes).reshape(m, classes)
@@ -84,13 +84,13 @@ class Table:
 
 @dataclass
 class Samples:
-    """What a partition may know of the training samples.
+    """Attributes of training samples that are available to a partition.
 
     Attributes:
         count: N.
         labels: [N] class of every sample, or None.
         owners: [N] natural owner of every sample, or None.
-        names: what the natural owners are called, or None.
+        names: names of the natural owners, or None.
     """
 
     count: int
@@ -99,7 +99,7 @@ class Samples:
     names: tuple[str, ...] | None = None
 
     def need_labels(self, partition: str) -> np.ndarray:
-        """The labels, or an error where the data set has none."""
+        """The labels; raises an error if the data set has none."""
         if self.labels is None:
             raise ConfigError(
                 f"partition={partition} needs class labels and this data set has none; use partition=natural or iid"
@@ -112,12 +112,9 @@ class Partition(Validated, ABC):
 
     Args:
         validation: share of every client's samples that is split off at random for validation, in [0, 1) (apfl §5:
-            0.2). A client keeps at least one sample to train on; one with too few has no validation samples.
-
-    Attributes:
-        name: what the command line calls it.
-        remedy: what helps when a client ends up empty.
-        by_owner: whether clients are made of those who own the samples.
+            0.2). A client keeps at least one training sample; one with too few has no validation samples. Attributes:
+            name: its name on the command line. remedy: what to change if a client is empty. by_owner: whether clients
+            are natural clients of the data or groups of them.
     """
 
     name = "custom"
@@ -128,14 +125,14 @@ class Partition(Validated, ABC):
     def __init__(self, validation: Fraction = 0.0) -> None:
         self.validation = validation
         if self.validation == 1:
-            raise ConfigError(key="validation", value=1, needs="leaves nothing to train on; give less, such as 0.2")
+            raise ConfigError(key="validation", value=1, needs="leaves no training samples; lower it, such as to 0.2")
 
     @abstractmethod
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray] | Table:
         """One array of sample numbers per client, or the table; `draw` is keyed by the replicate's seed."""
 
     def skew(self, clients: int) -> Skew | None:
-        """What the inputs of m clients go through; nothing, in most partitions."""
+        """The transformation of the inputs of m clients; most partitions have none."""
         return None
 
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
@@ -155,20 +152,22 @@ class Partition(Validated, ABC):
         used_mask[table.order] = True
         if used_mask.sum() != len(table.order):
             twice = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
-            raise ConfigError(f"partition={name} gives a sample to two clients, or twice to one: {twice}; give it once")
+            raise ConfigError(
+                f"partition={name} assigns a sample to two clients, or twice to one: {twice}; assign it once"
+            )
         if not self.validation:
             return table
         table = table.split_off(self.validation, rng.generator(seed, rng.Purpose.PARTITION, 1))
         if table.validation is not None and not len(table.validation.order):
             raise ConfigError(
-                f"partition.validation={self.validation} leaves no client a sample to validate on, since the largest "
+                f"partition.validation={self.validation} leaves no client a validation sample, since the largest "
                 f"share is {table.sizes.max()}; raise it, or lower clients"
             )
         return table
 
 
 def _checked(name: str, shares: object) -> list[np.ndarray]:
-    """One array of sample numbers per client, or one sentence."""
+    """One array of sample numbers per client; raises an error otherwise."""
     if isinstance(shares, (str, bytes, dict)) or not hasattr(shares, "__iter__"):
         raise ConfigError(
             f"partition={name}: split must return a list with one array of sample numbers per client, and returns "
@@ -189,10 +188,12 @@ def _checked(name: str, shares: object) -> list[np.ndarray]:
 
 
 def _check_table(name: str, table: Table, samples: int, clients: int) -> None:
-    """Refuse a table of other clients, or of samples that do not exist."""
+    """Check that a table has all clients, and only samples that exist."""
     order, offsets = np.asarray(table.order), np.asarray(table.offsets)
     if len(offsets) != clients + 1:
-        raise ConfigError(f"partition={name} makes {len(offsets) - 1} clients, but clients={clients}; make as many")
+        raise ConfigError(
+            f"partition={name} makes {len(offsets) - 1} clients, but clients={clients}; these must be equal"
+        )
     bounds = bool(offsets[0] == 0 and offsets[-1] == len(order) and (np.diff(offsets) >= 0).all())
     if order.dtype.kind not in "iu" or offsets.dtype.kind not in "iu" or not bounds:
         raise ConfigError(

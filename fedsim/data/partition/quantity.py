@@ -1,4 +1,4 @@
-"""Clients that differ in how much they hold, and not in what: quantity skew."""
+"""Quantity skew: clients that differ in the number of samples but not in their distribution."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LAWS = ("lognormal", "power")
 class Quantity(Partition):
     """Shuffled samples in shares of unequal size; every sample is used.
 
-    Client i gets `min_size` samples, and of the others a share proportional to w_i. 'lognormal': w_i = exp(σ z_i), z_i
-    ~ N(0, 1), drawn for every replicate (σ = 0 gives equal sizes). 'power': the client of rank k has w = k^−a, k = 1
-    … m (Zipf's law); who has which rank is drawn.
+    Client i gets `min_size` samples, and a share of the remaining samples proportional to w_i. 'lognormal': w_i = exp(σ
+    z_i), z_i ~ N(0, 1), drawn for every replicate (σ = 0 gives equal sizes). 'power': the client of rank k has w =
+    k^−a, k = 1 … m (Zipf's law); ranks are drawn at random.
 
     Args:
         law: 'lognormal' or 'power'.
         sigma: σ of 'lognormal'.
         exponent: a of 'power'.
-        min_size: fewest samples of a client.
+        min_size: minimum number of samples per client.
         validation: of every partition.
     """
 
@@ -68,7 +68,7 @@ class Quantity(Partition):
 
 
 def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers of that total as near as can be to shares w / Σw of it: the largest remainders are rounded up."""
+    """Integers that sum to the total and are closest to shares w / Σw of it (largest remainder method)."""
     exact = weights / weights.sum() * total
     counts = np.floor(exact).astype(np.int64)
     short = total - int(counts.sum())

@@ -1,4 +1,4 @@
-"""Which samples a client meets: those it trains on, step by step, and those it is judged by."""
+"""Samples of clients: training batches step by step, and samples for evaluation."""
 
 from fedsim.data.samples.batches import Batches, Chunk, Plan
 from fedsim.data.samples.client_data import Batch, ClientData

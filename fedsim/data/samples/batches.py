@@ -1,6 +1,6 @@
-"""Which samples every row meets at every local step: a plan on the host, then chunk by chunk on the device.
+"""The samples of every row at every local step: planned on the host, then drawn chunk by chunk on the device.
 
-plan = batches.plan(cohort, t)            # how many steps and samples each row has, in host numbers
+plan = batches.plan(cohort, t)            # number of steps and samples of each row, on the host
 chunk = plan.chunk(rows)                  # the sample numbers of some of its rows, all steps at once
 batch = chunk.batch(step, first, stop, dtype)
 """
@@ -24,14 +24,10 @@ from fedsim.data.samples.work import LocalWork, Workload
 
 
 class Batches:
-    """The batches of a run under one kind of local work.
-
-    Args:
-        data: whose samples.
-        work: how many steps, on how many samples, drawn how.
-        contamination: applied to every batch, after the shift.
-        keyed: whether batches carry a 'key' for dropout.
-        redraw: rounds for which a stream's clients keep the one batch that they draw; None: every step has its own.
+    """The batches of a run under given local work. Args: data: the clients' samples. work: number of steps, batch size
+    and sampling. contamination: applied to every batch after the shift. keyed: whether batches have an entry 'key' for
+    dropout. redraw: number of rounds for which a stream's clients reuse one drawn batch; None: a fresh batch for every
+    step.
     """
 
     def __init__(
@@ -43,23 +39,23 @@ class Batches:
         redraw: int | None = None,
     ) -> None:
         self.data, self.work, self.contamination, self.keyed = data, work, contamination, keyed
-        self.redraw = redraw if data.dataset.stream else None  # stored samples are the same ones anyway
+        self.redraw = redraw if data.dataset.stream else None  # stored samples do not change
         self.federation, self.dataset = data.federation, data.dataset
-        data.workload(work, np.arange(0))  # refuses work that such data do not allow
+        data.workload(work, np.arange(0))  # raises an error for work that such data do not allow
 
     @functools.cached_property
     def _everyone(self) -> Workload:
-        """The work of all virtual clients."""
+        """The workload of all virtual clients."""
         return self.data.workload(self.work, np.arange(len(self.federation.sizes)))
 
     @functools.cached_property
     def longest(self) -> tuple[int, int]:
-        """Local steps a round, and steps in a pass, of whoever has most."""
+        """Maximum over clients of local steps per round, and of steps per pass."""
         return int(self._everyone.steps.max()), int(self._everyone.per_pass.max())
 
     @functools.cached_property
     def smallest(self) -> tuple[int, int]:
-        """Samples of the smallest batch that anybody will meet, and a virtual client that meets it."""
+        """Size of the smallest batch that will occur, and a virtual client with such a batch."""
         load, sizes = self._everyone, self._everyone.size
         if load.short_last:
             remainder = load.num_samples % np.maximum(load.size, 1)
@@ -68,12 +64,12 @@ class Batches:
 
     @functools.cached_property
     def largest(self) -> int:
-        """Samples of the largest batch that anybody may meet."""
+        """Size of the largest batch that may occur."""
         return int(self._everyone.size.max())
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of the batches that occur among all clients, ascending, those of shorter last ones included."""
+        """Batch sizes that occur among all clients, ascending, including those of shorter last batches."""
         load = self._everyone
         batch_sizes = set(np.unique(load.size[load.steps > 0]).tolist())
         if load.short_last:
@@ -82,15 +78,15 @@ class Batches:
         return tuple(sorted(batch_sizes - {0}))
 
     def with_work(self, work: LocalWork) -> Batches:
-        """The same samples under other work."""
+        """The same samples with different work."""
         return Batches(self.data, work, self.contamination, self.keyed, self.redraw)
 
     def with_data(self, data: ClientData) -> Batches:
-        """The same work on other samples, which allow it."""
+        """The same work on other samples that allow it."""
         return Batches(data, self.work, self.contamination, self.keyed, self.redraw)
 
     def load(self, cohort: Cohort) -> Workload:
-        """What a round asks of the cohort's clients."""
+        """The workload of the cohort's clients in round t."""
         return self.data.workload(self.work, cohort.host.virtual)
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
@@ -104,17 +100,13 @@ class Batches:
 
 @dataclass
 class Plan:
-    """The work of n rows in a round.
-
-    Attributes:
-        batches: where samples come from.
-        t: round.
-        load: of every row, in the cohort's order.
+    """The work of n rows in a round. Attributes: batches: the batches of the run. t: round. load: workload of every
+    row, in the cohort's order.
         rows: [n] virtual clients of the run.
-        stored: [n] their numbers in `batches.data`: the same, unless it holds the clients of several runs.
+        stored: [n] their numbers in `batches.data`: the same, unless `data` holds the clients of several runs.
         clients: [n] the client's number of each row, from 0 in every replicate.
-        seeds, names: [n] the replicate's seed of each row, and the client's number once more (host).
-        planned_work: the load as it would be if everybody did all that a round asks; schedules count by it.
+        seeds, names: [n] the replicate's seed of each row, and the client's number (host). planned_work: the workload
+            if all clients completed the full work of the round; used by schedules.
     """
 
     batches: Batches
@@ -133,7 +125,7 @@ class Plan:
 
     @staticmethod
     def concatenate(plans: Sequence[Plan], data: ClientData) -> Plan:
-        """The rows of several runs, one after another, in the same round; `data` holds their clients likewise."""
+        """Concatenate the rows of several runs in the same round; `data` holds their clients in the same order."""
         first = plans[0]
         batches = first.batches.with_data(data)
         before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
@@ -174,7 +166,7 @@ class Chunk:
         self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None
 
     def active_rows(self) -> list[int]:
-        """[S] how many rows take each of the steps; of no row, none at all."""
+        """[S] number of rows that take each step; empty without rows."""
         number = np.arange(self.steps.max(initial=0))
         return np.count_nonzero(self.steps[:, None] > number, axis=0).tolist()
 
@@ -193,7 +185,7 @@ class Chunk:
         return batch
 
     def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
-        """The batch of those rows with its foreign samples; after the shift, which does not move them."""
+        """The batch of those rows with contaminated samples, added after the shift, which does not affect them."""
         contamination = self._batches.contamination.at(self.keys.t)
         if not contamination.active:
             return batch

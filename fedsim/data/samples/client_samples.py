@@ -1,4 +1,4 @@
-"""Samples of its own on which every client is judged: the same in every evaluation, whoever asks."""
+"""Fixed samples of every client for evaluation: the same in every evaluation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ class ClientSamples:
     """Up to `limit` samples of each virtual client; those of a stream have the moments of its law (`Stream.exact`).
 
     Args:
-        data: whose samples: those that clients train on, or validation samples.
-        limit: samples a client is judged by; None takes all it has.
-        dtype: of what models see.
+        data: training or validation samples of clients. limit: samples per client; None: all. dtype: of model inputs.
 
     Attributes:
-        width: q, samples that `batch` gives each client.
+        width: q, samples per client in `batch`.
     """
 
     def __init__(self, data: ClientData, limit: int | None, dtype: torch.dtype) -> None:

@@ -18,8 +18,8 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.samples.client_data import Batch, ClientData, Keys
 from fedsim.data.samples.work import LocalWork, Workload
 
-DRAWN_AHEAD = 2**18  # numbers of samples drawn together: those of one large batch, or of many small ones
-LAW = 1000  # samples that stand for a client's law unless a number is given
+DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
+LAW = 1000  # default number of samples that represent a client's law
 
 
 class Drawn(ClientData):
@@ -62,7 +62,7 @@ class Drawn(ClientData):
         return isinstance(data, Drawn) and structurally_equal(self.dataset, data.dataset)
 
     def concatenate(self, data_list: Sequence[ClientData]) -> Drawn:
-        return self  # what a client draws depends on its number and on keys alone
+        return self  # a client's draws depend on its number and on keys only
 
     def means(self) -> Tensor | None:
         means = self.dataset.client_means()
@@ -78,9 +78,8 @@ class Drawn(ClientData):
 
 
 class DrawnFeed:
-    """The fresh samples of c rows; where they are few, those of the next steps are drawn along with a step's.
-
-    Rows of equal seed and client, whose replicates or runs differ in a number, meet equal samples, drawn once for all.
+    """The fresh samples of c rows; small batches of several steps are drawn at once. Rows with equal seed and client,
+    whose replicates or runs differ in a numeric setting, have equal samples, which are drawn once.
     """
 
     def __init__(self, stream: Dataset, clients: Tensor, keys: Keys, steps: int) -> None:
@@ -89,7 +88,7 @@ class DrawnFeed:
 
     @functools.cached_property
     def _drawing(self) -> tuple[Keys, Tensor, Tensor | None]:
-        """Keys and clients [u] of the samples that are drawn, and the place of each row's [c] among them."""
+        """Keys and clients [u] of the samples that are drawn, and the index of each row's [c] among them."""
         shared = self.keys.distinct()
         if shared is None:
             return self.keys, self.clients, None

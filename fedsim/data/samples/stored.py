@@ -1,4 +1,4 @@
-"""Samples that a partition dealt out: gathered by number from tensors that lie on the device once."""
+"""Samples assigned by a partition, gathered by index from tensors that are stored once on the device."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ from fedsim.data.samples.work import LocalWork, Workload
 
 
 class Stored(ClientData):
-    """Client data by a table of every replicate.
-
-    Args:
-        dataset: on the federation's device.
-        federation: who exists.
+    """Client data given by an index table per replicate. Args: dataset: on the federation's device. federation: clients
+    and replicates.
         tables: one index table per replicate.
 
     Attributes:
         sizes: [R·m] samples each virtual client holds (host).
         order: numbers of the samples, share by share, of all replicates.
         offsets: [R·m] where each virtual client's share begins in `order`.
-        several: are these the clients of several runs, which may draw alike?
+        several: whether these are the clients of several runs, which may draw equal samples.
     """
 
     several = False
@@ -89,13 +86,12 @@ class Stored(ClientData):
         return batch | {"weight": real.to(dtype), "client": rows % self.federation.clients, "row": rows}
 
     def skewed(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
-        """Prepared inputs [n, B, …] of samples [n, B], as clients [n] have them."""
+        """Prepared inputs [n, B, …] of samples [n, B], with the feature skew of clients [n]."""
         return x if self.skew is None else self.skew(x, client, numbers)
 
     def numbers(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """[n, width] numbers of stored samples of virtual clients [n], and which of them are real.
-
-        A larger share is thinned evenly along its order; entries beyond a smaller one are any samples.
+        """[n, width] numbers of stored samples of virtual clients [n], and which of them are not padding. Larger shares
+        are subsampled evenly; smaller ones are padded with arbitrary samples.
         """
         slot = torch.arange(width, device=rows.device)
         sample_counts = torch.as_tensor(self.sizes, device=rows.device)[rows][..., None]
@@ -110,11 +106,11 @@ class Stored(ClientData):
         return self.order[first : first + int(self.sizes[row])].to(torch.int64)
 
     def gather(self, samples: Tensor, dtype: torch.dtype) -> Batch:
-        """Stored samples by number: [...] → x [..., *shape] as stored, y [...] where there are labels."""
+        """Stored samples by number: [...] → x [..., *shape] as stored, y [...] if there are labels."""
         return self.unlabelled(samples, dtype) | self.labels(samples, dtype)
 
     def labels(self, samples: Tensor, dtype: torch.dtype) -> Batch:
-        """'y' [..., *target] by number; nothing where there are no labels."""
+        """'y' [..., *target] by number; empty without labels."""
         y = self.dataset.train_y
         if y is None:
             return {}
@@ -122,7 +118,7 @@ class Stored(ClientData):
         return {"y": targets.to(dtype) if y.is_floating_point() else targets}
 
     def unlabelled(self, samples: Tensor, dtype: torch.dtype) -> Batch:
-        """All but those."""
+        """Everything except labels."""
         data = self.dataset
         batch = {"x": data.inputs(samples.reshape(-1)).reshape(*samples.shape, *data.shape)}
         return batch | data.extra_inputs(data.more, samples.to(torch.int64), dtype) if data.more else batch
@@ -159,7 +155,7 @@ class Stored(ClientData):
 
     def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
         data = self.dataset
-        # Spread over the data set, which may be sorted by label; repeated where there are fewer samples.
+        # Spread over the data set, which may be sorted by label; repeated if there are fewer samples.
         numbers = (
             torch.linspace(0, len(data.train_x) - 1, count, dtype=torch.float64, device=self.federation.device)
             .round()
@@ -184,13 +180,13 @@ class StoredFeed:
         if augment is not None and augment.border == "black":
             batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = dataset.prepare(batch["x"], dtype)
-        if augment is not None and augment.border == "mean":  # the mean colour is zero now
+        if augment is not None and augment.border == "mean":  # the mean colour is zero after normalisation
             batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = self.data.skewed(batch["x"], self.clients[pick], numbers)
         return batch
 
     def _y(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
-        """The labels of those; one number each is gathered for all steps at once."""
+        """The labels of those samples; scalar labels are gathered for all steps at once."""
         y = self.data.dataset.train_y
         if y is None or y.dim() > 1:
             return self.data.labels(self.numbers[step, pick, :width], dtype)
@@ -200,8 +196,8 @@ class StoredFeed:
 
 
 def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, device: torch.device) -> Tensor:
-    """[S, c, B] which of its own samples, 0…held−1, each row meets at every step; entries past a batch's size repeat
-    valid ones.
+    """[S, c, B] indices 0…held−1 among a row's own samples at every step; entries beyond a batch's size repeat valid
+    ones.
 
     Args:
         keys: [c] (host).
@@ -211,7 +207,7 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
         device: of the numbers.
     """
     uniform_load = len(keys) > 0 and not any(map(np.ptp, (load.num_samples, load.size, load.per_pass, load.steps)))
-    # rows that are alike share what does not depend on their keys
+    # equal rows share what does not depend on their keys
     shared_load = load.of(np.arange(1)) if uniform_load else load
     sample_counts, size, per_pass = (
         numbers[:, None] for numbers in (shared_load.num_samples, shared_load.size, shared_load.per_pass)
@@ -228,16 +224,16 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
 
 
 def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Host numbers on the device."""
+    """Host numbers moved to the device."""
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
 def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """Permutations of 0…held−1 for every pass of every row, one after another; where each row's begin [c]; and the
-    number of each row's last pass [c].
+    """Permutations of 0…held−1 for every pass of every row, concatenated; the offset of each row's [c]; and the number
+    of each row's last pass [c].
 
-    One sort by (row and pass, random bits), so that a row costs what it holds, not what the largest one does. A row
-    whose batch is all it has keeps its order: shuffling would change nothing but rounding.
+    One sort by (row and pass, random bits), so the cost of a row depends on its own size, not on the largest. A row
+    with full batches keeps its order: shuffling would change rounding only.
     """
     full_batch_mask = load.size == load.num_samples
     passes = np.where(full_batch_mask, 1, -(-load.steps // load.per_pass))
@@ -248,7 +244,7 @@ def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tupl
     first, last = begin[np.cumsum(passes) - passes], passes - 1
     folded = _sent(rng.fold_host(keys[row], turn)[:, None], device)
     unshuffled_mask = _sent(full_batch_mask[row, None], device) if full_batch_mask.any() else None
-    if np.ptp(length) == 0:  # many short sorts beat a long one
+    if np.ptp(length) == 0:  # many short sorts are faster than a long one
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
         random = rng.bits(folded, slot)
         random = random if unshuffled_mask is None else torch.where(unshuffled_mask, slot, random)
@@ -261,10 +257,8 @@ def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tupl
 
 
 def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | None = None, segments: int = 1) -> Tensor:
-    """Slots sorted by their random numbers, of equal ones the lower slot first: along the last dimension, or segment by
-    segment, which follow one another.
-
-    All that counts is packed into one integer, whose sorting takes an eighth of the time of finding an order.
+    """Slots sorted by their random numbers, ties by slot: along the last dimension, or within consecutive segments.
+    Segment, random number and slot are packed into one integer, which takes an eighth of the time of argsort.
 
     Args:
         random: [..., n], of 32 signed bits.
@@ -272,7 +266,7 @@ def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | Non
         segment: [n] ascending, from 0 to below `segments`; None where rows lie along the last dimension.
     """
     width = largest.bit_length()
-    if width + segments.bit_length() > 31:  # they do not fit beside one another
+    if width + segments.bit_length() > 31:  # they do not fit into one integer
         sort_keys = random if segment is None else (segment << 32) + random + (1 << 31)
         order = sort_keys.argsort(dim=-1, stable=True)
         return order if segment is None else slot[order]
@@ -284,7 +278,7 @@ def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | Non
 
 
 def duplicate_rows(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that draw alike, by keys [c] and load: the first of each kind, and the kind of each row [c]."""
+    """Rows with equal draws, by keys [c] and load: the first row of each group, and the group of each row [c]."""
     signatures = np.stack([keys, load.num_samples, load.size, load.per_pass, load.steps], axis=1)
     _, first, kind = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
     return first, kind.reshape(-1)

@@ -1,4 +1,4 @@
-"""What a round asks of a client: how many local steps, on batches of which size, drawn how."""
+"""The local work of a client in a round: number of local steps, batch size and sampling."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fedsim.core.errors import ConfigError
 
 SAMPLINGS = ("pass", "replacement")
 Sampling = Annotated[str, OneOf(*SAMPLINGS)]
-STEPS = 10  # where neither steps nor epochs are given
+STEPS = 10  # if neither steps nor epochs are given
 
 
 @dataclass
 class LocalWork(Validated):
     """Attributes:
 
-    steps: local steps a round; give this or `epochs`.
-    epochs: passes over the client's own data a round.
-    batch_size: samples a step; None takes all the client has. In a pass a client with fewer trains on all it has.
-    sampling: 'pass' walks through a fresh shuffle of the client's data, shuffling again whenever it is used up;
+    steps: local steps per round; give this or `epochs`. epochs: passes over the client's own data per round.
+        batch_size: samples per step; None: all samples of the client. In a pass, a client with fewer samples uses all
+        of them.
+    sampling: 'pass' goes through the client's data in random order and reshuffles after every pass;
         'replacement' draws every batch of `batch_size` independently with replacement.
-    drop_last: whether a pass drops its last, short batch (a client never loses its only batch).
+    drop_last: whether a pass drops its last, short batch (a client's only batch is not dropped).
     """
 
     steps: Count | None = None
@@ -36,7 +36,7 @@ class LocalWork(Validated):
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
-                f"{{steps}}={self.steps} and {{epochs}}={self.epochs} exclude each other; set one to null",
+                f"{{steps}}={self.steps} and {{epochs}}={self.epochs} are mutually exclusive; set one to null",
                 mentions=("steps", "epochs"),
             )
         if self.steps is None and self.epochs is None:
@@ -45,14 +45,12 @@ class LocalWork(Validated):
 
 @dataclass
 class Workload:
-    """The work of n rows in a round, in host numbers.
-
-    Attributes:
-        num_samples: [n] samples each row owns; 0 where they are drawn afresh.
-        size: [n] batch size.
-        per_pass: [n] batches in one pass over the row's data.
-        steps: [n] local steps.
-        short_last: whether the last batch of a pass is shorter, where the size does not divide what is held.
+    """The work of n rows in a round, on the host. Attributes: num_samples: [n] samples of each row; 0 for a stream.
+    size: [n] batch size.
+    per_pass: [n] batches in one pass over the row's data.
+    steps: [n] local steps.
+    short_last: whether the last batch of a pass is shorter, if the batch size does not divide the number of
+        samples.
     """
 
     num_samples: np.ndarray
@@ -63,13 +61,13 @@ class Workload:
 
     @property
     def order(self) -> np.ndarray | None:
-        """Rows sorted by steps, then batch size, both descending; None where they are all alike already."""
+        """Rows sorted by steps, then batch size, both descending; None if all are equal."""
         if len(self.steps) < 2 or (np.ptp(self.steps) == 0 and np.ptp(self.size) == 0):
             return None
         return np.lexsort((-self.size, -self.steps))
 
     def of(self, rows: np.ndarray) -> Workload:
-        """That of the rows at these positions."""
+        """The workload of the rows at these positions."""
         return Workload(self.num_samples[rows], self.size[rows], self.per_pass[rows], self.steps[rows], self.short_last)
 
     def batch_sizes(self) -> np.ndarray:

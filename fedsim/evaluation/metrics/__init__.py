@@ -1,4 +1,4 @@
-"""Metrics that a user adds: torchmetrics' by name, and functions and classes of one's own."""
+"""User-defined metrics: metrics of torchmetrics by name, and your own functions and classes."""
 
 from fedsim.evaluation.metrics.collection import Metrics, target_of
 from fedsim.evaluation.metrics.entries import parse_metrics, possible_columns

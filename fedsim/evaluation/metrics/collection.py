@@ -1,4 +1,4 @@
-"""The metrics of a run, of test sets and of single clients."""
+"""The user-defined metrics of a run, on test sets and on single clients."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
 
-KEPT = 2**30  # bytes of outputs that metrics of a whole test set may keep, each
-TENTH = 10  # the worst clients are one in so many
+KEPT = 2**30  # bytes of outputs that each metric of a whole test set may store
+TENTH = 10  # the worst clients are one in this many
 
 
 class Metrics:
-    """What a user wants to know beside losses and accuracies.
+    """The metrics that a user adds to losses and accuracies.
 
     Args:
         metric_config: see `EvaluationOptions.metrics`.
         model, data: of the run.
 
-    Raises:
-        ConfigError: a metric is unknown, takes other arguments, or does not fit the run's outputs and targets.
+    Raises: ConfigError: a metric is unknown, has other arguments, or does not fit the run's outputs and targets.
     """
 
     def __init__(self, metric_config: Any, model: RowModel, data: ClientData) -> None:
@@ -37,7 +36,7 @@ class Metrics:
             return
         pair, federation, dataset = data.two_samples(model.dtype), data.federation, data.dataset
         row = model.initial([federation.seeds[0]])[0]
-        row = row + 0.1 * torch.sin(torch.arange(len(row), device=row.device) + 1).to(row)  # some begin at zero
+        row = row + 0.1 * torch.sin(torch.arange(len(row), device=row.device) + 1).to(row)  # some start at zero
         with torch.no_grad():
             output = model.evaluate(row, model.call.inputs(pair))
         if not isinstance(output, Tensor):
@@ -52,12 +51,11 @@ class Metrics:
                 metric = build_metric(entry, task, output, target, dataset.name)
             count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
             if count * metric.bytes_per_sample > KEPT:
-                remedy = "let it give a number per sample, [B], or be a class with update and compute"
+                remedy = "return one number per sample, [B], or use a class with update and compute"
                 if entry.name is not None:
-                    remedy = "add thresholds=200" if entry.name in RANKED else "leave it out"
+                    remedy = "add thresholds=200" if entry.name in RANKED else "remove it"
                 raise ConfigError(
-                    f"metrics: {entry.label} would keep {count * metric.bytes_per_sample / 2**30:.2g} GiB of what it "
-                    "sees of the "
+                    f"metrics: {entry.label} would store {count * metric.bytes_per_sample / 2**30:.2g} GiB for the "
                     f"test set's {count} outputs, more than 1; {remedy}"
                 )
             self.metrics.append(metric)
@@ -67,11 +65,11 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """What they are called in columns."""
+        """Their names in columns."""
         return [metric.column for metric in self.metrics]
 
     def columns(self, test: bool, of: str = "") -> dict[str, str]:
-        """Columns of an evaluated model → what they are; `test`: is there a test set? `of`: of which model."""
+        """Columns of an evaluated model → descriptions; `test`: whether there is a test set; `of`: of which model."""
         descriptions: dict[str, str] = {}
         for metric in self.metrics:
             label = metric.label
@@ -87,8 +85,7 @@ class Metrics:
         return descriptions
 
     def measures(self, of: str) -> dict[str, str]:
-        """Measures of a client's own model on its validation samples → what they are; without a direction no tenth is
-        the worst."""
+        """Measures of a client's own model on its validation samples → descriptions; worst tenth if directed."""
         descriptions: dict[str, str] = {}
         for metric in self.metrics:
             name, label = f"validation_{metric.column}", metric.label
@@ -104,7 +101,7 @@ class Metrics:
         return descriptions
 
     def over_clients(self, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """Metrics of clients [K, R, m'], NaN where there is none → columns [R]; `weights` [R, m'] of the objective."""
+        """Metrics of clients [K, R, m'], NaN if undefined → columns [R]; `weights` [R, m'] of the objective."""
         columns = {}
         for metric, client_values in zip(self.metrics, values, strict=True):
             present = ~client_values.isnan()
@@ -132,9 +129,8 @@ class Metrics:
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
                     if not equal_weights and not isinstance(metric.tally, PerSample):
                         raise ConfigError(
-                            f"metrics: {metric.label} takes a client's samples as alike, but the shift weighs them; "
-                            "use "
-                            "a function that gives a number per sample, [B]"
+                            f"metrics: {metric.label} weights a client's samples equally, but the shift gives them "
+                            "weights; use a function that returns one number per sample, [B]"
                         )
                     device_indices = sample_indices.to(output.device)
                     metric.tally.reset()
@@ -143,12 +139,12 @@ class Metrics:
         return values
 
     def pooled(self, replicates: int) -> Pooled:
-        """What takes the metrics of every replicate's outputs for one set."""
+        """The accumulator of every replicate's metrics on one set."""
         return Pooled(self, replicates)
 
 
 class Pooled:
-    """Metrics [R] of a whole set, whose batches all replicates see together."""
+    """Metrics [R] of a whole set, whose batches all replicates process together."""
 
     def __init__(self, metrics: Metrics, replicates: int) -> None:
         self.metrics = metrics
@@ -156,7 +152,7 @@ class Pooled:
         self.broken = torch.zeros(replicates, dtype=torch.bool)
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
-        """See outputs [R, B, …] and targets [B, …] of a batch."""
+        """Add outputs [R, B, …] and targets [B, …] of a batch."""
         self.broken |= outputs.flatten(1).isnan().any(1).cpu()
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
@@ -165,7 +161,7 @@ class Pooled:
                         tally.update(output, target)
 
     def values(self) -> dict[str, Tensor]:
-        """Column → [R] float64 on the host; NaN for a model whose outputs are."""
+        """Column → [R] float64 on the host; NaN for a model with NaN outputs."""
         columns = {}
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
@@ -178,5 +174,5 @@ class Pooled:
 
 
 def target_of(batch: Mapping[str, Tensor]) -> Tensor:
-    """What outputs are compared with: y, or where there is none the sample itself."""
+    """The target of outputs: y, or the sample itself if there is none."""
     return batch["y"] if "y" in batch else batch["x"]

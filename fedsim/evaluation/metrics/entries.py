@@ -1,4 +1,4 @@
-"""What a user writes under `metrics`: read and checked as far as that goes without data, and without torchmetrics."""
+"""Entries under `metrics`: parsed and checked as far as possible without data and without torchmetrics."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ FORMS = (
     "names of torchmetrics' metrics, such as [f1_score,auroc], or {name: …, ARGUMENTS} or {_target_: package.function}"
 )
 BETTER = ("higher", "lower")
-OWN_KEYS = ("name", "_target_", "column", "better")  # the others are arguments
-SUMMARIES = ("median", "worst10")  # over clients, behind a column's name
-TAKEN = ("loss", "accuracy")  # are measured anyway, under such names
+OWN_KEYS = ("name", "_target_", "column", "better")  # all others are arguments
+SUMMARIES = ("median", "worst10")  # over clients, after a column's name
+TAKEN = ("loss", "accuracy")  # names of built-in columns
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One metric as it is asked for.
-
-    Attributes:
-        column: what it is called in columns: test_COLUMN, train_COLUMN, …
-        name: of torchmetrics' functional metric; or
-        target: a callable (output, target) → number or [B], or a class; or its dotted path.
-        better: 'higher' or 'lower'; None: what the metric itself says.
-        arguments: of the metric.
+    """One requested metric. Attributes: column: its name in columns: test_COLUMN, train_COLUMN, …
+    name: of torchmetrics' functional metric; or
+    target: a callable (output, target) → number or [B], or a class; or its dotted path.
+    better: 'higher' or 'lower'; None: as defined by the metric itself.
+    arguments: of the metric.
     """
 
     column: str
@@ -41,16 +38,16 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The metric as a person would write it."""
+        """The metric as written by a user."""
         argument_text = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return (self.name or _path(self.target)) + (f"({argument_text})" if argument_text else "")
 
 
 def parse_metrics(metrics: Any) -> list[Entry]:
-    """The metrics that are asked for.
+    """The requested metrics.
 
     Raises:
-        ConfigError: for what is none, and for names of columns that mean something else already.
+        ConfigError: an entry is not a metric, or its column name is taken.
     """
     if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics={metrics!r} must be a list of {FORMS}")
@@ -59,13 +56,13 @@ def parse_metrics(metrics: Any) -> list[Entry]:
     for column in columns:
         of = re.sub(r"_(median|worst10|by_client)$", "", column)
         if columns.count(column) > 1 or of in TAKEN or (of != column and of in columns):
-            reason = "is the name of two of them" if of in columns[1:] else "is the name of what is measured anyway"
-            raise ConfigError(f"metrics: {column} {reason}; give another one by {{name: …, column: NAME}}")
+            reason = "is the name of two metrics" if of in columns[1:] else "is the name of a built-in column"
+            raise ConfigError(f"metrics: {column} {reason}; choose another with {{name: …, column: NAME}}")
     return parsed_entries
 
 
 def possible_columns(metrics: Any) -> set[str]:
-    """Every column that these metrics may have in some run."""
+    """All columns that these metrics may have in a run."""
     columns = set()
     for entry in parse_metrics(metrics):
         over_clients = f"client_{entry.column}_worst10"
@@ -83,7 +80,7 @@ def _entry(metric: Any) -> Entry:
     elif isinstance(metric, str):
         metric = {"name": metric}
     if not isinstance(metric, Mapping) or len({"name", "_target_"} & metric.keys()) != 1:
-        raise ConfigError(f"metrics: {metric!r} is no metric; give {FORMS}")
+        raise ConfigError(f"metrics: {metric!r} is not a metric; give {FORMS}")
     arguments = {str(key): value for key, value in metric.items() if key not in OWN_KEYS}
     name, target = metric.get("name"), metric.get("_target_")
     if target is None and (not isinstance(name, str) or not name):
@@ -94,9 +91,7 @@ def _entry(metric: Any) -> Entry:
     if column is None:
         column = name or _path(target).rpartition(".")[2]
     if not isinstance(column, str) or not re.fullmatch(r"[A-Za-z]\w*", column, re.ASCII):
-        raise ConfigError(
-            f"metrics: column={column!r} must be a name of letters, digits and underscores; give one by column"
-        )
+        raise ConfigError(f"metrics: column={column!r} must consist of letters, digits and underscores; set column")
     better = metric.get("better")
     if better is not None:
         checks.choice("metrics: better", better, BETTER)
@@ -104,7 +99,7 @@ def _entry(metric: Any) -> Entry:
 
 
 def _path(target: Any) -> str:
-    """What a callable is called."""
+    """The name of a callable."""
     if isinstance(target, str):
         return target
     while isinstance(target, functools.partial):

@@ -1,4 +1,4 @@
-"""One metric, tried on two samples and on three before it is taken for good."""
+"""One metric, checked on two and on three samples before it is used."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedsim.trainer.device_memory import out_of_memory
 
 
 def _is_metric(candidate: Any) -> bool:
-    """Is it a function of outputs and targets?"""
+    """Whether it is a function of outputs and targets."""
     return list(inspect.signature(candidate).parameters)[:2] == ["preds", "target"]
 
 
-# Those of torchmetrics that take outputs and targets alone; others fetch models, and write them to disk.
+# The modules of torchmetrics whose metrics need outputs and targets only; others download models.
 OF_OUTPUTS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
 METRIC = targets.Kind(
     "a metric",
@@ -40,15 +40,9 @@ METRIC = targets.Kind(
 
 @dataclass
 class Metric:
-    """One metric, ready.
-
-    Attributes:
-        column: what it is called in columns.
-        label: the metric as a person would write it.
-        better: 'higher' or 'lower'; None where neither is known to be.
-        tally: of a single set; copies of it are for further sets.
-        min_samples: samples below which a set has no value.
-        bytes_per_sample: bytes for every sample of a set.
+    """One checked metric. Attributes: column: its name in columns. label: the metric as written by a user. better:
+    'higher' or 'lower'; None if unknown. tally: accumulator for one set, which is copied for further sets. min_samples:
+    number of samples below which a set has no value. bytes_per_sample: stored bytes per sample of a set.
     """
 
     column: str
@@ -60,12 +54,12 @@ class Metric:
 
     @property
     def direction(self) -> str:
-        """Which way is better, in words at the end of a column's meaning."""
+        """The direction, in words at the end of a column's description."""
         return f"; {self.better} is better" if self.better else UNDIRECTED
 
 
 def build_metric(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
-    """The metric, tried on two samples and on three."""
+    """Build the metric and check it on two and on three samples."""
     if entry.name is not None:
         tally: Tally = named_metric(entry.name, entry.arguments, task, dataset)
         implementation = getattr(tally, "metric", None)
@@ -73,20 +67,20 @@ def build_metric(entry: Entry, task: Task, output: Tensor, target: Tensor, datas
         implementation = _user_implementation(entry)
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
-            raise ConfigError("its objects can neither be called nor have reset, update and compute")
+            raise ConfigError("its objects are not callable and do not have reset, update and compute")
         tally = Streamed(implementation).new_like() if streams else _of_function(implementation, output, target)
     if isinstance(tally, Streamed):
         _without_sync(tally.metric, output.device)
     originals = output.clone(), target.clone()
     first, second = (_value(tally, output, target) for _ in range(2))
     if not all(torch.equal(current, before) for current, before in zip((output, target), originals, strict=True)):
-        raise ConfigError("it writes into what it is given; work on a copy")
+        raise ConfigError("it modifies its arguments; use a copy")
     if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
-        raise ConfigError("it gives another number every time")
+        raise ConfigError("it returns a different number every time")
     minimum_samples, bytes_each = 1, tally.stored_bytes() / len(output)
     try:
         _value(tally, output[:1], target[:1])
-    except Exception:  # a score that a single sample does not have
+    except Exception:  # a score that is undefined for a single sample
         minimum_samples = 2
     ways = {True: BETTER[0], False: BETTER[1]}
     says = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
@@ -95,7 +89,7 @@ def build_metric(entry: Entry, task: Task, output: Tensor, target: Tensor, datas
 
 
 def _user_implementation(entry: Entry) -> Any:
-    """A callable or object of the user's, with the arguments that were given."""
+    """A callable or object of the user, with its arguments."""
     target = entry.target
     if isinstance(target, str):
         try:
@@ -114,7 +108,7 @@ def _user_implementation(entry: Entry) -> Any:
 
 
 def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> Tally:
-    """A function of samples, if it gives one number for each of them; else of whole sets."""
+    """A function of samples, if it returns one number per sample; else of whole sets."""
     index_sets = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
     results = [function(output[indices], target[indices]) for indices in index_sets]
     if [getattr(value, "shape", None) for value in results] != [(2,), (3,)]:
@@ -122,12 +116,12 @@ def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -
         return OfOutputs(function)
     two, three = (torch.as_tensor(value).to(torch.float64) for value in results)
     if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
-        raise ConfigError("what it gives for a sample depends on the others; give one number for all")
+        raise ConfigError("its value for a sample depends on the others; return one number for the whole set")
     return PerSample(function)
 
 
 def _without_sync(metric: Any, device: torch.device) -> None:
-    """Every rank sees all of a set: there is nothing to gather."""
+    """Every rank evaluates the whole set, so nothing has to be synchronised."""
     for name in ("sync_on_compute", "_to_sync"):
         if hasattr(metric, name):
             setattr(metric, name, False)
@@ -143,11 +137,11 @@ def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def error_context(sentence: str) -> Iterator[None]:
-    """Whatever a metric raises, after this sentence."""
+    """Raise a metric's error as a ConfigError that starts with this sentence."""
     with torch.no_grad():
         try:
             yield
-        except Exception as error:  # somebody else's function may raise anything
+        except Exception as error:  # a user's function may raise anything
             no_room = isinstance(error, RuntimeError) and out_of_memory(error)
             if no_room or (isinstance(error, ConfigError) and str(error).startswith("metrics: ")):
                 raise

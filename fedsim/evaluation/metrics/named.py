@@ -1,8 +1,7 @@
-"""torchmetrics' metrics by the names of its functions, with outputs and targets as it wants them.
-
-The class beside each function does the work: it sees a set in batches, and knows which way is better. The task, and the
-numbers of classes or labels, are those of the run. Scores are turned into probabilities in double precision here, since
-torchmetrics takes any batch of scores that happen to lie in [0, 1] for probabilities.
+"""Metrics of torchmetrics by the names of its functions, with outputs and targets in the required format. The class
+that belongs to each function is used, since it processes a set in batches and has a direction. The task and the numbers
+of classes or labels are those of the run. Scores are converted to probabilities in double precision here, since
+torchmetrics interprets a batch of scores that happen to lie in [0, 1] as probabilities.
 """
 
 from __future__ import annotations
@@ -23,18 +22,15 @@ from fedsim.evaluation.metrics.tallies import Streamed
 from fedsim.models.losses import IGNORED
 
 BINARY, MULTICLASS, MULTILABEL = "binary", "multiclass", "multilabel"
-PAIRS = (["preds", "target"], ["preds", "targets"])  # what a function of outputs and targets takes
-NO_MEANING = ("validate_args", "sync_on_compute")  # arguments that are not the user's
+PAIRS = (["preds", "target"], ["preds", "targets"])  # parameters of a function of outputs and targets
+NO_MEANING = ("validate_args", "sync_on_compute")  # arguments that a user cannot set
 
 
 @dataclass(frozen=True)
 class Task:
-    """What outputs and targets are.
-
-    Attributes:
-        kind: 'binary', 'multiclass' or 'multilabel'; None for numbers.
-        size: classes, labels, or numbers.
-        positions: are there labels of positions, some of which may have none?
+    """The task given by outputs and targets. Attributes: kind: 'binary', 'multiclass' or 'multilabel'; None for
+    regression. size: number of classes, labels or targets. positions: whether labels belong to positions, some of which
+    may have none.
     """
 
     kind: str | None = None
@@ -43,7 +39,9 @@ class Task:
 
     @classmethod
     def of(cls, output: Tensor, target: Tensor, labelled: bool) -> Task:
-        """That of outputs [B, …, C], [B, …, 1] or [B, k] and targets [B, …]; `labelled`: are targets labels?"""
+        """The task of outputs [B, …, C], [B, …, 1] or [B, k] and targets [B, …]; `labelled`: whether targets are
+        labels.
+        """
         if not labelled:
             return cls(None, output[0].numel())
         if target.is_floating_point() and target.dim() > 1:
@@ -52,7 +50,7 @@ class Task:
         return cls(kind, max(2, output.shape[-1]), target.dim() > 1)
 
     def probabilities(self, output: Tensor, metric_task: str | None) -> Tensor:
-        """[B, …], [B, k] or [B, C, …] float64, for the task that is wanted."""
+        """[B, …], [B, k] or [B, C, …] float64, for the metric's task."""
         scores = output.to(torch.float64)
         if self.kind == MULTILABEL:
             return scores.sigmoid()
@@ -72,13 +70,8 @@ class Task:
 
 
 class Named(Streamed):
-    """A metric of torchmetrics'.
-
-    Args:
-        metric: of its class.
-        task: of the run.
-        metric_task: task that the metric is for.
-        scores: it takes scores [B, positions, C] as they are: perplexity.
+    """A metric of torchmetrics. Args: metric: an object of its class. task: of the run. metric_task: task of the
+    metric. scores: whether it needs scores [B, positions, C]: perplexity.
     """
 
     def __init__(self, metric: Any, task: Task, metric_task: str | None, scores: bool) -> None:
@@ -89,7 +82,7 @@ class Named(Streamed):
         self.metric.update(*self.presented(output, target))
 
     def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and targets in the shapes that torchmetrics takes, contiguous since it views them otherwise."""
+        """Predictions and targets in the shapes that torchmetrics needs; contiguous, since it uses views."""
         if self.task.kind is None:
             matrices = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
             preds, target = (value[:, 0] if value.shape[1] == 1 else value for value in matrices)
@@ -101,14 +94,13 @@ class Named(Streamed):
 
 
 class Ranked(Named):
-    """AUROC or average precision: of classes that have none, or nothing but, positive samples it does not exist.
-
-    torchmetrics takes it for 0 there, which clients that lack classes would bring into every mean. Averages go over the
-    classes where it exists.
+    """AUROC or average precision, which is undefined for classes with no positive or no negative samples. torchmetrics
+    returns 0 in that case, which would bias means over clients that lack classes. Averages here are over classes for
+    which it is defined.
 
     Args:
-        average: over classes, 'macro' or 'weighted' by their samples; None for one score of all.
-        negatives: does it need negative samples too? AUROC does.
+        average: over classes, 'macro' or 'weighted' by their samples; None for a single score. negatives: whether it
+            needs negative samples too, as AUROC does.
     """
 
     def __init__(self, metric: Any, task: Task, metric_task: str | None, average: str | None, negatives: bool) -> None:
@@ -144,23 +136,19 @@ class Ranked(Named):
         return (torch.where(exists, class_scores, 0) * weight).sum() / weight.sum()
 
 
-RANKED = {"auroc": True, "average_precision": False}  # name → does it need negative samples?
+RANKED = {"auroc": True, "average_precision": False}  # name → whether it needs negative samples
 
 
 def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: str) -> Streamed:
-    """The metric, for a task.
-
-    Raises:
-        ConfigError: for names and arguments that torchmetrics does not know, and where it does not have them.
-    """
+    """The metric for a task. Raises: ConfigError: unknown name or argument, or torchmetrics is not installed."""
     function, metric_class = _lookup(name)
     argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
     _check_arguments(name, settings, argument_names)
     if task.kind is None and "task" in argument_names:
-        raise ConfigError(f"metrics: {name} is one of labels, and the targets of dataset={dataset} are none")
+        raise ConfigError(f"metrics: {name} needs labels, but the targets of dataset={dataset} are not labels")
     if name == "perplexity" and task.kind != MULTICLASS:
         raise ConfigError(
-            f"metrics: perplexity needs scores of several classes, which models of dataset={dataset} do not give"
+            f"metrics: perplexity needs scores of several classes, which models for dataset={dataset} do not have"
         )
     metric_task = settings.get("task", task.kind)
     filled = _filled_arguments(metric_class, argument_names, task, metric_task)
@@ -180,10 +168,10 @@ def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: st
         return Named(metric, task, metric_task, name == "perplexity")
     average = None if metric_task == BINARY else arguments.get("average", "macro")
     if average in ("none", None) and metric_task != BINARY:
-        raise ConfigError(f"metrics: {name} with average={average} gives a number per class; choose average=macro")
+        raise ConfigError(f"metrics: {name} with average={average} returns one number per class; set average=macro")
     if average == "micro":
         return Ranked(metric, task, metric_task, None, RANKED[name])
-    if average:  # the classes one by one, since their mean must leave out those that the samples do not have
+    if average:  # per class, since the mean must exclude classes without samples
         metric = build(average="none")
     return Ranked(metric, task, metric_task, average, RANKED[name])
 
@@ -200,7 +188,7 @@ def _check_arguments(name: str, given: Mapping[str, Any], argument_names: list[s
 def _filled_arguments(
     metric_class: Any, argument_names: list[str], task: Task, metric_task: str | None
 ) -> dict[str, Any]:
-    """The arguments that follow from the task, of those that the metric has."""
+    """The metric's arguments that follow from the task."""
     filled: dict[str, Any] = {"task": task.kind}
     if metric_task == MULTICLASS:
         filled["num_classes"] = task.size
@@ -210,21 +198,22 @@ def _filled_arguments(
         filled["ignore_index"] = IGNORED
     names = set(argument_names)
     if task.kind is None and "num_outputs" in inspect.signature(metric_class).parameters.keys() - names:
-        # a function of torchmetrics sees how many outputs there are, its class must be told
+        # a function of torchmetrics infers the number of outputs, its class needs it as argument
         filled["num_outputs"] = task.size
         names.add("num_outputs")
     return {key: value for key, value in filled.items() if key in names and value is not None}
 
 
 def prepare() -> None:
-    """Before torchmetrics is imported: it imports torchvision, which may need help, and it warns of every client that
-    lacks a class, as often as it meets one."""
+    """Prepare the import of torchmetrics: it imports torchvision, which may need a workaround, and it repeats a warning
+    for every client that lacks a class.
+    """
     torchvision()
     warnings.filterwarnings("ignore", module=r"torchmetrics\.")
 
 
 def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """torchmetrics' function of this name, and the class beside it."""
+    """The function of torchmetrics with this name, and its class."""
     try:
         prepare()
         import torchmetrics.classification
@@ -233,8 +222,8 @@ def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         import torchmetrics.text
     except ImportError as error:
         raise ConfigError(
-            f"metrics: {name} is one of torchmetrics', which is not installed; pip install 'fedsim-torch[metrics]', or "
-            "give a function of your own by _target_"
+            f"metrics: {name} is a metric of torchmetrics, which is not installed; pip install "
+            "'fedsim-torch[metrics]', or use your own function with _target_"
         ) from error
     classes = {
         class_name.lower(): getattr(package, class_name)
@@ -252,5 +241,5 @@ def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             functions[function_name] = function, metric_class
     if name not in functions:
         near = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
-        raise ConfigError(f"metrics: {name!r} is no metric of torchmetrics' that takes outputs and targets{near}")
+        raise ConfigError(f"metrics: {name!r} is not a metric of torchmetrics for outputs and targets{near}")
     return functions[name]

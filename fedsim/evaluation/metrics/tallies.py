@@ -1,4 +1,4 @@
-"""How a metric of a whole set comes about from the batches of that set: three kinds of tally."""
+"""Three kinds of accumulators, which compute a metric of a whole set from its batches."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ class Tally(ABC):
     """One metric of one set."""
 
     def new_like(self) -> Tally:
-        """The same of another set."""
+        """A new tally of the same metric, for another set."""
         tally = copy.copy(self)
         tally.reset()
         return tally
 
     @abstractmethod
     def reset(self) -> None:
-        """Nothing was seen yet."""
+        """Clear the accumulated values."""
 
     @abstractmethod
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        """See outputs and targets [B, …]; only a tally of numbers per sample is given weights [B]."""
+        """Add outputs and targets [B, …]; only `PerSample` accepts weights [B]."""
 
     @abstractmethod
     def value(self) -> Tensor:
-        """[] float64 of all that was seen."""
+        """[] float64, the metric of all batches so far."""
 
     def stored_bytes(self) -> int:
-        """Bytes of what was seen and is kept."""
+        """Bytes of stored outputs and targets."""
         return 0
 
 
 class PerSample(Tally):
-    """The mean of a function's numbers per sample."""
+    """The mean of a function with one number per sample."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -62,7 +62,7 @@ class PerSample(Tally):
 
 
 class OfOutputs(Tally):
-    """A function of a whole set: its outputs are kept until they are all there."""
+    """A function of a whole set: outputs are stored until the set is complete."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -83,7 +83,7 @@ class OfOutputs(Tally):
 
 
 class Streamed(Tally):
-    """An object with `reset`, `update(output, target)` and `compute()`, such as torchmetrics' classes make."""
+    """An object with `reset`, `update(output, target)` and `compute()`, such as a metric of torchmetrics."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
@@ -104,20 +104,16 @@ class Streamed(Tally):
         return number(self.metric.compute())
 
     def stored_bytes(self) -> int:
-        states = getattr(self.metric, "metric_state", {}).values()  # of torchmetrics' classes: lists of what was seen
+        states = getattr(self.metric, "metric_state", {}).values()  # lists in torchmetrics' classes
         return sum(tensor.nbytes for state in states if isinstance(state, list) for tensor in state)
 
 
 def number(result: Any) -> Tensor:
-    """[] float64 of what a metric gave.
-
-    Raises:
-        ConfigError: it is no single number.
-    """
+    """[] float64 of a metric's result. Raises: ConfigError: it is not a single number."""
     try:
         value = result if isinstance(result, Tensor) else torch.as_tensor(result, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"it gives a {type(result).__name__} instead of a number") from None
+        raise ConfigError(f"it returns a {type(result).__name__} instead of a number") from None
     if value.numel() != 1 or value.is_complex():
-        raise ConfigError(f"it gives shape {list(value.shape)} instead of a number")
+        raise ConfigError(f"it returns shape {list(value.shape)} instead of a number")
     return value.detach().reshape(()).to(torch.float64)

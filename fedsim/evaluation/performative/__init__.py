@@ -1,4 +1,4 @@
-"""Where training under a shift may end: the performatively stable point and the performatively optimal one."""
+"""Reference points of training under a shift: the performatively stable and the performatively optimal point."""
 
 from fedsim.evaluation.performative.nash import nash_point
 from fedsim.evaluation.performative.optimal import optimal_point

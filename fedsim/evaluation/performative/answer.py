@@ -1,4 +1,4 @@
-"""How far a model moves the data, and how far the data would move it: columns that `diagnostics` asks for."""
+"""Performative power and stability gap: columns of the diagnostics `power` and `stability`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ class Answer:
     """Performative power and the stability gap of models, in double precision on the samples of `Risk`.
 
     Power is Σ_i w_i mean_j ‖z_ij(θ) − z_ij(0)‖ (after Hardt, Jagadeesan and Mendler-Dünner, 2022, for one model):
-    inputs, and targets that are numbers, of the same base sample under θ and under the model zero; Σ_i w_i |ε_i| ‖θ‖
-    where data move by ε_i θ. The gap is ‖θ − argmin R(·, θ)‖, a minimisation for every model that is evaluated; not a
-    number where there is no minimum.
+    inputs and real-valued targets of the same base sample under θ and under the zero model; Σ_i w_i |ε_i| ‖θ‖ if data
+    move by ε_i θ. The gap is ‖θ − argmin R(·, θ)‖, which takes one minimisation per evaluated model; NaN if there is no
+    minimum.
 
     Args:
-        diagnostics: diagnostics, of which 'power' and 'stability' are meant.
-        model, shift, data: of the run.
-
-    Raises:
-        ConfigError: the data answer no model, by weights alone, or one whose parts stay with clients.
+        diagnostics: diagnostics, of which 'power' and 'stability' are used. model, shift, data: of the run. Raises:
+            ConfigError: the data do not react to the model, or only by weights, or parts of the model stay with
+            clients.
     """
 
     def __init__(self, diagnostics: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:
@@ -47,18 +45,22 @@ class Answer:
         }
         self.model, self.shift, self.data = model, shift, data
         if self.columns and not shift.active:
-            raise ConfigError(f"diagnostics={list(diagnostics)}: with shift=none data answer no model; leave it out")
+            raise ConfigError(
+                f"diagnostics={list(diagnostics)}: with shift=none data do not react to the model; remove it"
+            )
         if self.columns and model.columns.is_divided:
-            raise ConfigError(f"diagnostics={list(diagnostics)}: clients deploy parts of their own; set columns=all")
+            raise ConfigError(
+                f"diagnostics={list(diagnostics)}: clients deploy their own parts of the model; set columns=all"
+            )
         if POWER in self.columns and getattr(getattr(shift, "inner", shift), "held_fractions", None) is not None:
             raise ConfigError(
-                f"diagnostics={list(diagnostics)}: power is how far samples move, and this shift moves the "
-                "weights of stored ones; leave it out"
+                f"diagnostics={list(diagnostics)}: power measures how far samples move, but this shift changes the "
+                "weights of stored samples; remove it"
             )
 
     @cached_property
     def risks(self) -> list[Risk]:
-        """Of every replicate."""
+        """The risk of every replicate."""
         return [Risk(self.model, self.shift, self.data, r) for r in range(self.data.federation.replicates)]
 
     @torch.no_grad()

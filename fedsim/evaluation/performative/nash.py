@@ -1,4 +1,4 @@
-"""Nash's equilibrium of players whose data answer everybody's decisions: nobody does better on its own."""
+"""The Nash equilibrium of players whose data depend on all decisions: no player gains by deviating alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.shift import Players
 
 
 def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
-    """[d] θ with ∇_{x_i} ℓ_i(θ, D_i(θ)) = 0 for all players i, through the answer of their own data to x_i.
+    """[d] θ with ∇_{x_i} ℓ_i(θ, D_i(θ)) = 0 for all players i, including the dependence of their own data on x_i.
 
     Args:
         risk: of a game, `shift=players`.
@@ -22,8 +22,7 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
         box: Θ.
         tolerance: of the gradients, relative to 1 + ‖θ‖.
 
-    Raises:
-        NoReferenceError: none is found, or gradient play moves away from it.
+    Raises: NoReferenceError: no equilibrium is found, or gradient play diverges from it.
     """
     shift = risk.shift
     assert isinstance(shift, Players)
@@ -37,7 +36,7 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
         risk.search.tick()
         return (jacrev(losses, chunk_size=COLUMNS)(theta) * own_masks).sum(0)
 
-    risk.search.doing = "gradients are followed to Nash's equilibrium"
+    risk.search.doing = "searching for the Nash equilibrium by gradients"
     slope = jacrev(field, chunk_size=COLUMNS)
     point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
     if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT:

@@ -1,4 +1,4 @@
-"""θ^PO, the model that is best when the data have answered it: gradients flow through the shift."""
+"""θ^PO, the minimiser of the performative risk, with gradients through the shift."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsim.evaluation.performative.solvers import (
 )
 from fedsim.evaluation.performative.stable import MOST_PARAMETERS, TOLERANCE
 
-SETTLED = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, where L-BFGS-B alone found it
+SETTLED = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, if found by L-BFGS-B only
 
 
 def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
@@ -33,16 +33,17 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
         box: Θ.
         tolerance: of the gradient.
 
-    Raises:
-        NoReferenceError: where the performative risk falls without bound, or no minimum was found.
+    Raises: NoReferenceError: the performative risk is unbounded below, or no minimum was found.
     """
     best: tuple[Tensor, float] | None = None
     for number, start in enumerate(starts, 1):
-        risk.search.doing = f"the performative risk is minimised from start {number} of {len(starts)} for θ^PO"
+        risk.search.doing = (
+            f"searching for θ^PO by minimising the performative risk from start {number} of {len(starts)}"
+        )
         candidate = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
         if candidate is None:
             raise NoReferenceError(
-                f"the performative risk of shift={type(risk.shift).__name__} falls without bound; give shift.box"
+                f"the performative risk of shift={type(risk.shift).__name__} is unbounded below; set shift.box"
             )
         if best is None or candidate[1] < best[1]:
             best = candidate
@@ -56,8 +57,10 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
     if not residual(theta, gradient, box) <= SETTLED * (1 + float(theta.norm())):
         problem = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"
         if risk.shift.nonsmooth:
-            raise NoReferenceError(f"{problem} where it has a gradient: data answer with kinks, and it may lie on one")
-        raise NoReferenceError(f"{problem}; give shift.box")
+            raise NoReferenceError(
+                f"{problem} at a point with a gradient: the shift has kinks, and the minimum may lie on one"
+            )
+        raise NoReferenceError(f"{problem}; set shift.box")
     moving = free(theta, gradient, box)
     if len(theta) <= MOST_PARAMETERS and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT:
         raise NoReferenceError(

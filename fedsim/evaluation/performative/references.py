@@ -1,4 +1,4 @@
-"""θ^PS and θ^PO of a run, solved once before round 0 where that is cheap or asked for; no run fails for their want."""
+"""θ^PS and θ^PO of a run, computed before round 0 if cheap or requested; no run fails for lack of them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,20 @@ from fedsim.shift import NoShift, Players, Shift
 
 log = logging.getLogger(__name__)
 
-PARAMETERS = 100  # most that `references: auto` solves for
+PARAMETERS = 100  # largest problem for `references: auto`
 POINTS = {"distance_to_ps": "stable", "distance_to_po": "optimal"}  # column of metrics.csv → its name in summary.json
 OF_GAMES = {"distance_to_nash": "nash"}  # and of a game's players
 FOUND = "found"
-STEPS = (0.01, 1.0, 10.0)  # away from the initial model, where a shift is looked at
-REMEDY = "give it a `respond_differentiably` in operations of torch on theta, or shift.references=none"
-NUMBERS = 5_000_000  # most entries of the inputs it looks at
+STEPS = (0.01, 1.0, 10.0)  # distance from the initial model at which the gradient of a shift is checked
+REMEDY = "give it a `respond_differentiably` with torch operations on theta, or set shift.references=none"
+NUMBERS = 5_000_000  # largest number of input entries
 
 
 @dataclass
 class Solved:
-    """What was found of one replicate.
-
-    Attributes:
-        points: 'distance_to_ps' and 'distance_to_po' → [d] float64, those that exist.
-        risks: their performative risks R(θ, θ).
-        verdicts: of both: 'found', or in a sentence why not.
+    """The reference points of one replicate. Attributes: points: 'distance_to_ps' and 'distance_to_po' → [d] float64,
+    if they exist. risks: their performative risks R(θ, θ). verdicts: for both, 'found' or a sentence with the reason
+    why not.
     """
 
     points: dict[str, Tensor] = field(default_factory=dict)
@@ -50,10 +47,8 @@ class Solved:
 
 
 class References(dict[str, Tensor]):
-    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, those that exist in all replicates.
-
-    Attributes:
-        replicates: what was found of each; nothing where points are not wanted.
+    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, if they exist in all replicates. Attributes: replicates:
+    the points of each; empty if points are not requested.
     """
 
     def __init__(self, replicates: list[Solved] | None = None) -> None:
@@ -65,8 +60,9 @@ class References(dict[str, Tensor]):
         )
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json, of θ^PS ('stable') and θ^PO ('optimal') by replicate: the verdict and, null where
-        there is no such point, its norm, performative risk and, up to 100 parameters, values."""
+        """For summary.json: θ^PS ('stable') and θ^PO ('optimal') by replicate, each with the verdict and its norm,
+        performative risk and, up to 100 parameters, values (null if the point does not exist).
+        """
         summary: dict[str, Any] = {}
         verdicts = self.replicates[0].verdicts if self.replicates else {}
         for column, name in (POINTS | OF_GAMES).items():
@@ -84,16 +80,13 @@ class References(dict[str, Tensor]):
 
 
 def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
-    """θ^PS and θ^PO of every replicate, as far as they exist; what is left out is logged.
-
-    Args:
-        model, shift, data: of the run.
-        initial: [R, d] initial models, from which the points are sought (θ^PO also from θ^PS and from zero).
+    """θ^PS and θ^PO of every replicate, if they exist; missing points are logged. Args: model, shift, data: of the run.
+    initial: [R, d] initial models, from which the search starts (for θ^PO also from θ^PS and from zero).
     """
     if not shift.active or shift.references == "none":
         return References()
     if model.loss_mixes_samples:
-        reason = "not sought: the loss is one over the batch, and these points are those of means over samples"
+        reason = "not computed: the loss is defined on batches, but these points are defined for means over samples"
         log.info("θ^PS and θ^PO are %s", reason)
         return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
     dear = too_dear(model, data)
@@ -112,14 +105,9 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
 
 
 def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
-    """[R, d] float64 minimisers of the risk on the clients' data as they are before any model is deployed.
-
-    Args:
-        model, data: of the run.
-        initial: [R, d] initial models, from which the minimisers are sought.
-
-    Raises:
-        ConfigError: where no minimiser is found, or it is not unique.
+    """[R, d] float64 minimisers of the risk on the clients' data before any model is deployed. Args: model, data: of
+    the run. initial: [R, d] initial models, from which the search starts. Raises: ConfigError: no minimiser is found,
+    or it is not unique.
     """
     no_shift, search = NoShift(), Search()
     try:
@@ -140,7 +128,7 @@ def _sought(shift: Shift) -> dict[str, str]:
 
 
 def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
-    """Both points of one replicate, or those that exist."""
+    """Both points of one replicate, if they exist."""
     solved, starts = Solved(), [start, torch.zeros_like(start)]
     for column, name in _sought(risk.shift).items():
         try:
@@ -155,7 +143,7 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
             if not isinstance(error, NoReferenceError) and not is_numerical(error):
                 raise
             message = " ".join(str(error).split())
-            reason = message if isinstance(error, NoReferenceError) else f"its search met {message}"
+            reason = message if isinstance(error, NoReferenceError) else f"the search failed: {message}"
             log.info("no %s: %s", column, reason)
             solved.verdicts[column] = reason
             continue
@@ -166,11 +154,9 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
 
 
 def check_gradient(risk: Risk, start: Tensor) -> None:
-    """Refuse somebody's own shift that moves the risk, but lets no gradient through: θ^PO would be another point.
-
-    Raises:
-        NoReferenceError: near the start and far from it the risk changes with the deployed model, and its gradient in
-            that model is zero, or cannot be taken.
+    """Check that gradients flow through a user's shift; otherwise θ^PO would be wrong. Raises: NoReferenceError: the
+    risk changes with the deployed model, near the start or far from it, but its gradient with respect to that model is
+    zero or cannot be computed.
     """
     if type(risk.shift).__module__.startswith("fedsim."):
         return
@@ -185,11 +171,13 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
             reason = " ".join(str(error).split())
             raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {REMEDY}") from error
     if through == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
-        raise NoReferenceError(f"{shift_name} moves the data, but no gradient flows from them to the model; {REMEDY}")
+        raise NoReferenceError(
+            f"{shift_name} changes the data, but no gradient flows from the data to the model; {REMEDY}"
+        )
 
 
 def too_dear(model: RowModel, data: ClientData) -> str:
-    """Why `auto` does not solve, or nothing."""
+    """The reason why `auto` does not compute the points, or an empty string."""
     if model.columns.is_divided:
         return "the model has columns that strategies do not see"
     if model.dimension > PARAMETERS:

@@ -1,4 +1,4 @@
-"""The risk of a model on data that answer a model, as a deterministic, differentiable function in double precision."""
+"""The decoupled performative risk R(θ, θ') as a deterministic, differentiable function in double precision."""
 
 from __future__ import annotations
 
@@ -13,24 +13,19 @@ from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.shift.shift import by_client
 
-COLUMNS = 16  # of a Jacobian that are computed at once
+COLUMNS = 16  # rows of a Jacobian that are computed at once
 
 
 class Risk:
     """R(θ, θ') = Σ_i w_i E_{z∼D_i(θ')} ℓ(z; θ) + λ/2 ‖θ‖² of one replicate. R(θ, θ) is the performative risk.
     w_i are the weights of the strategy's objective (`Federation.client_weights`).
 
-    The expectation is a mean over a fixed base sample of every client, which the shift then moves: all the client's
-    stored data, or a stream's `exact` sample. The latter makes means of what is up to quadratic in the base noise
-    exact; of anything else they are those of `samples` keyed draws. Contamination is left out.
-
-    Args:
-        model: of the run; used in double precision and evaluation mode.
-        shift: set up for the run.
-        data: the clients' samples.
-        replicate: whose data.
-        samples: most of each client; None takes all that are stored, and 1,000 of a stream.
-        search: that it is evaluated for, which may end it.
+    The expectation is a mean over a fixed base sample of every client, to which the shift is applied: all the client's
+        stored data, or a stream's `exact` sample. For the latter, means of functions that are at most quadratic in the
+        base noise are exact; others are means over `samples` keyed draws. Contamination is ignored. Args: model: of the
+        run; used in double precision and evaluation mode. shift: set up for the run. data: the clients' samples.
+        replicate: number of the replicate. samples: largest number per client; None: all stored samples, or 1,000 of a
+        stream. search: the search that evaluates it, which may stop it.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class Risk:
         return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
 
     def of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
-        """Its mean loss [] on its base sample, moved by `deployed`, without the ridge."""
+        """A client's mean loss [] on its base sample, shifted by `deployed`, without the ridge."""
         shifted_batch = self.shift.respond_differentiably(base, deployed)
         return self.model.mean_loss(self.model.evaluate(theta, shifted_batch["x"]), shifted_batch)
 
@@ -72,7 +67,7 @@ class Risk:
         return self(theta, theta)
 
     def decoupled_gradient(self, theta: Tensor) -> Tensor:
-        """[d] ∇_θ R(θ, θ') at θ' = θ: what repeated gradient descent follows."""
+        """[d] ∇_θ R(θ, θ') at θ' = θ: the gradient used by repeated gradient descent."""
         return grad(self, argnums=0)(theta, theta)
 
     def performative_gradient(self, theta: Tensor) -> Tensor:
@@ -80,7 +75,7 @@ class Risk:
         return grad(self.performative)(theta)
 
     def decoupled_jacobian(self, theta: Tensor) -> Tensor:
-        """[d, d] derivative of `decoupled_gradient`, the answer of the data included."""
+        """[d, d] derivative of `decoupled_gradient`, including the reaction of the data."""
         return jacrev(self.decoupled_gradient, chunk_size=COLUMNS)(theta)
 
     def performative_hessian(self, theta: Tensor) -> Tensor:

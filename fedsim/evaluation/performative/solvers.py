@@ -1,5 +1,6 @@
-"""Solvers on a box: zeros of a gradient field, by projected Newton steps and gradient steps where those do not help,
-and minimisers, by SciPy's L-BFGS-B with torch's gradients."""
+"""Solvers on a box: zeros of a gradient field by projected Newton steps with gradient steps as fallback, and minimisers
+by SciPy's L-BFGS-B with torch's gradients.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Box = tuple[float, float] | None
 Field = Callable[[Tensor], Tensor]
 
 STEPS = 200
-FAR = 1e8  # a point further out than this is taken for none
+FAR = 1e8  # a point further out than this counts as divergence
 FLAT = 1e-11  # relative curvature below which a direction counts as flat
 
 
@@ -24,12 +25,12 @@ def project(theta: Tensor, box: Box) -> Tensor:
 
 
 def residual(theta: Tensor, gradient: Tensor, box: Box) -> float:
-    """‖θ − Π(θ − g)‖: zero where the field vanishes, or points out of the box."""
+    """‖θ − Π(θ − g)‖: zero if the field vanishes or points out of the box."""
     return float((theta - project(theta - gradient, box)).norm())
 
 
 def free(theta: Tensor, gradient: Tensor, box: Box) -> Tensor:
-    """[d] bool: coordinates that are not held at the box's edge."""
+    """[d] bool: coordinates that are not at an active bound of the box."""
     if box is None:
         return torch.ones_like(theta, dtype=torch.bool)
     return ~(((theta <= box[0]) & (gradient > 0)) | ((theta >= box[1]) & (gradient < 0)))
@@ -38,7 +39,7 @@ def free(theta: Tensor, gradient: Tensor, box: Box) -> Tensor:
 def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance: float) -> Tensor | None:
     """A zero of the field in the box, or None.
 
-    A Newton step is taken where it at least halves the residual, else a gradient step of length 1/‖J‖₂, under which a
+    A Newton step is taken if it at least halves the residual, else a gradient step of length 1/‖J‖₂, under which a
     monotone field contracts.
 
     Args:
@@ -63,12 +64,12 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
         step = torch.zeros_like(theta)
         try:
             solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
-        except RuntimeError:  # numbers so large that they overflow on the way
+        except RuntimeError:  # overflow on the way
             return None
         step[moving] = solved.solution[:, 0]
         new = project(theta + step, box)
         ahead = field(new)
-        if not residual(new, ahead, box) <= 0.5 * size:  # also where it is not a number
+        if not residual(new, ahead, box) <= 0.5 * size:  # also if it is NaN
             steepness = float(torch.linalg.matrix_norm(slope, 2))
             new = project(theta - gradient / max(steepness, 1e-8), box)
             ahead = field(new)
@@ -77,8 +78,9 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
 
 
 def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
-    """How fast, at least, a small disturbance of the free coordinates dies out along the field's descent, relative to
-    the fastest: the smallest real part of an eigenvalue. Negative where one grows; 1 where nothing moves or is known.
+    """The slowest decay rate of a small perturbation of the free coordinates under gradient descent, relative to the
+    fastest: the smallest real part of an eigenvalue. Negative if a perturbation grows; 1 if there is no free coordinate
+    or no information.
     """
     inner = jacobian[moving][:, moving]
     if not inner.numel() or not bool(torch.isfinite(inner).all()):
@@ -87,8 +89,8 @@ def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
 
 
 def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
-    """A local minimiser [d] and its value, from `start` [d] float64; None where the function falls without bound."""
-    from scipy.optimize import minimize  # here: a run without references need not wait for it
+    """A local minimiser [d] and its value, from `start` [d] float64; None if the function is unbounded below."""
+    from scipy.optimize import minimize  # imported here: a run without references does not need it
 
     evaluate = grad_and_value(function)
 
@@ -100,7 +102,7 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
     if box is None:
         value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
         away = on_host((start.cpu() - FAR * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
-        if away < value:  # lower still where no minimiser is looked for
+        if away < value:  # a lower value at a point that is not returned as minimiser
             return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}

@@ -1,4 +1,4 @@
-"""θ^PS, the model that is best on the data that answer it: by gradients, or by repeated risk minimisation."""
+"""θ^PS, the minimiser of the risk on the data that it induces: by gradients, or by repeated risk minimisation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedsim.evaluation.performative.solvers import FLAT, Box, find_zero, free, m
 
 METHODS = ("auto", "gradient", "repeated")
 TOLERANCE = 1e-9
-MOST_PARAMETERS = 300  # with whose square a Jacobian grows
+MOST_PARAMETERS = 300  # a Jacobian grows with its square
 ROUNDS = 2000
-IDLE = 1 - 1e-6  # of a contraction: steps that go to and fro shrink and grow by rounding alone
+IDLE = 1 - 1e-6  # of a contraction, with tolerance for rounding
 
 
 def stable_point(
@@ -26,26 +26,25 @@ def stable_point(
         risk: R(θ, θ').
         start: [d].
         box: Θ.
-        method: 'gradient' seeks the zero of the gradient with the shift detached, and refuses one from which repeated
-            gradient descent moves away; 'repeated' iterates θ ← argmin_Θ R(·, θ). 'auto' is 'gradient' up to 300
-            parameters and 'repeated' above, or where 'gradient' finds nothing.
-        tolerance: relative to 1 + ‖θ‖: of the gradient; of the distance to the limit, as far as the last contraction
-            tells.
-
-    Raises:
-        NoReferenceError: where there is none that repeated training could reach, such as ε̄ ≥ 1 in mean estimation.
+        method: 'gradient' finds a zero of the gradient with the shift detached, and rejects one from which repeated
+            gradient descent diverges; 'repeated' iterates θ ← argmin_Θ R(·, θ). 'auto' is 'gradient' up to 300
+            parameters and 'repeated' above, or if 'gradient' finds none.
+        tolerance: relative to 1 + ‖θ‖: of the gradient; of the distance to the limit, estimated from the last
+            contraction. Raises: NoReferenceError: there is no point that repeated training could reach, as with ε̄ ≥ 1
+            in mean estimation.
     """
     checks.choice("method", method, METHODS)
     start = project(start.detach().to(torch.float64), box)
     if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
         return _repeated(risk, start, box, tolerance)
-    risk.search.doing = "gradients are followed to θ^PS"
+    risk.search.doing = "searching for θ^PS by gradients"
     point = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
     if point is None:
         if method == "auto":
             return _repeated(risk, start, box, tolerance)
         raise NoReferenceError(
-            f"gradients find no performatively stable point of shift={_name(risk)}; give shift.box, or weaken it"
+            f"the gradient method finds no performatively stable point of shift={_name(risk)}; set shift.box, or "
+            "weaken the shift"
         )
     gradient = risk.decoupled_gradient(point)
     slowest = slowest_decay(risk.decoupled_jacobian(point), free(point, gradient, box))
@@ -56,27 +55,27 @@ def stable_point(
         )
     if slowest < 0:
         raise NoReferenceError(
-            f"shift={_name(risk)} has no performatively stable point: data answer the model as strongly as it answers "
-            "them, and repeated training moves away from its only fixed point; weaken the shift"
+            f"shift={_name(risk)} has no performatively stable point: data react to the model at least as strongly as "
+            "the model to the data, and repeated training diverges from its only fixed point; weaken the shift"
         )
     return point
 
 
 def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
-    """θ ← argmin_Θ R(·, θ) until what is left, judged by the last contraction, is within the tolerance."""
+    """θ ← argmin_Θ R(·, θ) until the remaining distance, by the last contraction, is within the tolerance."""
     theta, before = start, 0.0
     growing = 0
     for count in range(ROUNDS):
-        risk.search.doing = f"repeated minimisation, round {count + 1} of at most {ROUNDS}, goes to θ^PS"
+        risk.search.doing = f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {ROUNDS}"
         minimum = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
         if minimum is None:
             raise NoReferenceError(
-                f"repeated minimisation under shift={_name(risk)} runs away to infinity, so it reaches no "
-                "performatively stable point; give shift.box, or weaken the shift"
+                f"repeated minimisation under shift={_name(risk)} diverges, so it reaches no performatively stable "
+                "point; set shift.box, or weaken the shift"
             )
         new = minimum[0]
         step = float((new - theta).norm())
-        contraction = step / before if count else 1.0  # the first step tells nothing
+        contraction = step / before if count else 1.0  # the first step gives no contraction factor
         scale = 1 + float(new.norm())
         if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
             return new
@@ -88,7 +87,8 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
             )
         theta, before = new, step
     raise NoReferenceError(
-        f"repeated minimisation under shift={_name(risk)} is not within {tolerance:g} after {ROUNDS} rounds; weaken it"
+        f"repeated minimisation under shift={_name(risk)} has not converged to {tolerance:g} after {ROUNDS} rounds; "
+        "weaken the shift"
     )
 
 

@@ -1,4 +1,4 @@
-"""How good a client's own predictor is: three models for each client, scored on its own validation samples."""
+"""Evaluation of clients' own models: three models per client, scored on its own validation samples."""
 
 from fedsim.evaluation.personal.evaluator import PersonalEvaluator
 from fedsim.evaluation.personal.newcomers import Newcomers

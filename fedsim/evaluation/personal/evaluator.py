@@ -26,18 +26,13 @@ from fedsim.evaluation.personal.scores import (
 )
 from fedsim.strategies import State, Strategy
 
-ROWS = 256  # clients whose models are made and scored together
+ROWS = 256  # clients whose models are computed and scored together
 
 
 class PersonalEvaluator:
-    """Three models per client on its own validation samples, for the clients that `options.over` names.
-
-    Args:
-        options: what is asked.
-        federation: who exists.
-        strategy: which gives clients their start rows.
-        own_models: makes the models.
-        scores: measures them.
+    """Three models per client on its own validation samples, for the clients selected by `options.over`. Args: options:
+    see `Personal`. federation: clients and replicates. strategy: defines clients' start rows. own_models: computes the
+    models. scores: scores them.
     """
 
     def __init__(
@@ -54,7 +49,7 @@ class PersonalEvaluator:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Columns of metrics.csv that this run gains → what they are."""
+        """Additional columns of metrics.csv in this run → descriptions."""
         if self.options.over == "none":
             return {}
         evaluator, descriptions = self.scores.evaluator, dict[str, str]()
@@ -76,8 +71,8 @@ class PersonalEvaluator:
         Args:
             state: of the strategy.
             memory: of rule and shift; read only.
-            t: round that would come next: the localized models train on its batches.
-            online: those of the last round; None before the first.
+            t: the next round, on whose batches the localized models train. online: participants of the last round; None
+                before the first.
         """
         cohort = self._cohort(online)
         score_blocks: dict[str, list[Tensor]] = {}
@@ -93,7 +88,7 @@ class PersonalEvaluator:
         return self._reduced(dict(zip(names, host, strict=True)), bounds)
 
     def _cohort(self, online: Cohort | None) -> Cohort:
-        """Rows of the clients that are scored."""
+        """Rows of the scored clients."""
         federation, options = self.federation, self.options
         counts = np.zeros((federation.replicates, federation.clients))
         if options.over == "all" or online is None:
@@ -103,7 +98,7 @@ class PersonalEvaluator:
         return federation.cohort(counts, np.ones_like(counts))
 
     def _scored(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
-        """'model measure' → [n] of some clients."""
+        """'model measure' → [n] for some clients."""
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
         columns, predictors = self.own_models.trainer.model.columns, dict[str, Predictor]()
@@ -132,7 +127,7 @@ class PersonalEvaluator:
     def _reduced(
         self, host: dict[str, np.ndarray], bounds: Sequence[int]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Means, medians and worst tenths per replicate, and the clients' own numbers."""
+        """Means, medians and worst tenths per replicate, and the numbers per client."""
         rows: list[dict[str, float]] = []
         for a, b in itertools.pairwise(bounds):
             row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}

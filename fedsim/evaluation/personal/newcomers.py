@@ -1,4 +1,4 @@
-"""Clients that join when training is over: they get the last model and make it their own (apfl App. B.4, Fig. 6)."""
+"""Newcomers: clients that join after training, receive the last model and fine-tune it (apfl App. B.4, Fig. 6)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,13 @@ Epoch = dict[str, Any]
 
 
 class Newcomers:
-    """The last clients, which were no members of the federation while it trained.
-
-    They start from x^T (of several models of the server's from that which suits them) with a fresh memory (a personal
-    model starts as x^T) and a fresh learning-rate schedule, whose rounds are their epochs, and train on their
-    own. 'localized' is the model that their local steps arrive at (plain ones with `personal.localize=sgd`), 'personal'
-    that of the rule beside it.
-
-    Args:
-        options: how many, and for how many epochs.
-        members: the federation that trained.
-        strategy: of the run; what it hands to the local rule beside the model, newcomers get too, as clients of whom it
-            remembers nothing yet.
-        trainer_of: makes trainers of everybody, newcomers included.
-        rule: of the run.
-        scores: measures everybody's models.
+    """The last clients, which did not participate in training. They start from x^T (if the server has several models,
+    from the one with the lowest loss for them) with new client memory (a personal model starts as x^T) and a new
+    learning-rate schedule whose rounds are their epochs, and train locally. 'localized' is the model after their local
+    steps (plain ones with `personal.localize=sgd`), 'personal' the personal model of the rule. Args: options: number of
+    newcomers and epochs. members: the federation that trained. strategy: of the run; newcomers receive what it sends to
+    the local rule besides the model, as clients without stored memory. trainer_of: makes trainers of all clients,
+    newcomers included. rule: of the run. scores: scores models of all clients.
     """
 
     def __init__(
@@ -60,7 +52,7 @@ class Newcomers:
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:
         """After 0, 1, … epochs: 'epoch', and per model and measure the mean over newcomers of every replicate [R].
 
-        `trained` is the members' memory, whose averaged columns newcomers get with the model.
+        `trained` is the members' memory, whose averaged columns newcomers receive with the model.
         """
         federation, model = self.scores.evaluator.federation, state.model
         counts = np.zeros((federation.replicates, federation.clients))
@@ -89,8 +81,9 @@ class Newcomers:
         return epochs
 
     def _with_room(self, state: State) -> State:
-        """The state with newcomers as clients of whom nothing is remembered yet: what it holds of every client is that
-        before round 0, the rest is as training left it."""
+        """The state extended by newcomers: their per-client entries are those before round 0, everything else is as
+        after training.
+        """
         fresh, before = (
             self.strategy.initial(state.model, f) for f in (self.scores.evaluator.federation, self.members)
         )
@@ -102,7 +95,7 @@ class Newcomers:
         return dataclasses.replace(state, **longer)
 
     def _measured(self, predictors: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
-        """Means per replicate, plain numbers for summary.json; `deployed` [n, d] moves the data where it does so."""
+        """Means per replicate, plain numbers for summary.json; `deployed` [n, d] shifts the data if used."""
         means: Epoch = {}
         for name in (name for name in MODELS if name in predictors):
             scores = self.scores(predictors[name], cohort, deployed)

@@ -1,4 +1,4 @@
-"""What is asked about clients' own models."""
+"""Options of the evaluation of clients' own models."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ LOCALIZE = ("rule", "sgd")
 class Personal(Validated):
     """Attributes:
 
-    over: whose models are scored at every evaluation: 'all' clients' but newcomers', those of the clients that were
-        'online' in the last round (apfl §5; before the first round: all), or 'none', which costs nothing.
-    at: when personal models are scored: at the 'start' of a round, mixed with or made of the server's model; or at the
-        'end' of its local steps, with what these arrive at, like the localized ones and as little kept (apfl's program
-        measures both before it averages).
-    localize: how a client makes its localized model: by the local 'rule' and all that the strategy hands to it, as in
+    over: clients whose models are scored at every evaluation: 'all' except newcomers, those that were 'online' in the
+        last round (apfl §5; before the first round: all), or 'none', which costs nothing.
+    at: when personal models are scored: at the 'start' of a round, mixed with or computed from the server's model; or
+        at the 'end' of its local steps, after which they are discarded like the localized ones (apfl's program measures
+        both before averaging).
+    localize: how a client's localized model is computed: by the local 'rule' with everything the strategy sends, as in
         training; or by as many plain steps of 'sgd' from the same row, on the same samples and at the same rates (apfl
         §5, where SCAFFOLD's model too is fine-tuned by "local SGD": no control variate, no proximal term).
-    newcomers: the last so many clients take no part in training; at its end they get x^T, train for `newcomer_epochs`
-        epochs each on its own, and are scored after each (apfl Fig. 6). 0: there are none.
-    newcomer_epochs: of their training; of a stream, rounds of local steps.
-    train_samples: samples of its own training data on which a client's training loss is measured.
+    newcomers: this number of clients (the last ones) do not participate in training; after it they receive x^T, train
+        locally for `newcomer_epochs` epochs, and are scored after each (apfl Fig. 6). 0: none. newcomer_epochs: epochs
+        of their training; for a stream, rounds of local steps. train_samples: number of a client's training samples on
+        which its training loss is measured.
     """
 
     effective_if = (
@@ -50,15 +50,12 @@ class Personal(Validated):
 
     @property
     def active(self) -> bool:
-        """Is anything asked for?"""
+        """Whether any evaluation is requested."""
         return self.over != "none" or self.newcomers > 0
 
     def check(self, clients: int, validation: bool) -> None:
-        """Refuse what cannot be scored.
-
-        Args:
-            clients: m.
-            validation: whether there are validation samples: split off by the partition, or drawn afresh.
+        """Check that models can be scored. Args: clients: m. validation: whether there are validation samples, split
+        off by the partition or drawn from a stream.
         """
         if self.newcomers >= clients:
             raise ConfigError(
@@ -67,5 +64,5 @@ class Personal(Validated):
         if self.active and not validation:
             option = f"over={self.over}" if self.over != "none" else f"newcomers={self.newcomers}"
             raise ConfigError(
-                f"personal.{option} needs validation samples of every client's own; add partition.validation=0.2"
+                f"personal.{option} needs validation samples of every client; add partition.validation=0.2"
             )

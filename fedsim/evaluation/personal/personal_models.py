@@ -34,7 +34,7 @@ def plain_rule(rule: LocalRule) -> SGD:
 
 
 class OwnModels:
-    """Makes a cohort's models from what its clients hold.
+    """Computes a cohort's models from the clients' memory.
 
     Args:
         trainer: of the run.
@@ -57,22 +57,21 @@ class OwnModels:
         has_own_columns = len(trainer.model.columns.private) > 0
         if has_own_columns and localize == "sgd":
             raise ConfigError(
-                "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
+                "personal.localize=sgd does not support columns that stay with the client; use localize=rule"
             )
         self.plain = trainer_of(plain_rule(self.rule)) if localize == "sgd" else None
         self.keeps_models = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
 
     @property
     def has_personal(self) -> bool:
-        """Have clients a model of their own?"""
+        """Whether clients have personal models."""
         return self.ruled or self.adapt is not None or self.keeps_models
 
     def personal(
         self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory
     ) -> Predictor:
-        """Of clients that hold rows [n, d] in round t, under the server's model [R, d_s], and remember name → [n, …].
-
-        `memory` is that of the run, where clients keep their own columns.
+        """The personal models of clients with rows [n, d] in round t, server models [R, d_s] and client memory name →
+        [n, …]. `memory` is that of the run, which contains clients' own columns.
         """
         if self.ruled:
             predictor: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
@@ -89,12 +88,15 @@ class OwnModels:
     def after_local_steps(
         self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
-        remember of them."""
+        """Rows [n, d] of clients after the local steps of round t from the carry `start`, and the resulting client
+        memory.
+        """
         lent = memory.read_only()
         return self.trainer.run(start, cohort, t, model, lent).arrived_rows, lent.unwritten
 
     def after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
-        """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
+        """Rows [n, d] after the plain steps of round t from the communicated columns [n, d_s]; `memory` determines the
+        reaction of the data.
+        """
         assert self.plain is not None
         return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived_rows

@@ -1,4 +1,4 @@
-"""What is measured of clients' own models: columns, losses and accuracies on each client's samples, their summaries."""
+"""Scores of clients' own models: losses and accuracies on each client's samples, columns and summaries."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ BLOCK = 4000  # samples of one forward pass
 
 
 class ClientScores:
-    """Scores one predictor per client, on its own validation and training samples, which answer it where data do.
+    """Scores one predictor per client, on its own validation and training samples, which react to it if the shift says
+    so.
 
     Args:
         evaluator: of the run.
-        validation: the validation samples; None for a stream, which draws the same for both.
-        train_samples: most training samples of a client that are looked at.
-
-    Attributes:
-        names: of the scores.
+        validation: the validation samples; None for a stream, which draws the same for both. train_samples: largest
+            number of training samples per client. Attributes: names: of the scores.
     """
 
     def __init__(self, evaluator: Evaluator, validation: ClientData | None, train_samples: int) -> None:
@@ -46,8 +44,9 @@ class ClientScores:
         self.names += self.added
 
     def __call__(self, predictor: Predictor, cohort: Cohort, deployed: Tensor) -> Scores:
-        """Of the cohort's predictors, NaN where a client has no samples; `deployed` [n, d] moves the data where
-        `shift.deploy` is 'round'."""
+        """Scores of the cohort's predictors, NaN for a client without samples; `deployed` [n, d] shifts the data if
+        `shift.deploy` is 'round'.
+        """
         loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
         same_samples = self.validation is self.training
         training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed)[0]
@@ -64,7 +63,7 @@ class ClientScores:
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
         none = deployed.new_zeros(len(metrics.names) if metrics else 0, 0)
-        if not len(cohort):  # a rank may have none of them
+        if not len(cohort):  # a rank may have no rows
             nobody = deployed.new_zeros(0)
             return nobody, nobody if self.evaluator.labelled else None, none
         losses, correct, added = [], [], []
@@ -85,7 +84,7 @@ class ClientScores:
         return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
 
     def _shifted(self, batch: dict[str, Tensor], predictor: Predictor, deployed: Tensor) -> dict[str, Tensor]:
-        """The samples as they answer the predictors, or the server's models."""
+        """The samples, shifted by the predictors or the server's models."""
         shift = self.evaluator.shift
         if not shift.active:
             return batch
@@ -102,9 +101,8 @@ class ClientScores:
 
 
 def summarise(values: np.ndarray, measure: str, better: str | None = None) -> dict[str, float]:
-    """Mean, median and worst tenth over the clients [n] whose value is a number; NaN where there are none.
-
-    `better` is 'higher' or 'lower'; by default what it is for accuracies and losses.
+    """Mean, median and worst tenth over the clients [n] whose value is not NaN; NaN if there are none. `better` is
+    'higher' or 'lower'; by default that of accuracies and losses.
     """
     higher = measure.endswith("accuracy") if better is None else better == "higher"
     values = np.sort(values[~np.isnan(values)])
@@ -120,6 +118,6 @@ def summarise(values: np.ndarray, measure: str, better: str | None = None) -> di
 
 
 def measures(labelled: bool) -> list[str]:
-    """The measures of each model: spread over clients is that of the accuracy where there is one, else of the loss."""
+    """The measures of each model: the spread over clients is that of the accuracy if available, else of the loss."""
     spread = "accuracy" if labelled else "loss"
     return [m for m in MEASURES if m in ("validation_loss", "training_loss") or m.startswith(f"validation_{spread}")]

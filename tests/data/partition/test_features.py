@@ -94,7 +94,9 @@ def test_without_noise_nothing_changes() -> None:
 
 
 def test_what_cannot_be_skewed(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"partition=feature_rotation turns images, but inputs of .* are \[40\]"):
+    with pytest.raises(
+        ConfigError, match=r"partition=feature_rotation rotates images, but inputs of .* have shape \[40\]"
+    ):
         Simulation(FLAT, Linear, clients=3, partition=FeatureRotation())
     wide = Arrays(np.zeros((40, 4, 6), np.uint8), np.arange(40) % 2)
     with pytest.raises(ConfigError, match=r"partition\.turns=4 turns square images, but those of .* are 4×6"):
@@ -105,7 +107,7 @@ def test_what_cannot_be_skewed(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"sigma=-1 must not be negative"):
         FeatureNoise(-1)
     (tmp_path / "a.txt").write_text("to be or not to be. " * 99)
-    with pytest.raises(ConfigError, match=r"partition=feature_noise adds to numbers, and dataset=.* has tokens"):
+    with pytest.raises(ConfigError, match=r"partition=feature_noise adds noise to numbers, but dataset=.* has tokens"):
         Simulation(Text(str(tmp_path / "a.txt"), length=8, clients=2), Linear, clients=2, partition=FeatureNoise())
     numbers = Arrays(np.zeros((40, 1)), np.arange(40.0), task="regression")
     with pytest.raises(ConfigError, match="shift=Location knows the data as they are stored"):

@@ -72,12 +72,12 @@ def test_labels_are_distributed_as_asked() -> None:
 @pytest.mark.parametrize(("distribution", "size", "says"), [
     ([1, 2], None, r"partition\.distribution has the shape \[1, 2\], but there are 5 classes and clients=3"),
     ([[1] * 5] * 2, None, r"has the shape \[2, 5\]"),
-    ([1, -1, 0, 0, 0], None, "must be a row of numbers, not negative"),
+    ([1, -1, 0, 0, 0], None, "must be a row of numbers, nonnegative"),
     ([0] * 5, None, "not all 0"),
-    ([[1, 2], [1]], None, "as long as each other"),
+    ([[1, 2], [1]], None, "rows of equal length"),
     ([1, float("nan"), 0, 0, 0], None, "must be a row of numbers"),
-    ([1, 0, 0, 0, 0], 3000, r"partition\.size=3000 wants 9000 samples of class 0"),
-    ([1, 0, 0, 0, 0, 1], None, "asks for has too few samples"),
+    ([1, 0, 0, 0, 0], 3000, r"partition\.size=3000 needs 9000 samples of class 0"),
+    ([1, 0, 0, 0, 0, 1], None, "a class in partition.distribution has too few"),
 ])  # fmt: skip
 def test_distributions_that_cannot_be(distribution, size, says) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -125,9 +125,9 @@ def test_regions_differ_and_clients_inside_them_do_not() -> None:
 def test_levels_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"clients=3 leaves some of partition\.groups=5 empty"):
         Hierarchical().table(SAMPLES, 3, 0)
-    with pytest.raises(ConfigError, match=r"inner\.validation is not looked at"):
+    with pytest.raises(ConfigError, match=r"inner\.validation is not used"):
         Hierarchical(inner=IID(validation=0.2))
-    with pytest.raises(ConfigError, match=r"partition\.outer='iid' is no partition"):
+    with pytest.raises(ConfigError, match=r"partition\.outer='iid' is not a partition"):
         Hierarchical(outer="iid")
     small = Samples(60, np.repeat([0, 1], [57, 3]))
     with pytest.raises(ConfigError, match=r"group \d has 3 samples for its 5 clients"):
@@ -163,7 +163,7 @@ def test_any_partitioner_with_flowers_interface() -> None:
         partition.table(SAMPLES, 3, 0)
     with pytest.raises(ConfigError, match=r"partition\.partitioner=Halves fails: .*label"):
         partition.table(Samples(10), 2, 0)
-    with pytest.raises(ConfigError, match=r"partitioner=7 is none of Flower's"):
+    with pytest.raises(ConfigError, match=r"partitioner=7 is not a partitioner of Flower"):
         Flwr(7)
 
 

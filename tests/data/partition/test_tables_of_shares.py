@@ -79,7 +79,7 @@ def test_a_validation_split_takes_its_share_of_every_client(data):
         table = Natural(validation=share).table(samples, len(sizes), 3)
     except ConfigError as error:
         assert max(int(n * share + 1e-9) for n in sizes) == 0 or max(sizes) == 1
-        assert f"partition.validation={share} leaves no client a sample" in str(error)  # noqa: PT017
+        assert f"partition.validation={share} leaves no client a validation sample" in str(error)  # noqa: PT017
         return
     for kept, held, everything in zip(parts_of(table), parts_of(table.validation), whole, strict=True):
         n = len(everything)
@@ -109,5 +109,5 @@ def test_every_partition_can_split_off_validation_samples(name):
     table = partition.table(samples_of(200, 5, 4, 1), 5, 2)
     assert table.validation is not None
     assert not set(table.order) & set(table.validation.order)
-    with pytest.raises(ConfigError, match=r"validation=1 leaves nothing"):
+    with pytest.raises(ConfigError, match=r"validation=1 leaves no training samples"):
         type(partition)(validation=1)

@@ -76,10 +76,10 @@ def test_nobody_pays_for_what_is_not_asked() -> None:
 
 
 def test_what_has_no_answer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shift=none data answer no model"):
+    with pytest.raises(ConfigError, match=r"shift=none data do not react to the model"):
         game(shift=None)
     evaluation = EvaluationOptions(diagnostics=["power"])
-    with pytest.raises(ConfigError, match=r"moves the weights of stored ones"):
+    with pytest.raises(ConfigError, match=r"changes the weights of stored samples"):
         Simulation(Digits(), Linear, clients=3, shift=Contribution(form="loss"), evaluation=evaluation)
     with pytest.raises(ConfigError, match="diagnostics='gap'"):
         EvaluationOptions(diagnostics=["gap"])

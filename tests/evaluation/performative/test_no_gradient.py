@@ -49,8 +49,13 @@ def found_by(shift: Shift) -> References:
 def test_a_shift_without_gradient_is_told_where_the_optimum_needs_it(caplog):
     caplog.set_level(logging.INFO)
     assert set(found_by(Detached(0.4))) == {"distance_to_ps"}
-    assert "no distance_to_po: shift=Detached moves the data, but no gradient flows from them to the mod" in caplog.text
-    assert "give it a `respond_differentiably` in operations of torch on theta, or shift.references=none" in caplog.text
+    assert (
+        "no distance_to_po: shift=Detached changes the data, but no gradient flows from the data to the mod"
+        in caplog.text
+    )
+    assert (
+        "give it a `respond_differentiably` with torch operations on theta, or set shift.references=none" in caplog.text
+    )
 
 
 def test_its_smooth_form_is_enough():
@@ -61,5 +66,5 @@ def test_its_smooth_form_is_enough():
 def test_a_shift_in_jumps_has_no_gradient_either():
     run = simulation_of(Jumping())
     risk = Risk(run.model, run.shift, run.data)
-    with pytest.raises(NoReferenceError, match="shift=Jumping moves the data, but no gradient flows"):
+    with pytest.raises(NoReferenceError, match="shift=Jumping changes the data, but no gradient flows"):
         check_gradient(risk, torch.zeros(1, dtype=torch.float64))

@@ -123,7 +123,7 @@ def test_a_point_that_does_not_exist_leaves_its_reason(tmp_path: Path) -> None:
     simulation = Simulation(Pricing(3, 2), Mean, clients=3, shift=Demand(-1.0, 0.0), rounds=1)
     simulation.run(tmp_path, tracking=QUIET)
     said = fedsim.load(tmp_path).summary["references"]["optimal"]
-    assert "falls without bound; give shift.box" in said["verdict"][0]
+    assert "is unbounded below; set shift.box" in said["verdict"][0]
     assert said["risk"] == said["norm"] == said["values"] == [None]
     assert "distance" not in said
 

@@ -1,4 +1,4 @@
-"""Data of one's own: arrays, tables, folders of images, data sets of other libraries."""
+"""Your own data: arrays, tables, folders of images, data sets of other libraries."""
 
 from fedsim.data.datasets.own.arrays import ArrayFiles, Arrays
 from fedsim.data.datasets.own.data import OwnData

@@ -1,4 +1,4 @@
-"""Arrays of one's own: given as they are, or read from an NPZ or safetensors file or a folder of .npy files."""
+"""Your own arrays: passed in Python, or read from an NPZ or safetensors file or a folder of .npy files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NAMES = [f"{role}{half}" for half in ("", "_train", "_test") for role in ROLES]
 
 
 class Arrays(OwnData):
-    """Inputs and targets as lists, NumPy's arrays or tensors.
+    """Inputs and targets as lists, NumPy arrays or tensors.
 
     Args:
         x, y: [N, …] inputs and [N] targets to train on.
-        clients: [N] whose each sample is, by any name; None lets the partition decide.
-        x_test, y_test, clients_test: likewise, to test on.
-        name: what reports call the data.
+        clients: [N] client of each sample, by any name; None: the partition decides.
+        x_test, y_test, clients_test: likewise, for testing.
+        name: the name of the data in reports.
         **options: of `OwnData`.
 
     Example:
@@ -47,16 +47,16 @@ class Arrays(OwnData):
         **options: Any,
     ) -> None:
         if x_test is None and (y_test is not None or clients_test is not None):
-            raise ConfigError(f"dataset={name}: there are test targets or clients, and no test inputs; add x_test")
+            raise ConfigError(f"dataset={name}: there are test targets or clients, but no test inputs; add x_test")
         test = None if x_test is None else Part(f"dataset={name}, test", x_test, y_test, clients_test)
         super().__init__(name, Part(f"dataset={name}", x, y, clients), test, **options)
 
 
 class ArrayFiles(Arrays):
-    """Arrays x [N, …], y [N] and, where samples have owners, clients [N]; x_test, y_test, clients_test are tested on.
+    """Arrays x [N, …], y [N] and, if samples belong to clients, clients [N]; x_test, y_test, clients_test for testing.
 
-    From FILE.npz, FILE.safetensors, or a folder of x.npy, y.npy, …; x.npy stays in its file and is mapped into memory,
-    so it may be larger than that. x_train is another word for x. Nothing is unpickled.
+    From FILE.npz, FILE.safetensors, or a folder of x.npy, y.npy, …; x.npy is memory-mapped, so it may be larger than
+    memory. x_train is a synonym of x. Nothing is unpickled.
 
     Args:
         path: the file or folder.
@@ -70,15 +70,16 @@ class ArrayFiles(Arrays):
         arrays |= {name: contents[name] for name in (f"{role}_test" for role in ROLES) if name in contents}
         if arrays["x"] is None:
             raise MissingDataError(
-                f"{{path}}={file} holds no array x; it has {', '.join(contents) or 'none'}", mentions=("path",)
+                f"{{path}}={file} does not contain an array x; it has {', '.join(contents) or 'none'}",
+                mentions=("path",),
             )
         super().__init__(**arrays, name=file.stem, **options)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The arrays of a file or folder that have one of `NAMES`."""
+    """The arrays of a file or folder whose names are in `NAMES`."""
     if not path.exists():
-        raise MissingDataError(f"{{path}}={path} is not there (looked for {path.resolve()})", mentions=("path",))
+        raise MissingDataError(f"{{path}}={path} does not exist (looked for {path.resolve()})", mentions=("path",))
     try:
         regular_path(path)
         if path.is_dir():
@@ -90,9 +91,7 @@ def read(path: Path) -> dict[str, Any]:
                 return {name: file[name] for name in NAMES if name in file}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        reason = (
-            "it holds objects, which are not unpickled; write words as NumPy's str" if "pickle" in reason else reason
-        )
+        reason = "it holds objects, which are not unpickled; store text as NumPy str" if "pickle" in reason else reason
         raise MissingDataError(f"{{path}}={path} cannot be read: {reason}", mentions=("path",)) from error
     raise ConfigError(
         f"{{path}}={path} must be FILE.npz, FILE.safetensors, or a folder with x.npy and y.npy", mentions=("path",)
@@ -100,6 +99,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def npy(path: Path) -> np.ndarray:
-    """Inputs stay in their file; the rest is read."""
+    """Inputs are memory-mapped; other arrays are read."""
     mapped = path.stem.startswith("x")
     return np.load(regular_path(path), mmap_mode="c" if mapped else None, allow_pickle=False)

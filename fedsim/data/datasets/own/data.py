@@ -1,4 +1,4 @@
-"""A data set of one's own: what every form of it shares, from samples as they were brought to a `Dataset`."""
+"""Base class of your own data sets: converts samples of any source to a `Dataset`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from fedsim.data.datasets.own.targets import TASKS, labels, regression_targets
 
 log = logging.getLogger(__name__)
 
-TEST_FRACTION = 0.2  # where the data bring no test samples
+TEST_FRACTION = 0.2  # if the data have no test samples
 
 Encode = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class OwnData(Dataset):
-    """Samples that were brought, checked: whatever cannot be trained on is one sentence before anything is written.
+    """Your own samples, checked: data that cannot be trained on raise an error before anything is written.
 
-    Labels of any values become 0 … C − 1; what they were called is in `label_names`. Clients of any names become 0 …
+    Labels of any values become 0 … C − 1; their original names are in `label_names`. Clients of any names become 0 …
     m − 1; their names are in `client_names`.
 
     Args:
         task: 'classification', or 'regression' for targets that are numbers (squared loss).
-        classes: C of labels that are 0 … C − 1 already, not all of which need be there; None numbers the labels found.
-        inputs: 'numbers', 'tokens' or 'pixels'; None takes floating-point inputs for numbers and bytes for pixels.
-        channels: of images, 'first' or 'last'; None finds out which of the two it must be.
+        classes: C, if labels are 0 … C − 1 already, not all of which need to occur; None numbers the labels that occur.
+        inputs: 'numbers', 'tokens' or 'pixels'; None: floating-point inputs are numbers and bytes are pixels.
+        channels: of images, 'first' or 'last'; None: inferred from the shape.
         standardise: whether features (of pixels: channels) get mean 0 and variance 1 over the training samples.
-        test_fraction: share of every client's samples (of all, where nobody owns them) held out for testing, ⌊share ·
-            n_i⌋ of them at random; None: 0.2 where the data bring no test samples, else none.
-        min_samples: clients with fewer training samples, before any are held out here, are left out with all they have.
-        seed: of what is held out; the same for every replicate.
+        test_fraction: share of every client's samples (of all samples, if they belong to no client) held out for
+            testing, ⌊share · n_i⌋ at random; None: 0.2 if the data have no test samples, else none.
+        min_samples: clients with fewer training samples (before samples are held out) are excluded with all their
+            samples.
+        seed: of the held-out samples; the same for every replicate.
         augment: random crop and flip of training images.
     """
 
@@ -64,7 +65,7 @@ class OwnData(Dataset):
         encode: Encode | None = None,
     ) -> None:
         if classes == 1:
-            raise ConfigError(key="classes", value=1, needs="leaves nothing to tell apart; give at least 2")
+            raise ConfigError(key="classes", value=1, needs="is fewer than two classes; give at least 2")
         splits = [train] if test is None else [train, test]
         input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
         owners, test_owners, clients = owners_of(splits, [len(x) for x in input_tensors], min_samples)
@@ -81,7 +82,7 @@ class OwnData(Dataset):
                 y[test_indices],
                 None if owners is None else owners[test_indices],
             )
-        if len(kept_indices) < len(x) and not mapped:  # a map is not copied: what is left out is not dealt out
+        if len(kept_indices) < len(x) and not mapped:  # a memory map is not copied
             x, y, owners = x[kept_indices], y[kept_indices], None if owners is None else owners[kept_indices]
         if encode is not None:
             x, test_x = encode(x, test_x)
@@ -114,7 +115,7 @@ class OwnData(Dataset):
 def read(
     sources: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
-    """Inputs and targets of each part as tensors, and what the labels were called: None where targets are numbers."""
+    """Inputs and targets of each part as tensors, and the names of the labels: None if targets are numbers."""
     input_tensors = [tensors.inputs(source, inputs, channels, encoded) for source in sources]
     counts = [len(x) for x in input_tensors]
     require_equal_shapes(sources[-1], "inputs", input_tensors)
@@ -126,7 +127,7 @@ def read(
 
 
 def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The test samples of clients who train: those of others, marked by −1, are left out."""
+    """The test samples of clients that train; those of other clients, marked by −1, are excluded."""
     trained_indices = (owners >= 0).nonzero()[:, 0]
     if len(trained_indices) == len(owners):
         return x, y, owners
@@ -135,31 +136,37 @@ def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def require_equal_shapes(test: Part, noun: str, tensor_list: list[Tensor]) -> None:
-    """Refuse training and test samples of unequal shape or kind."""
+    """Check that training and test samples have equal shape and kind."""
     kinds = [(x.shape[1:], x.is_floating_point()) for x in tensor_list]
     if kinds[0] != kinds[-1]:
         shapes = [f"{list(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for x in tensor_list]
-        raise ConfigError(f"{test.source}: test {noun} are {shapes[-1]}, training {noun} {shapes[0]}; make them alike")
+        raise ConfigError(
+            f"{test.source}: test {noun} are {shapes[-1]}, training {noun} {shapes[0]}; make them the same"
+        )
 
 
 def owners_of(
     sources: list[Part], counts: list[int], min_samples: int
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...] | None]:
-    """Whose the samples are.
+    """The clients to which samples belong.
 
     Returns:
-        [N] the client of every training sample, −1 for those of clients that hold too few; [N_test] the client that
-        each test sample is held out of, −1 likewise, or None where all are other people's; the clients' names. None
-        each where nobody owns anything.
+        [N] the client of every training sample, −1 for clients with too few samples; [N_test] the client of each test
+        sample, −1 likewise, or None if test samples belong to no client; the clients' names. All None if samples do not
+        belong to clients.
     """
     names_by_part = [names(source, count) for source, count in zip(sources, counts, strict=True)]
     of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
-            raise ConfigError(f"{sources[-1].source}: test samples have clients and training samples none; give both")
+            raise ConfigError(
+                f"{sources[-1].source}: test samples have clients but training samples have none; give both"
+            )
         if min_samples > 1:
             raise ConfigError(
-                key="min_samples", value=min_samples, needs="asks for clients, and the data name none; set it to 1"
+                key="min_samples",
+                value=min_samples,
+                needs="needs samples that belong to clients, and these do not; set it to 1",
             )
         return None, None, None
     sizes = collections.Counter(of_train)
@@ -187,16 +194,16 @@ def share_held_out(fraction: float | None, test: Part | None) -> float:
         return TEST_FRACTION if test is None else 0.0
     if fraction and test is not None:
         raise ConfigError(
-            f"{{test_fraction}}={fraction} holds samples out, and the data bring test samples; set it to null",
+            f"{{test_fraction}}={fraction} holds samples out, but the data already have test samples; set it to null",
             mentions=("test_fraction",),
         )
     if fraction == 1:
-        raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
+        raise ConfigError(key="test_fraction", value=1, needs="leaves no training samples; lower it")
     return fraction
 
 
 def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Numbers of the samples that are held out, ⌊share · n_i⌋ at random of every client, and of the rest; ascending."""
+    """Indices of the held-out samples, ⌊share · n_i⌋ at random of every client, and of the others; ascending."""
     draw = rng.generator(seed, rng.Purpose.DATA)
     owner = np.zeros(len(indices), dtype=np.int64) if owners is None else owners[indices].numpy()
     shuffled = np.lexsort((draw.random(len(owner)), owner))
@@ -206,7 +213,7 @@ def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) ->
     out = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
     if not out.any():
         raise ConfigError(
-            f"{{test_fraction}}={share} holds nothing out, since the largest client has {sizes.max()} samples; "
+            f"{{test_fraction}}={share} holds out no sample, since the largest client has {sizes.max()} samples; "
             "raise it, or set it to 0",
             mentions=("test_fraction",),
         )
@@ -214,7 +221,7 @@ def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) ->
 
 
 def check_standardised(x: Tensor, mapped: bool) -> None:
-    """Refuse what cannot be scaled."""
+    """Check that inputs can be standardised."""
     if not x.is_floating_point():
         raise ConfigError(
             "{standardise}=true scales numbers and pixels, but these are tokens; set it to false",
@@ -222,13 +229,14 @@ def check_standardised(x: Tensor, mapped: bool) -> None:
         )
     if mapped:
         raise ConfigError(
-            "{standardise}=true would read the whole file into memory; standardise before it is written, or give bytes",
+            "{standardise}=true would read the whole file into memory; standardise the data before saving them, or "
+            "save bytes",
             mentions=("standardise",),
         )
 
 
 def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Features of mean 0 and variance 1 over the training samples; one that never varies becomes 0."""
+    """Features of mean 0 and variance 1 over the training samples; a constant feature becomes 0."""
     mean, std = train.double().mean(0), train.double().std(0, correction=0)
     varies = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
     scale = torch.where(varies & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)

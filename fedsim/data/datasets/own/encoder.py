@@ -1,4 +1,4 @@
-"""Columns of a table as features: what training rows have settles it, and further rows are encoded as they were."""
+"""Encodes columns of a table as features; the encoding is fitted to the training rows and applied to further rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
 
 class Encoder:
-    """Columns → features; numbers stay, words become codes, and these features 0 or 1.
+    """Columns → features; numbers are kept, categories become codes or one-hot features.
 
     Args:
         feature_names: names of the columns.
-        tables: training and test rows, which together have all words.
+        tables: training and test rows, which together contain all categories.
         categories, max_categories, missing, standardise: see `Table`.
     """
 
@@ -46,7 +46,9 @@ class Encoder:
         )
 
     def _words(self, name: str, tables: list[Columns], categories: str, max_categories: int) -> list[str] | None:
-        """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
+        """The categories of a column, or None for a column of numbers; raises an error for missing values that are not
+        allowed.
+        """
         vocabulary: set[str] = set()
         numeric = True
         for table in tables:
@@ -61,22 +63,21 @@ class Encoder:
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
-            if len(vocabulary) <= max_categories:  # of a column of text what is too much already is enough to refuse it
+            if len(vocabulary) <= max_categories:  # more are not needed for the error below
                 vocabulary |= {str(called_of(value)) for value in values[~gaps].tolist()}
         if numeric:
             return None
         if categories == "refuse":
             word = next(iter(sorted(vocabulary)))
             raise ConfigError(
-                f"{tables[0].source}: column {name!r} holds words, such as {word!r}; leave it out by {{features}}, "
+                f"{tables[0].source}: column {name!r} holds words, such as {word!r}; exclude it with {{features}}, "
                 "or set {categories}=onehot or ordinal",
                 mentions=("features", "categories"),
             )
         if len(vocabulary) > max_categories:
             raise ConfigError(
                 f"{tables[0].source}: column {name!r} holds more than {{max_categories}}={max_categories} different "
-                "words; "
-                "leave it out by {features}, or raise the number",
+                "words; exclude it with {features}, or raise the limit",
                 mentions=("max_categories", "features"),
             )
         return sort_names(vocabulary)
@@ -84,17 +85,17 @@ class Encoder:
     def _check_gaps(self, table: Columns, name: str, gaps: np.ndarray) -> None:
         if gaps.any() and self.missing == "refuse":
             raise ConfigError(
-                f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has no value in column {name!r}; set "
                 "{missing}=drop, mean or median",
                 mentions=("missing",),
             )
         if gaps.all():
             raise ConfigError(
-                f"{table.source}: column {name!r} is empty; leave it out by {{features}}", mentions=("features",)
+                f"{table.source}: column {name!r} is empty; exclude it with {{features}}", mentions=("features",)
             )
 
     def codes(self, part: Columns) -> np.ndarray:
-        """[N, k] float64 numbers, and places of words; NaN where something is missing."""
+        """[N, k] float64 numbers and codes of categories; NaN for missing values."""
         encoded_columns = []
         for name, words in self.words.items():
             numbers = None
@@ -106,26 +107,25 @@ class Encoder:
         return np.column_stack(encoded_columns)
 
     def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is missing filled in by what training rows have, a feature per word, and numbers of mean 0 and variance
-        1 over the training rows."""
+        """Impute missing values by statistics of the training rows, encode categories, and standardise numbers over the
+        training rows.
+        """
         self._transformer = self._column_transformer()
         self._transformer.fit(train.numpy())
         return self._features(train), None if test is None else self._features(test)
 
     def encode(self, table: Columns) -> Tensor:
-        """[n, d] features of other rows.
-
-        Raises:
-            ConfigError: they lack a column or a value, or hold words that the data set does not know.
+        """[n, d] features of other rows. Raises: ConfigError: a column or value is missing, or a word is not a category
+        of the data set.
         """
         lacking = [name for name in self.words if name not in table.of]
         if lacking:
-            raise ConfigError(f"{table.source} lacks the column {lacking[0]!r} of the data set")
+            raise ConfigError(f"{table.source} does not have the column {lacking[0]!r} of the data set")
         codes = self.codes(table)
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
-                f"{table.source}: {table.row_label(row)} has nothing in column {list(self.words)[column]!r}; a data "
+                f"{table.source}: {table.row_label(row)} has no value in column {list(self.words)[column]!r}; a data "
                 "set with "
                 "{missing}=mean or median fills it in",
                 mentions=("missing",),
@@ -133,12 +133,13 @@ class Encoder:
         return self._features(torch.from_numpy(codes))
 
     def _features(self, codes: Tensor) -> Tensor:
-        """[N, k] numbers and places of words → [N, d] features, float32."""
+        """[N, k] numbers and codes → [N, d] features, float32."""
         return torch.from_numpy(self._transformer.transform(codes.numpy())).float()
 
     def _column_transformer(self) -> Any:
-        """Scikit-learn's transformers of the columns. Neighbours of a kind share one: features stand in the order of
-        the table, and a wide table of numbers is one call."""
+        """The scikit-learn transformers of the columns. Adjacent columns of the same kind share one, so features keep
+        the order of the table, and a wide table of numbers takes one call.
+        """
         from sklearn.compose import ColumnTransformer  # here: half a second, which other data need not wait for
         from sklearn.impute import SimpleImputer
         from sklearn.pipeline import make_pipeline
@@ -162,7 +163,7 @@ class Encoder:
 
 
 def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
-    """Refuse a column of dates, lists and the like; its first entry stands for all."""
+    """Raise an error for a column of dates, lists and the like, judged by its first entry."""
     values, row = table[name], int(np.flatnonzero(~gaps)[0])
     kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
     if kind not in ("U", "S", "str", "bytes", "bool"):
@@ -174,7 +175,7 @@ def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
 
 
 def _word_indices(part: Columns, name: str, words: list[str]) -> np.ndarray:
-    """[N] the place of each entry of a column among the words of the data set; NaN where something is missing."""
+    """[N] the code of each entry of a column among the categories of the data set; NaN for missing values."""
     values, gaps = part[name], unknown(part[name])
     index_of = {word: float(number) for number, word in enumerate(words)}
     entries = [str(called_of(value)) for value in values[~gaps].tolist()]
@@ -183,8 +184,8 @@ def _word_indices(part: Columns, name: str, words: list[str]) -> np.ndarray:
             expected = "numbers"
             if words:
                 hint = checks.nearest(word, index_of) or f": {', '.join(words[:12])}"
-                expected = f"the words of the data set{hint}"
-            raise ConfigError(f"{part.source}: column {name!r} holds {word!r}, and {expected} are known")
+                expected = f"a word of the data set{hint}"
+            raise ConfigError(f"{part.source}: column {name!r} holds {word!r}; expected {expected}")
     word_indices = np.full(len(part), np.nan)
     word_indices[~gaps] = [index_of[word] for word in entries]
     return word_indices

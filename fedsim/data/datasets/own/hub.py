@@ -1,4 +1,4 @@
-"""Data sets by Hugging Face's library `datasets`: of the Hub, its cache, saved to disk, or files by its builders."""
+"""Data sets read by the Hugging Face library `datasets`: from the Hub, its cache, disk, or files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SAVED = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `sav
 class Hub(OwnData):
     """Columns of a data set that `datasets.load_dataset` or `load_from_disk` reads. Needs the extra `hub`.
 
-    Without `download` nothing is fetched: what is in the cache is read, what was saved to disk, and local files by the
-    builders csv, json, parquet, imagefolder, …. Labels keep the order and the names of the data set's ClassLabel.
+    Without `download` nothing is downloaded: only the cache, data saved to disk, and local files (builders csv, json,
+    parquet, imagefolder, …) are read. Labels have the order and names of the data set's ClassLabel.
 
     Args:
-        path: of the Hub (`ylecun/mnist`), a folder that `save_to_disk` wrote, or the name of a builder.
-        x: column of inputs (images, lists of numbers), or a list of columns that hold a number each.
+        path: of the Hub (`ylecun/mnist`), a folder written by `save_to_disk`, or the name of a builder.
+        x: column of inputs (images, lists of numbers), or a list of numeric columns.
         y: column of targets.
-        client: column that says whose a sample is; None lets the partition decide.
+        client: column of the sample's client; None: the partition decides.
         config: one of several configurations of the data set.
-        data_files: of a builder: a file, a list of them, or files by split, {train: a.csv, test: b.csv}.
-        train, test: names of the splits; None takes 'test' where there is one, else a share of `train` is held out.
+        data_files: for a builder: a file, a list of files, or files by split, {train: a.csv, test: b.csv}.
+        train, test: names of the splits; None: 'test' if it exists, else a share of `train` is held out.
         size, colours: of images, see `fedsim.data.datasets.ImageFolder`.
-        download: whether to fetch what is not there.
+        download: whether to download missing data.
         **options: of `OwnData`.
     """
 
@@ -57,7 +57,7 @@ class Hub(OwnData):
             test = "test"
         for key, name in (("train", train), ("test", test)):
             if name is not None and name not in splits:
-                raise ConfigError(f"dataset.{key}={name} is no split of {path}; it has {', '.join(splits)}")
+                raise ConfigError(f"dataset.{key}={name} is not a split of {path}; it has {', '.join(splits)}")
         halves = [splits[name] for name in (train, test) if name is not None]
         loaded_splits = [read(f"{path}, {half.split}", half, x, y, client, size, colours) for half in halves]
         names = getattr(halves[0].features[y], "names", None)
@@ -69,7 +69,7 @@ class Hub(OwnData):
 
 
 def load(path: str, config: str | None, data_files: Any, download: bool) -> dict[str, Any]:
-    """The splits of a data set by their names."""
+    """The splits of a data set by name."""
     try:
         import datasets
     except ImportError as error:
@@ -80,7 +80,7 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
     check_files(data_files)
     if config is not None and data_files is not None:
         raise ConfigError(
-            f"{{config}}={config} is of a data set of the Hub, and data_files are read; give one of them",
+            f"{{config}}={config} belongs to a data set of the Hub, but data_files is set too; give one of them",
             mentions=("config",),
         )
     try:
@@ -91,7 +91,7 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
                 location = str(folder) if folder.exists() else path
                 dataset = datasets.load_dataset(location, config, data_files=data_files)
     except Exception as error:  # whatever a library, a damaged file or the network may say
-        remedy = "" if download else "; dataset.download=true fetches what is on the Hub"
+        remedy = "" if download else "; dataset.download=true downloads data sets of the Hub"
         reason = error_text(error)[:300]
         description = f"dataset.path={path} (config={config}, data_files={data_files})"
         raise MissingDataError(f"{description} cannot be read by datasets: {reason}{remedy}") from error
@@ -99,13 +99,13 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
 
 
 def check_files(data_files: Any) -> None:
-    """A file, several, or those of each split."""
+    """Check `data_files`: a file, several files, or files by split."""
     of_splits = list(data_files.values()) if isinstance(data_files, dict) else [data_files]
     for of_split in of_splits:
         for name in of_split if isinstance(of_split, list) and of_split else [of_split]:
             if data_files is not None and (not isinstance(name, str) or not name):
                 raise ConfigError(
-                    f"{{data_files}}={data_files!r} must be a file, a list of files, or those of each split, such as "
+                    f"{{data_files}}={data_files!r} must be a file, a list of files, or files by split, such as "
                     "{train: a.csv, test: b.csv}",
                     mentions=("data_files",),
                 )
@@ -113,7 +113,7 @@ def check_files(data_files: Any) -> None:
 
 @contextlib.contextmanager
 def quiet_hub(online: bool) -> Iterator[None]:
-    """Without progress bars; and, if not online, without a look at the network."""
+    """Disables progress bars and, if not online, access to the network."""
     import datasets
     from huggingface_hub import constants
 
@@ -148,7 +148,9 @@ def read(
         raise ConfigError(key="x", value=[], needs="names no column")
     for key, name in [*(("x", name) for name in input_columns), ("y", y), ("client", client)]:
         if name is not None and name not in split.column_names:
-            raise ConfigError(f"dataset.{key}={name} is no column of {source}; it has {', '.join(split.column_names)}")
+            raise ConfigError(
+                f"dataset.{key}={name} is not a column of {source}; it has {', '.join(split.column_names)}"
+            )
     if not len(split):
         raise ConfigError(f"{source} holds no samples")
     try:
@@ -160,7 +162,8 @@ def read(
         for name, values in zip(input_columns, input_arrays, strict=True):
             if values.ndim != 1:
                 raise ConfigError(
-                    f"{source}: column {name!r} of {{x}} holds more than a number; name it alone", mentions=("x",)
+                    f"{source}: column {name!r} of {{x}} holds more than one number per sample; name it alone",
+                    mentions=("x",),
                 )
         input_arrays = [np.column_stack([array(source, "x", values) for values in input_arrays]).astype(np.float32)]
     pictures = all(map(is_picture, of[input_columns[0]]))

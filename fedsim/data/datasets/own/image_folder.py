@@ -1,4 +1,4 @@
-"""A folder of images, a folder per class: torchvision's ImageFolder layout."""
+"""A folder of images with one subfolder per class: torchvision's ImageFolder layout."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fedsim.data.datasets.own.samples import Part
 
 
 class ImageFolder(OwnData):
-    """Images FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, kept as uint8; or FOLDER/CLASS/*, of which a share is held
-    out.
+    """Images FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, stored as uint8; or FOLDER/CLASS/*, of which a share is held
+    out for testing.
 
     Args:
         path: the folder.
-        size: [height, width] that images are resized to (bilinear); None refuses images of several sizes.
-        colours: 'rgb' or 'grey'; None keeps one channel where all images are grey, else three.
+        size: [height, width] to which images are resized (bilinear); None: all images must have the same size.
+        colours: 'rgb' or 'grey'; None: one channel if all images are grey, else three.
         client: a regular expression that is searched for in a file's path below FOLDER (or below train and test); its
-            first group names the file's client: `([^/_]+)_` takes what stands before the first underscore. None lets
-            the partition decide.
+            first group is the name of the file's client: `([^/_]+)_` matches the part before the first underscore.
+            None: the partition decides.
         **options: of `OwnData`.
     """
 
@@ -46,13 +46,11 @@ class ImageFolder(OwnData):
         folder = Path(path).expanduser()
         if not folder.is_dir():
             raise MissingDataError(
-                f"{{path}}={folder} is no folder (looked for {folder.resolve()})", mentions=("path",)
+                f"{{path}}={folder} is not a folder (looked for {folder.resolve()})", mentions=("path",)
             )
         halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()] or [folder]
         if halves[0].name == "test" and len(halves) == 1:
-            raise MissingDataError(
-                f"{{path}}={folder} has a folder test and none of the name train", mentions=("path",)
-            )
+            raise MissingDataError(f"{{path}}={folder} has a folder test but no folder train", mentions=("path",))
         splits = [read(half, size, colours, pattern) for half in halves]
         name, test = folder.resolve().name, splits[1] if splits[1:] else None
         super().__init__(name, splits[0], test, standardise=standardise, **options)
@@ -65,10 +63,10 @@ def _pattern(client: str | None) -> re.Pattern[str] | None:
     try:
         pattern = re.compile(client)
     except re.error as error:
-        raise ConfigError(f"{{client}}={client} is no regular expression ({error})", mentions=("client",)) from error
+        raise ConfigError(f"{{client}}={client} is not a regular expression ({error})", mentions=("client",)) from error
     if not pattern.groups:
         raise ConfigError(
-            f"{{client}}={client} has no group; put what names the client in brackets", mentions=("client",)
+            f"{{client}}={client} has no group; put the part that names the client in parentheses", mentions=("client",)
         )
     return pattern
 
@@ -80,7 +78,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
     except (FileNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())
         raise MissingDataError(
-            f"{{path}}: {folder} has no images in a folder per class ({reason})", mentions=("path",)
+            f"{{path}}: {folder} has no subfolders of images, one per class ({reason})", mentions=("path",)
         ) from error
     names = [Path(path).relative_to(folder).as_posix() for path, _ in image_folder.samples]
 
@@ -91,7 +89,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split())
             raise MissingDataError(
-                f"{{path}}: {folder / name} is no usable image ({reason})", mentions=("path",)
+                f"{{path}}: {folder / name} is not a readable image ({reason})", mentions=("path",)
             ) from error
 
     with ThreadPoolExecutor() as pool:
@@ -102,7 +100,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
 
 
 def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
-    """[N] whose each file is."""
+    """[N] client of each file."""
     matches = [client.search(name) for name in names]
     for name, match in zip(names, matches, strict=True):
         if match is None or not match[1]:

@@ -22,38 +22,38 @@ from fedsim.data.datasets.text import tokens_of
 
 class LEAF(OwnData):
     """Every user is a client (partition=natural). Inputs are lists of numbers, as FEMNIST's and Synthetic's are, or
-    sequences of one length whose target is the next character, as Shakespeare's are: these become numbers of
+    sequences of equal length whose target is the next character, as Shakespeare's are: these become indices of
     characters in `alphabet`, as in `fedsim.data.datasets.Text`, whose classes are 0 for characters that occur in no
-    training sequence and one for each other. Sent140's and Reddit's texts of several lengths and CelebA's names of
-    files are refused.
+    training sequence and one for each other character. Not supported: texts of different lengths (Sent140, Reddit) and
+    file names (CelebA).
 
-    Read from all files FOLDER/train/*.json and FOLDER/test/*.json, as LEAF's preprocessing writes them; or from
-    FOLDER/*.json, or one file, of whose samples `test_fraction` is held out. Test users who train nothing (LEAF's split
-    by user) test everybody's model.
+    Reads FOLDER/train/*.json and FOLDER/test/*.json, as written by LEAF's preprocessing; or FOLDER/*.json, or one file,
+    of whose samples `test_fraction` is held out. Test users without training data (LEAF's split by user) form a common
+    test set.
 
     Args:
         path: the folder or file.
-        shape: of an input, such as [1,28,28]; None takes inputs as they are.
+        shape: of an input, such as [1,28,28]; None: unchanged.
         **options: of `OwnData`.
 
     Attributes:
-        alphabet: characters of the training sequences, sorted; empty where inputs are numbers.
+        alphabet: characters of the training sequences, sorted; empty if inputs are numbers.
     """
 
     def __init__(self, path: str, shape: Sequence[int] | None = None, **options: Any) -> None:
         root = Path(path).expanduser()
         if not root.exists():
-            raise MissingDataError(f"{{path}}={root} is not there (looked for {root.resolve()})", mentions=("path",))
+            raise MissingDataError(f"{{path}}={root} does not exist (looked for {root.resolve()})", mentions=("path",))
         halves = [root / half for half in ("train", "test")]
         if halves[1].is_dir() and not halves[0].is_dir():
-            raise MissingDataError(f"{{path}}={root} has a folder test and none of the name train", mentions=("path",))
+            raise MissingDataError(f"{{path}}={root} has a folder test but no folder train", mentions=("path",))
         train = halves[0] if halves[0].is_dir() else root
         splits = [read(train), *([read(halves[1])] if train != root and halves[1].is_dir() else [])]
         self.alphabet = ""
         if splits[0].x.dtype.kind == "U":
             if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
                 raise ConfigError(
-                    f"{{path}}={root} holds text, whose shape, classes and task follow from it; set {{shape}} "
+                    f"{{path}}={root} holds text, which determines shape, classes and task; set {{shape}} "
                     "and {classes} to null and {task} to classification",
                     mentions=("path", "shape", "classes", "task"),
                 )
@@ -73,19 +73,23 @@ def read(location: Path) -> Part:
     for file in files:
         for user, samples in users(file):
             if user in samples_by_user:
-                raise ConfigError(f"{file}: user {user!r} stands in another file too; keep one of them")
+                raise ConfigError(f"{file}: user {user!r} also occurs in another file; keep one of them")
             samples_by_user[user] = samples
     nonempty_users = {user: samples for user, samples in samples_by_user.items() if len(samples[1])}
     if not nonempty_users:
         raise ConfigError(f"{location}: no user has samples")
     if len({x.dtype.kind for x, _ in nonempty_users.values()}) > 1:
-        raise ConfigError(f"{location}: some users have numbers in x and others text; make them alike")
+        raise ConfigError(f"{location}: some users have numbers in x and others text; use one kind")
     if len(widths := {x.dtype.itemsize for x, _ in nonempty_users.values() if x.dtype.kind == "U"}) > 1:
-        raise ConfigError(f"{location}: users' sequences have {len(widths)} different lengths; make them alike")
+        raise ConfigError(
+            f"{location}: users' sequences have {len(widths)} different lengths; make them the same length"
+        )
     shapes = {x.shape[1:] for x, _ in nonempty_users.values()}
     if len(shapes) > 1:
         shape_names = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
-        raise ConfigError(f"{location}: x is ragged, its entries differ in shape ({shape_names}); make them alike")
+        raise ConfigError(
+            f"{location}: x is ragged: its entries differ in shape ({shape_names}); make the shapes equal"
+        )
     names, ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
 
     def sample_label(number: int) -> str:
@@ -105,10 +109,12 @@ def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
         reason = " ".join(str(error).split())
         raise MissingDataError(f"{{path}}: {file} cannot be read as JSON ({reason})", mentions=("path",)) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file}: LEAF's files hold users and user_data; this is a {type(content).__name__}")
+        raise ConfigError(
+            f"{file}: a LEAF file holds an object with users and user_data; this is a {type(content).__name__}"
+        )
     user_names, counts, data = (content.get(key) for key in ("users", "num_samples", "user_data"))
     if not isinstance(user_names, list) or not isinstance(data, dict):
-        raise ConfigError(f"{file}: LEAF's files hold a list users and an object user_data, not {', '.join(content)}")
+        raise ConfigError(f"{file}: a LEAF file holds a list users and an object user_data, not {', '.join(content)}")
     if counts is not None and (not isinstance(counts, list) or len(counts) != len(user_names)):
         raise ConfigError(f"{file}: num_samples must have a number for each of the {len(user_names)} users")
     user_samples = []
@@ -122,14 +128,14 @@ def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
             )
         if counts is not None and counts[index] != len(user_data["y"]):
             raise ConfigError(
-                f"{file}: num_samples says {counts[index]} of user {name!r}, who has {len(user_data['y'])}"
+                f"{file}: num_samples is {counts[index]} for user {name!r}, who has {len(user_data['y'])} samples"
             )
         user_samples.append((name, samples(f"{file}, user {name}", user_data["x"], user_data["y"])))
     return user_samples
 
 
 def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """One user's."""
+    """Inputs and targets of one user."""
     inputs = array(source, "x", x)
     targets = array(source, "y", y)
     if len(x) and inputs.dtype.kind == "U" and inputs.ndim == 1:
@@ -137,28 +143,29 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
         if len(lengths) == 1 and all(isinstance(target, str) and len(target) == 1 for target in y):
             return inputs, targets
         raise ConfigError(
-            f"{source}: x holds words such as {x[0][:20]!r}, and of text dataset=leaf reads sequences of one length "
-            "with a character as target, as Shakespeare's; read files of images by dataset=image_folder, and give "
-            "other texts as lists of numbers"
+            f"{source}: x holds words such as {x[0][:20]!r}; as text, dataset=leaf reads sequences of equal length "
+            "with a character as target (Shakespeare); read image files with dataset=image_folder, and convert "
+            "other texts to lists of numbers"
         )
     if len(x) and inputs.dtype.kind not in "iufb":
         kind = "lists of words" if inputs.dtype.kind == "U" else type(inputs.item(0)).__name__
         raise ConfigError(
-            f"{source}: x holds {kind}, as Sent140's and Reddit's do, and dataset=leaf reads numbers and Shakespeare's "
-            "sequences; give each text as a list of numbers, all of one length"
+            f"{source}: x holds {kind}, as Sent140's and Reddit's do, but dataset=leaf reads numbers and Shakespeare's "
+            "sequences; convert each text to a list of numbers, all of equal length"
         )
     return inputs.astype(np.float32), targets
 
 
 def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
-    """The alphabet of the training sequences, and all parts with numbers of characters in the place of characters."""
+    """The alphabet of the training sequences, and all parts with characters replaced by their indices."""
     codes = [[_codes(values) for values in (source.x, source.y)] for source in sources]
     code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
     alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
     lengths = {x.shape[1] for x, _ in codes}
     if len(lengths) > 1:
         raise ConfigError(
-            f"{sources[-1].source}: test sequences have another length than training sequences; make them alike"
+            f"{sources[-1].source}: test sequences have a different length from training sequences; make the lengths "
+            "equal"
         )
     token_arrays = [[tokens_of(values, code_points) for values in part_codes] for part_codes in codes]
     token_parts = [
@@ -174,7 +181,7 @@ def _codes(texts: np.ndarray) -> np.ndarray:
 
 
 def reshape_inputs(source: Part, shape: Sequence[int]) -> Part:
-    """The same inputs in a shape."""
+    """The inputs in another shape."""
     sizes = [checks.whole_number("shape", size) for size in shape]
     if math.prod(sizes) != math.prod(source.x.shape[1:]):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Pictures as somebody brings them, made bytes of one shape: several sizes are refused, or resized as asked."""
+"""Conversion of images to bytes of one shape: different sizes raise an error, unless a size is set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDE = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
 
 
 def check_options(size: Sequence[int] | None, colours: str | None) -> None:
-    """Refuse what no picture can be made."""
+    """Check the size and colours of images."""
     if size is not None:
         if len(size) != 2:
             raise ConfigError(f"{{size}}={list(size)} must be two numbers, height and width", mentions=("size",))
@@ -28,13 +28,11 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
 
 
 def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
-    """[H, W, 3] uint8 of one picture, resized (bilinear) if asked; and whether it is grey.
-
-    Raises:
-        ValueError: where its pixels are more than bytes.
+    """[H, W, 3] uint8 of one image, resized (bilinear) if a size is set; and whether it is grey. Raises: ValueError:
+    its pixels are not bytes.
     """
     if image.mode in WIDE:
-        raise ValueError(f"its pixels are no bytes (mode {image.mode})")
+        raise ValueError(f"its pixels are not bytes (mode {image.mode})")
     grey = image.mode in GREY
     image = image.convert("RGB")
     if size is not None and image.size != (size[1], size[0]):
@@ -45,10 +43,8 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
 def stack_images(
     source: str, images_by_name: Iterable[tuple[str, tuple[np.ndarray, bool]]], colours: str | None
 ) -> np.ndarray:
-    """[N, H, W, C] uint8 of all pictures, each with what it is called; one channel where all are grey, or are made so.
-
-    Raises:
-        ConfigError: where they differ in size.
+    """[N, H, W, C] uint8 of all images, given with their names; one channel if all are or become grey. Raises:
+    ConfigError: they differ in size.
     """
     images: list[np.ndarray] = []
     first, grey = "", True
@@ -71,10 +67,10 @@ def stack_images(
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
-    """[H, W, 1] of [H, W, 3], as Pillow weighs colours."""
+    """[H, W, 1] from [H, W, 3], with Pillow's weights of colours."""
     return np.asarray(Image.fromarray(image).convert("L"))[..., None]
 
 
 def is_picture(value: Any) -> bool:
-    """Is it one of Pillow's?"""
+    """Whether it is a Pillow image."""
     return isinstance(value, Image.Image)

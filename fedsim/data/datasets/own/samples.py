@@ -1,5 +1,4 @@
-"""Samples as somebody brings them (lists, NumPy's arrays, tensors), checked and made tensors: one sentence for whatever
-no model could be trained on."""
+"""Checks of your own samples (lists, NumPy arrays, tensors) and their conversion to tensors."""
 
 from __future__ import annotations
 
@@ -24,20 +23,20 @@ SINGLE = (
     str, bytes, numbers.Number, np.generic, type(None), datetime.date, datetime.time, datetime.timedelta,
     pathlib.PurePath, enum.Enum,
 )  # fmt: skip
-AT_ONCE = 2**24  # numbers that are looked at together, where there may be more than memory holds
+AT_ONCE = 2**24  # numbers that are checked at once, since there may be more than memory holds
 
 
 @dataclass
 class Part:
-    """The training or the test samples, as they were brought.
+    """The training or the test samples, before conversion.
 
     Attributes:
-        source: where they are from, for messages.
+        source: their origin, for messages.
         x: [N, …] inputs: an array, a tensor, lists; a memory map is never read whole.
         y: [N, …] targets of any kind, or None.
-        clients: [N] whose they are, of any kind, or None.
-        sample_label: what the sample with this number is called in messages.
-        channels: where images have them, if the form of the data says so.
+        clients: [N] their clients, of any type, or None.
+        sample_label: the name in messages of the sample with this number.
+        channels: position of image channels, if the data format defines it.
     """
 
     source: str
@@ -49,15 +48,13 @@ class Part:
 
     @property
     def mapped(self) -> bool:
-        """Does the input lie in a file that is mapped into memory?"""
+        """Whether the input is a memory-mapped file."""
         return isinstance(self.x, np.memmap)
 
 
 def array(source: str, name: str, values: Any) -> np.ndarray:
-    """An array of numbers, words, or (last) objects, of whatever was brought.
-
-    Raises:
-        ConfigError: where entries differ in shape.
+    """Convert any sequence to an array of numbers, words or, failing these, objects. Raises: ConfigError: entries
+    differ in shape.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -76,21 +73,21 @@ def array(source: str, name: str, values: Any) -> np.ndarray:
     if len(shapes) > 1:
         shape_names = sorted({str(list(shape_of(value))) for value in listed})[:2]
         raise ConfigError(
-            f"{source}: {name} is ragged, its entries differ in shape ({' and '.join(shape_names)}); make them alike"
+            f"{source}: {name} is ragged: its entries differ in shape ({' and '.join(shape_names)}); make them alike"
         )
     kinds = {type(value) for value in listed}
-    mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would turn 1 into '1' without a word
+    mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would silently turn 1 into '1'
     return np.array(listed, dtype=object) if mixed else np.asarray(listed)
 
 
 def _refuse_masked(source: str, name: str, value: Any) -> None:
-    """Refuse a masked array that hides something: NumPy would give what is behind the mask."""
+    """Raise an error for a masked array with masked values: NumPy would use the values under the mask."""
     if np.ma.is_masked(value):
         raise ConfigError(f"{source}: {name} is a masked array with masked values; fill them in, or leave them out")
 
 
 def _is_rectangular(listed: list[Any]) -> bool:
-    """Has every entry a shape?"""
+    """Whether all entries have the same shape."""
     try:
         for value in listed:
             np.shape(value)
@@ -100,7 +97,7 @@ def _is_rectangular(listed: list[Any]) -> bool:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of an entry; of a ragged one that of its outside."""
+    """The shape of an entry; for a ragged one, its outer dimensions."""
     try:
         return tuple(np.shape(value))
     except ValueError:
@@ -111,13 +108,10 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
     """[N, …] inputs: uint8 pixels with channels first, floating-point numbers, or int64 tokens.
 
     Args:
-        samples: whose.
-        kind: 'numbers', 'tokens' or 'pixels'; None takes floats for numbers and bytes for pixels.
-        channels: of images, 'first' or 'last'; None finds out which of them holds 1, 3 or 4.
-        gaps: whether NaN may stand for what is missing.
-
-    Raises:
-        ConfigError: where they are no numbers, or not finite, or nothing.
+        samples: the samples.
+        kind: 'numbers', 'tokens' or 'pixels'; None: floats are numbers, and bytes are pixels.
+        channels: of images, 'first' or 'last'; None: the dimension of size 1, 3 or 4.
+        gaps: whether NaN may mark missing values. Raises: ConfigError: they are not numbers, not finite, or empty.
     """
     source, x, channels = samples.source, array(samples.source, "x", samples.x), samples.channels or channels
     if not x.ndim or not len(x):
@@ -140,14 +134,14 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
 
 
 def _numeric(source: str, x: np.ndarray) -> np.ndarray:
-    """[N, …] numbers in this machine's byte order, at least one of them in a sample."""
+    """[N, …] numbers in this machine's byte order, at least one per sample."""
     if x.dtype.kind not in "iuf":
-        raise ConfigError(f"{source}: x holds {_kind_text(x)}, and inputs are numbers; encode them first")
+        raise ConfigError(f"{source}: x holds {_kind_text(x)}, but inputs must be numbers; encode them first")
     if x.ndim == 1:
         x = x[:, None]
     if 0 in x.shape:
         raise ConfigError(f"{source}: x has the shape {list(x.shape)}, so its samples are empty")
-    if not x.dtype.isnative:  # PyTorch refuses the other byte order
+    if not x.dtype.isnative:  # PyTorch does not support the other byte order
         x = x.astype(x.dtype.newbyteorder("="))
     return x
 
@@ -168,11 +162,11 @@ def _floats(x: np.ndarray) -> Tensor:
 
 
 def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
-    """What inputs are."""
+    """The kind of the inputs."""
     if kind is None and x.dtype.kind != "f" and x.dtype != np.uint8:
         raise ConfigError(
-            f"{source}: x holds whole numbers ({x.dtype}); say by {{inputs}} whether they are numbers, or tokens "
-            "that stand for something else",
+            f"{source}: x holds whole numbers ({x.dtype}); set {{inputs}} to numbers, or to tokens if they encode "
+            "something else",
             mentions=("inputs",),
         )
     kind = kind or ("numbers" if x.dtype.kind == "f" else "pixels")
@@ -187,7 +181,7 @@ def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
 
 
 def _owned(x: np.ndarray) -> np.ndarray:
-    """What PyTorch may write to as far as it knows; a map of a file stays one."""
+    """An array that PyTorch accepts as writable; a memory map stays one."""
     return x if x.flags.writeable and all(stride >= 0 for stride in x.strides) else x.copy()
 
 
@@ -200,15 +194,15 @@ def images(source: str, x: Tensor, channels: str | None) -> Tensor:
     first, last = x.shape[1] in COLOURS, x.shape[3] in COLOURS
     if channels is None and first == last:
         raise ConfigError(
-            f"{source}: images {list(x.shape)} have their channels first or last, and neither can be seen; say "
-            "{channels}=first or last",
+            f"{source}: whether images {list(x.shape)} have their channels first or last cannot be inferred; "
+            "set {channels}=first or last",
             mentions=("channels",),
         )
     return x.movedim(3, 1) if channels == "last" or (channels is None and last) else x
 
 
 def pieces(x: Any) -> list[slice]:
-    """Slices of samples that are few enough to be looked at together."""
+    """Slices of samples that are small enough to be checked at once."""
     step = max(1, AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
@@ -221,16 +215,14 @@ def require_finite(samples: Part, x: Tensor) -> None:
             number = pick.start + int(bad.nonzero()[0, 0])
             value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
             raise ConfigError(
-                f"{samples.source}: {samples.sample_label(number)} holds {value} in x; leave such samples out, or "
-                "fill them in"
+                f"{samples.source}: {samples.sample_label(number)} holds {value} in x; exclude such samples, or impute "
+                "the value"
             )
 
 
 def names(samples: Part, count: int) -> list[str] | None:
-    """[N] the name of everyone's client, as it is written in the data; None where nobody says.
-
-    Raises:
-        ConfigError: where there are more or fewer of them than samples, or one is missing.
+    """[N] the name of each sample's client as in the data; None if the data name no clients. Raises: ConfigError: there
+    is not one per sample, or one is missing.
     """
     if samples.clients is None:
         return None
@@ -240,19 +232,19 @@ def names(samples: Part, count: int) -> list[str] | None:
             f"{samples.source}: clients has the shape {list(clients.shape)} for {count} samples; give one client per "
             "sample"
         )
-    check_names(samples.source, "clients", clients, "name each sample's client by a word or a number")
+    check_names(samples.source, "clients", clients, "give each sample's client as a word or a number")
     sample_clients = [called_of(value) for value in clients.tolist()]
     missing = next((number for number, name in enumerate(sample_clients) if name is None), None)
     if missing is not None:
-        raise ConfigError(f"{samples.source}: {samples.sample_label(missing)} has no client; name one, or leave it out")
+        raise ConfigError(
+            f"{samples.source}: {samples.sample_label(missing)} has no client; give one, or exclude the sample"
+        )
     return [str(name) for name in sample_clients]
 
 
 def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None:
-    """Refuse entries that are no single value, such as the dictionaries of detection: their text is no name.
-
-    Args:
-        source, name: where they are from, and what they are, for messages.
+    """Raise an error for entries that are not a single value, such as the dictionaries of detection data sets. Args:
+    source, name: their origin and name, for messages.
         values: [N, …] entries of any kind.
         remedy: what would work.
     """
@@ -262,16 +254,16 @@ def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None
     if odd is None:
         return
     keys = f" with the keys {', '.join(map(str, list(odd)[:4]))}" if isinstance(odd, Mapping) else ""
-    raise ConfigError(f"{source}: {name} holds {type(odd).__name__} objects{keys}, and not one value each; {remedy}")
+    raise ConfigError(f"{source}: {name} holds {type(odd).__name__} objects{keys}, not one value each; {remedy}")
 
 
 def _missing(value: Any) -> bool:
-    """Does it stand for no value? pandas' NA and NaT do, whose kinds are not known here."""
+    """Whether it marks a missing value, including pandas' NA and NaT, whose types are not imported here."""
     return type(value).__name__ in ("NAType", "NaTType")
 
 
 def called_of(value: Any) -> str | None:
-    """A client's or a label's name; None where there is none. A whole number that became 3.0 on its way is 3."""
+    """The name of a client or label; None if missing. An integer that was converted to 3.0 is named 3."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if value is None or value != value or (isinstance(value, str) and not value.strip()):
@@ -282,13 +274,13 @@ def called_of(value: Any) -> str | None:
 
 
 def sort_names(client_names: set[str]) -> list[str]:
-    """Names in order: whole numbers by size, anything else by the alphabet."""
+    """Sorted names: integers by size, others alphabetically."""
     all_integers = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in client_names)
     return sorted(client_names, key=lambda name: (int(name), name)) if all_integers else sorted(client_names)
 
 
 def _kind_text(x: np.ndarray) -> str:
-    """The kind of an array's entries in a word."""
+    """The kind of an array's entries, in words."""
     if x.dtype == object:
         return type(next(iter(x.flat))).__name__
     return {"U": "words", "S": "words", "c": "complex numbers", "M": "dates", "m": "durations"}.get(

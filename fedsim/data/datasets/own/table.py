@@ -1,4 +1,4 @@
-"""Tables of one's own: rows are samples, columns are features, target, client and split, by name."""
+"""Your own tables: rows are samples; columns, chosen by name, are features, target, client and split."""
 
 from __future__ import annotations
 
@@ -24,29 +24,26 @@ TRAIN, TEST = ("train", "training"), ("test", "testing")
 
 
 class Table(OwnData):
-    """Rows of a CSV file, a Parquet file (extra `table`) or a data frame; columns are meant by their names.
-
-    A column all of whose entries are numbers is a feature as it is; one of words is a category. What is empty, NA,
-    N/A, NaN, null, None or ? is missing. Clients and labels are taken as they are written: 007 stays 007.
+    """Rows of a CSV file, a Parquet file (extra `table`) or a data frame; columns are referred to by name. A column
+    whose entries are all numbers is a numeric feature; a column of words is categorical. Missing values are empty
+    fields, NA, N/A, NaN, null, None or ?. Clients and labels are taken literally: 007 stays 007.
 
     Args:
         path: of the file; in Python also a data frame (pandas, polars, pyarrow) or a mapping from names to columns.
-        target: column that is predicted.
-        features: columns to predict it from; None takes all that have no other role.
-        client: column that says whose a row is; None lets the partition decide.
-        split: column that says 'train' or 'test'; None holds out `test_fraction`.
-        test_path: a second table, of rows to test on.
-        categories: 'onehot' makes of a column of words a feature 0 or 1 per word; 'ordinal' numbers the words in
-            alphabetical order; 'refuse' wants numbers.
-        max_categories: a column with more different words is refused: it is text, or an id.
-        missing: what becomes of missing features: 'refuse'; 'drop' leaves out the row; 'mean' and 'median' put that of
-            the training rows in the place of numbers, and the most frequent word in that of words.
-        strategic: columns that people change to please a model (shift=strategic); None for none.
-        separator: between the columns of a CSV file; None finds out which of , ; tab and | it is.
+        target: column to predict. features: columns of features; None: all columns without another role. client: column
+            of the row's client; None: the partition decides. split: column with 'train' or 'test'; None:
+            `test_fraction` is held out. test_path: a second table with the test rows.
+        categories: 'onehot' converts a categorical column to one feature 0 or 1 per category; 'ordinal' numbers the
+            categories in alphabetical order; 'refuse' raises an error.
+        max_categories: a column with more categories raises an error, since it is probably text or an identifier.
+            missing: treatment of missing features: 'refuse' raises an error; 'drop' drops the row; 'mean' and 'median'
+            impute numbers by that of the training rows, and categories by the most frequent one. strategic: columns
+            that people change strategically in response to a model (shift=strategic); None: none. separator: of the
+            columns of a CSV file; None: inferred among , ; tab and |.
         **options: of `OwnData`.
 
     Attributes:
-        feature_names: [d] what every feature is called; 'column=word' where it says that a word is there.
+        feature_names: [d] name of every feature; 'column=word' for one-hot features.
 
     Example:
         >>> people = {"age": [31, 52, 44], "job": ["cook", "smith", "cook"], "ill": ["no", "yes", "yes"]}
@@ -73,11 +70,11 @@ class Table(OwnData):
     ) -> None:
         if split is not None and test_path is not None:
             raise ConfigError(
-                f"{{split}}={split} and {{test_path}}={test_path} both say what is tested; give one",
+                f"{{split}}={split} and {{test_path}}={test_path} both define test rows; set only one",
                 mentions=("split", "test_path"),
             )
         if separator is not None and len(separator) != 1:
-            raise ConfigError(f"{{separator}}={separator!r} must be a single sign", mentions=("separator",))
+            raise ConfigError(f"{{separator}}={separator!r} must be a single character", mentions=("separator",))
         first = columns(path, separator)
         tables = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
         roles = {"target": target, "client": client, "split": split}
@@ -87,7 +84,9 @@ class Table(OwnData):
         for table in tables:
             if (missing_mask := unknown(table[target])).any():
                 row = table.row_label(int(np.flatnonzero(missing_mask)[0]))
-                raise ConfigError(f"{table.source}: {row} has nothing in column {target!r}, the target; leave it out")
+                raise ConfigError(
+                    f"{table.source}: {row} has no value in column {target!r}, the target; remove the row"
+                )
         encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
             tables = _split_by_column(tables[0], split)
@@ -102,51 +101,49 @@ class Table(OwnData):
         self.strategic = None if strategic is None else self._numbers(strategic)
 
     def encode(self, rows: Any) -> Tensor:
-        """[n, d] what a model is given for other rows, encoded and standardised as the training rows were.
-
-        Args:
-            rows: a path, a data frame, or a mapping from names to columns; other columns are passed over.
-
-        Raises:
-            ConfigError: a column or a value is missing, or a word is none of the data set's.
+        """[n, d] the model's input for other rows, encoded and standardised like the training rows. Args: rows: a path,
+        a data frame, or a mapping from names to columns; other columns are ignored. Raises: ConfigError: a column or
+        value is missing, or a word is not a category of the data set.
         """
         return self._encoder.encode(columns(rows, self._separator, "rows"))
 
     def _numbers(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Places of features."""
+        """Positions of features."""
         for name in names:
             if name not in self.feature_names:
                 near = checks.nearest(str(name), self.feature_names)
-                raise ConfigError(f"{{strategic}} names {name!r}, which is no feature{near}", mentions=("strategic",))
+                raise ConfigError(
+                    f"{{strategic}} names {name!r}, which is not a feature{near}", mentions=("strategic",)
+                )
         return tuple(self.feature_names.index(name) for name in names)
 
 
 def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
-    """The columns that are features."""
+    """The names of the feature columns."""
     for table in tables:
         column_names = list(table.of)
         role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
         for key, name in [*role_options, *(("dataset.features", name) for name in requested or ())]:
             if name not in column_names:
                 near = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
-                raise ConfigError(f"{key}={name} is no column of {table.source}{near}")
+                raise ConfigError(f"{key}={name} is not a column of {table.source}{near}")
     role_columns = [name for name in roles.values() if name is not None]
     if len(set(role_columns)) < len(role_columns):
         raise ConfigError(
-            f"{{target}}, client and split are {', '.join(role_columns)}; a column has one of these roles",
+            f"{{target}}, client and split are {', '.join(role_columns)}; a column can have only one of these roles",
             mentions=("target",),
         )
     if requested is None:
         feature_names = [name for name in tables[0].of if name not in role_columns]
         lacking = [name for name in feature_names if name not in tables[-1].of]
         if lacking:
-            raise ConfigError(f"{tables[-1].source} lacks the column {lacking[0]!r} of {tables[0].source}")
+            raise ConfigError(f"{tables[-1].source} does not have the column {lacking[0]!r} of {tables[0].source}")
     else:
         feature_names = list(dict.fromkeys(requested))
         double = next((name for name in feature_names if name in role_columns), None)
         if double is not None:
             raise ConfigError(
-                f"{{features}} names {double!r}, which has another role; leave it out", mentions=("features",)
+                f"{{features}} names {double!r}, which has another role; remove it", mentions=("features",)
             )
     if not feature_names:
         raise ConfigError(f"{tables[0].source}: there is no column to predict {roles['target']!r} from")
@@ -154,11 +151,11 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
 
 
 def _drop_incomplete(table: Columns, column_names: list[str]) -> Columns:
-    """The rows that lack no feature."""
+    """The rows without missing features."""
     gaps = np.any([unknown(table[name]) for name in column_names], axis=0)
     if gaps.all():
         raise ConfigError(
-            f"{table.source}: {{missing}}=drop leaves no row; leave a column out by {{features}}",
+            f"{table.source}: {{missing}}=drop leaves no row; exclude a column with {{features}}",
             mentions=("missing", "features"),
         )
     return table.rows(np.flatnonzero(~gaps))
@@ -170,14 +167,13 @@ def _split_by_column(table: Columns, split: str) -> list[Columns]:
     invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(
-            f"{table.source}: {table.row_label(invalid_row)} says {table[split][invalid_row]!r} in column {split!r}; "
-            "make it "
-            "train or test"
+            f"{table.source}: {table.row_label(invalid_row)} has {table[split][invalid_row]!r} in column {split!r}; "
+            "it must be train or test"
         )
     of_test = np.isin(split_words, TEST)
     if of_test.all() or not of_test.any():
         only = "test" if of_test.all() else "train"
         raise ConfigError(
-            f"{table.source}: every row says {only} in column {split!r}; give rows of both, or set it to null"
+            f"{table.source}: all rows have {only} in column {split!r}; both must occur, or set it to null"
         )
     return [table.rows(np.flatnonzero(~of_test)), table.rows(np.flatnonzero(of_test))]

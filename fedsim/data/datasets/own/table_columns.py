@@ -15,17 +15,13 @@ from fedsim.data.datasets.own.samples import called_of
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
 SEPARATORS = (",", ";", "\t", "|")
-MOST_OPEN = 2**20  # signs of a field of a CSV file: one that is never closed takes all the rest
+MOST_OPEN = 2**20  # characters of a field of a CSV file: a quote that is never closed takes all the rest
 
 
 @dataclass
 class Columns:
-    """A table, read.
-
-    Attributes:
-        source: where it is from, for messages.
-        of: the columns by their names, [N] each, as they were read: words of a CSV file stay words.
-        row_label: what row n is called in messages.
+    """The columns of a table. Attributes: source: its origin, for messages. of: the columns by name, [N] each, as read:
+    columns of a CSV file are strings. row_label: the name of row n in messages.
     """
 
     source: str
@@ -36,7 +32,7 @@ class Columns:
         return len(next(iter(self.of.values()), ()))
 
     def rows(self, positions: np.ndarray) -> Columns:
-        """The same columns of these rows."""
+        """These rows of the table."""
         row_name = self.row_label
         return Columns(
             self.source, {k: v[positions] for k, v in self.of.items()}, lambda n: row_name(int(positions[n]))
@@ -47,15 +43,13 @@ class Columns:
 
 
 def columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
-    """What somebody gave, as columns: a path, a data frame (of pandas, polars or pyarrow), a mapping.
-
-    Raises:
-        ConfigError: where it cannot be read, or is no table.
+    """Read the columns of a path, a data frame (pandas, polars or pyarrow) or a mapping. Raises: ConfigError: it cannot
+    be read, or is not a table.
     """
     if isinstance(table, (str, Path)):
         path = Path(table).expanduser()
         if not path.is_file():
-            raise MissingDataError(f"{key}={path} is no file (looked for {path.resolve()})")
+            raise MissingDataError(f"{key}={path} is not a file (looked for {path.resolve()})")
         if path.suffix.lower() in (".parquet", ".pq"):
             return _checked(Columns(str(path), _parquet(path, key), "row {}".format))
         return _csv(path, separator, key)
@@ -65,7 +59,8 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
             raise ConfigError(
-                f"{key} is a {type(table).__name__} and no table; give a path, a data frame, or a mapping to columns"
+                f"{key} is a {type(table).__name__}, not a table; give a path, a data frame, or a mapping from names "
+                "to columns"
             )
         arrays = {str(name): _column(table[name]) for name in names}
     return _checked(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
@@ -83,7 +78,8 @@ def _checked(table: Columns) -> Columns:
             )
         if shape != first[1]:
             raise ConfigError(
-                f"{table.source}: column {name!r} has {shape[0]} entries, {first[0]!r} {first[1][0]}; make them alike"
+                f"{table.source}: column {name!r} has {shape[0]} entries, {first[0]!r} {first[1][0]}; make the lengths "
+                "equal"
             )
     return table
 
@@ -98,7 +94,7 @@ def _column(values: Any) -> np.ndarray:
         return values
     if not isinstance(values, Iterable) or isinstance(values, str):
         raise ConfigError(
-            f"{{path}} (or test_path) has a column that is {values!r}; give a value per row", mentions=("path",)
+            f"{{path}} (or test_path) has a column that is {values!r}; give one value per row", mentions=("path",)
         )
     listed = list(values)
     array = np.empty(len(listed), dtype=object)
@@ -119,12 +115,12 @@ def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
     except (OSError, pyarrow.ArrowException) as error:
         raise MissingDataError(f"{key}={path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     if len(set(table.column_names)) < len(table.column_names):
-        raise ConfigError(f"{key}={path} has several columns of one name; rename them")
+        raise ConfigError(f"{key}={path} has several columns with the same name; rename them")
     return {name: _column(table[name]) for name in table.column_names}
 
 
 def _csv(path: Path, separator: str | None, key: str) -> Columns:
-    """Words, in columns by the names in the first line; lines that are empty are passed over."""
+    """Strings, in columns named by the first line; empty lines are ignored."""
     csv.field_size_limit(MOST_OPEN)
     lines: list[list[str]] = []
     numbers: list[int] = []
@@ -139,13 +135,13 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
     except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
         raise MissingDataError(f"{key}={path} cannot be read as CSV ({error})") from error
     if len(lines) < 2:
-        raise ConfigError(f"{path}: a table has a line of names and at least one row, and this has {len(lines)} lines")
+        raise ConfigError(f"{path}: a table needs a header line and at least one row, but this has {len(lines)} lines")
     names = [name.strip() for name in lines[0]]
     if not all(names):
-        raise ConfigError(f"{path}: column {names.index('') + 1} has no name; the first line names all columns")
+        raise ConfigError(f"{path}: column {names.index('') + 1} has no name; the first line must name all columns")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{path}: there are several columns {twice!r}; rename them")
+        raise ConfigError(f"{path}: several columns are named {twice!r}; rename them")
     for line, number in zip(lines[1:], numbers[1:], strict=True):
         if len(line) != len(names):
             raise ConfigError(f"{path}: line {number} has {len(line)} entries, but there are {len(names)} columns")
@@ -156,14 +152,14 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
 
 
 def _lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Lines with something in them, and their numbers."""
+    """The nonempty lines and their numbers."""
     for line in reader:
         if any(field.strip() for field in line):
             yield reader.line_num, line
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
-    """[N] which entries are not there."""
+    """[N] which entries are missing."""
     if values.dtype.kind == "f":
         return np.isnan(values)
     if values.dtype.kind in "biu":
@@ -172,7 +168,7 @@ def is_missing(values: np.ndarray) -> np.ndarray:
 
 
 def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:
-    """[N] float64, NaN where something is missing; None where an entry is no number."""
+    """[N] float64, NaN for missing entries; None if an entry is not a number."""
     if values.dtype.kind in "iufb":
         return values.astype(np.float64)
     numbers = np.full(len(values), np.nan)

@@ -1,4 +1,4 @@
-"""Targets as somebody brings them: labels of any kind, mapped to 0 … C − 1, or numbers."""
+"""Your own targets: labels of any type, mapped to 0 … C − 1, or numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def regression_targets(samples: Part, count: int) -> Tensor:
     except (TypeError, ValueError):
         bad = next((value for value in y.flatten().tolist() if not _number(value)), None)
         raise ConfigError(
-            f"{samples.source}: the target {bad!r} is no number, as {{task}}=regression wants", mentions=("task",)
+            f"{samples.source}: the target {bad!r} is not a number, which {{task}}=regression needs", mentions=("task",)
         ) from None
     bad_rows = (~torch.isfinite(targets)).reshape(count, -1).any(1).nonzero()
     if len(bad_rows):
@@ -33,20 +33,20 @@ def regression_targets(samples: Part, count: int) -> Tensor:
 
 
 def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
-    """[N] int64 labels 0 … C − 1 of every part, and what each of them is called in the data.
+    """[N] int64 labels 0 … C − 1 of every part, and the name of each label in the data.
 
     Args:
         sources: training and test samples.
-        counts: of their samples.
-        classes: C of labels that are 0 … C − 1 already, and need not all be there; None numbers those that are.
-
-    Raises:
-        ConfigError: where a label is missing, or a number with decimals, or there is one alone.
+        counts: of their samples. classes: C, if labels are 0 … C − 1 already, not all of which need to occur; None
+            numbers the labels that occur. Raises: ConfigError: a label is missing or a number with decimals, or there
+            is only one class.
     """
     labels_by_part = [_label_names(source, count) for source, count in zip(sources, counts, strict=True)]
     names = sort_names(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]
     if len(names) < 2:
-        raise ConfigError(f"{sources[0].source}: every label is {names[0]!r}; there is nothing to tell apart")
+        raise ConfigError(
+            f"{sources[0].source}: all labels are {names[0]!r}; classification needs at least two classes"
+        )
     number = {name: index for index, name in enumerate(names)}
     for source, part_labels in zip(sources, labels_by_part, strict=True):
         stranger = next((at for at, name in enumerate(part_labels) if name not in number), None)
@@ -60,48 +60,47 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
 
 
 def _label_names(samples: Part, count: int) -> list[str]:
-    """[N] what the data call each sample's label."""
+    """[N] the name of each sample's label in the data."""
     y = _targets(samples, count)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
-        raise ConfigError(f"{samples.source}: y has the shape {list(y.shape)}, and a label is one value per sample")
+        raise ConfigError(f"{samples.source}: y has the shape {list(y.shape)}, but a label is one value per sample")
     values = y if y.dtype.kind == "f" else _all_numbers(y)
     if values is not None:
         integer_mask = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
         if not integer_mask.all():
             at = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
-                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is no label; to "
-                "predict numbers "
-                "set {task}=regression",
+                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is not a label; "
+                "to predict numbers, set {task}=regression",
                 mentions=("task",),
             )
     sample_labels = [called_of(value) for value in y.tolist()]
     missing = next((at for at, name in enumerate(sample_labels) if name is None), None)
     if missing is not None:
         raise ConfigError(
-            f"{samples.source}: {samples.sample_label(missing)} has no label; give it one, or leave it out"
+            f"{samples.source}: {samples.sample_label(missing)} has no label; add one, or exclude the sample"
         )
     return [str(name) for name in sample_labels]
 
 
 def _targets(samples: Part, count: int) -> np.ndarray:
-    """[N, …] as they were brought."""
+    """[N, …] before conversion."""
     if samples.y is None:
-        raise ConfigError(f"{samples.source}: there are inputs and no targets; add y")
+        raise ConfigError(f"{samples.source}: there are inputs but no targets; add y")
     y = array(samples.source, "y", samples.y)
     if not y.ndim or len(y) != count:
         raise ConfigError(f"{samples.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
     check_names(
         samples.source, "y", y,
-        "give one label, number, or array of one shape for each sample, for instance by a Dataset that returns "
-        "(image, target['labels'])",
+        "give one label, number, or array of fixed shape per sample, for instance with a Dataset that returns (image, "
+        "target['labels'])",
     )  # fmt: skip
     return y
 
 
 def _all_numbers(y: np.ndarray) -> np.ndarray | None:
-    """[N] words that are all numbers, as numbers."""
+    """[N] strings that are all numbers, as numbers."""
     if y.dtype.kind not in "UO":
         return None
     try:

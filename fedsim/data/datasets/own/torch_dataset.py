@@ -1,4 +1,4 @@
-"""Any map-style Dataset of PyTorch: every sample is read once, and kept."""
+"""Any map-style PyTorch Dataset: every sample is read once and stored."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ LOOKED_AT = 16  # samples that are read twice
 
 
 class TorchData(OwnData):
-    """Samples (x, y), or mappings, of Datasets with a length: of torchvision, of a library, of your own.
-
-    A Dataset that gives another sample each time (a random crop) is refused, since it is read once: leave such
-    transforms out, and augment by `augment`.
+    """Samples (x, y), or mappings, of Datasets with a length: of torchvision, of another library, or your own. A
+    Dataset with random samples (such as a random crop) raises an error, since samples are read once: remove such
+    transforms, and use `augment`.
 
     Args:
         train, test: the Datasets; without `test` a share of `train` is held out.
-        x, y: where inputs and targets stand in a sample: a place in a tuple, or a key of a mapping.
-        client: likewise whose a sample is; or an attribute of the Dataset, [N] clients. None lets the partition decide.
-        size, colours: of images of Pillow's, see `fedsim.data.datasets.ImageFolder`.
-        name: what reports call the data; None takes the class of `train`.
+        x, y: where inputs and targets are in a sample: an index of a tuple, or a key of a mapping. client: likewise for
+            the sample's client; or an attribute of the Dataset, [N] clients. None: the partition decides. size,
+            colours: of Pillow images, see `fedsim.data.datasets.ImageFolder`. name: the name of the data in reports;
+            None: the class of `train`.
         **options: of `OwnData`.
     """
 
@@ -59,7 +58,7 @@ def read(
     """All samples of a Dataset."""
     source = f"dataset.{half} ({type(dataset).__name__})"
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, (str, Mapping)):
-        raise ConfigError(f"{source} is no map-style Dataset, which has a length and samples by number")
+        raise ConfigError(f"{source} is not a map-style Dataset, which has a length and samples by index")
     client, client_values = keys["client"], None
     if isinstance(client, str) and hasattr(dataset, client):
         client_values, client = getattr(dataset, client), None
@@ -81,7 +80,7 @@ def read(
 
 
 def copy_value(value: Any) -> Any:
-    """A value of its own: some Datasets fill one buffer again and again."""
+    """A copy of a value, since some Datasets reuse a buffer."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -94,7 +93,7 @@ def _check_repeatable(
     keys: Mapping[str, int | str | None],
     values_by_role: Mapping[str, list[Any]],
 ) -> None:
-    """Refuse a Dataset whose sample, or its target, is another one the second time."""
+    """Raise an error if a Dataset's sample or target differs when read again."""
     sample = read_sample(source, dataset, number)
     for name, noun in (("x", "sample"), ("y", "the target of sample")):
         if keys[name] is None:
@@ -105,13 +104,13 @@ def _check_repeatable(
         )
         if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             raise ConfigError(
-                f"{source}: {noun} {number} differs each time it is read; leave random transforms out, and augment by "
+                f"{source}: {noun} {number} differs each time it is read; remove random transforms, and use "
                 "dataset/augment"
             )
 
 
 def length(source: str, dataset: Any) -> int:
-    """How many samples there are."""
+    """The number of samples."""
     try:
         return len(dataset)
     except Exception as error:  # whatever somebody's class may say
@@ -127,22 +126,22 @@ def read_sample(source: str, dataset: Any, number: int) -> Any:
 
 
 def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
-    """What stands at a place of a sample."""
+    """The value at an index or key of a sample."""
     try:
         if isinstance(key, str) and not hasattr(sample, "keys"):
-            raise TypeError  # a tensor would take a word for several numbers
+            raise TypeError  # a tensor would interpret a word as several indices
         return sample[key]
     except (LookupError, TypeError) as error:
         kind = f"the keys {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__
-        raise ConfigError(f"{source}: dataset.{name}={key!r} is not to be found in a sample ({kind})") from error
+        raise ConfigError(f"{source}: dataset.{name}={key!r} does not occur in a sample ({kind})") from error
 
 
 def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: str | None) -> np.ndarray:
-    """[N, …] of all samples; images of Pillow's as bytes with channels first."""
+    """[N, …] of all samples; Pillow images as bytes with channels first."""
     if not all(map(is_picture, values)):
         if size is not None or colours is not None:
             raise ConfigError(
-                f"{source}: {{size}} and colours are for images of Pillow's, and x holds others", mentions=("size",)
+                f"{source}: {{size}} and colours are for Pillow images, and x holds other values", mentions=("size",)
             )
         return array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
     try:
@@ -155,5 +154,5 @@ def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: 
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, in one line; its kind where it says nothing."""
+    """An error's message in one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -96,7 +96,7 @@ def test_what_lies_in_the_cache_is_read_without_a_network(here: Path) -> None:
 
 
 BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "of the Hub": (lambda: {"path": "nobody/nothing"}, "dataset.download=true fetches what is on the Hub"),
+    "of the Hub": (lambda: {"path": "nobody/nothing"}, "dataset.download=true downloads data sets of the Hub"),
     "no such folder": (
         lambda: {"path": "./nowhere"},
         "dataset.path=./nowhere (config=None, data_files=None) can",
@@ -107,15 +107,15 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "data_files=no.csv) cannot be read",
     ),
     "no files": (lambda: {"path": "csv", "data_files": [7]}, "data_files=[7] must be a file, a list of files"),
-    "a configuration of files": (lambda: csv() | {"config": "a"}, "config=a is of a data set of the Hub"),
+    "a configuration of files": (lambda: csv() | {"config": "a"}, "config=a belongs to a data set of the Hub"),
     "cut": (lambda: cut(saved()), "dataset.path=saved (config=None, data_files=None) cannot"),
     "damaged": (lambda: damaged(saved()), "dataset.path=saved (config=None, data_files=None) cannot"),
     "ragged": (lambda: {"path": saved(x=[[1.0], *X[1:].tolist()])}, "x is ragged"),
-    "no such column": (lambda: {"path": saved(), "x": "pixels"}, "dataset.x=pixels is no column of saved, "),
-    "no such target": (lambda: {"path": saved(), "y": "label"}, "dataset.y=label is no column"),
-    "no such client": (lambda: {"path": saved(), "client": "by"}, "dataset.client=by is no column"),
-    "no such split": (lambda: {"path": saved(), "train": "validation"}, "dataset.train=validation is no split"),
-    "no such test": (lambda: {"path": saved(), "test": "test"}, "dataset.test=test is no split of saved"),
+    "no such column": (lambda: {"path": saved(), "x": "pixels"}, "dataset.x=pixels is not a column of saved, "),
+    "no such target": (lambda: {"path": saved(), "y": "label"}, "dataset.y=label is not a column"),
+    "no such client": (lambda: {"path": saved(), "client": "by"}, "dataset.client=by is not a column"),
+    "no such split": (lambda: {"path": saved(), "train": "validation"}, "dataset.train=validation is not a split"),
+    "no such test": (lambda: {"path": saved(), "test": "test"}, "dataset.test=test is not a split of saved"),
     "no column": (lambda: {"path": saved(), "x": []}, "x=[] names no column"),
     "lists among columns": (lambda: {"path": saved(), "x": ["age", "x"]}, "column 'x' of x holds more than"),
     "words": (lambda: {"path": saved(), "x": "who"}, "x holds words"),
@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "hidden labels": (lambda: {"path": saved_with(-1)}, "has the label '-1', but classes=3"),
     "no client": (lambda: {"path": saved(who=[None, *WHO[1:].tolist()])}, "sample 0 has no client"),
     "no samples": (lambda: {"path": nothing()}, "saved"),  # old versions of datasets read it, new ones cannot
-    "no pictures": (lambda: {"path": saved(), "size": [2, 2]}, "size and colours are for images"),
+    "no pictures": (lambda: {"path": saved(), "size": [2, 2]}, "size and colours are for Pillow images"),
 }
 
 

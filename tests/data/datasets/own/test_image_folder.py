@@ -115,14 +115,14 @@ def wide() -> None:
 
 
 BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
-    "absent": (lambda: "nowhere", {}, "path=nowhere is no folder"),
-    "a file": (lambda: str(Path("own").write_text("") or "own"), {}, "path=own is no folder"),
-    "empty": (lambda: str(Path("own").mkdir() or "own"), {}, "own has no images in a folder per class"),
+    "absent": (lambda: "nowhere", {}, "path=nowhere is not a folder"),
+    "a file": (lambda: str(Path("own").write_text("") or "own"), {}, "path=own is not a folder"),
+    "empty": (lambda: str(Path("own").mkdir() or "own"), {}, "own has no subfolders of images, one per class"),
     "an empty class": (and_then(lambda: Path("own/train/emu").mkdir()), {}, "Found no valid file for the classes emu"),
-    "text": (spoilt("own/train/cat/z.png", b"no picture"), {}, "own/train/cat/z.png is no usable image"),
-    "nothing": (spoilt("own/train/cat/z.png", b""), {}, "own/train/cat/z.png is no usable image"),
-    "cut": (cut, {}, "own/test/dog/007_0.png is no usable image"),
-    "wide pixels": (and_then(wide), {}, "wide.png is no usable image (its pixels are no bytes"),
+    "text": (spoilt("own/train/cat/z.png", b"no picture"), {}, "own/train/cat/z.png is not a readable image"),
+    "nothing": (spoilt("own/train/cat/z.png", b""), {}, "own/train/cat/z.png is not a readable image"),
+    "cut": (cut, {}, "own/test/dog/007_0.png is not a readable image"),
+    "wide pixels": (and_then(wide), {}, "wide.png is not a readable image (its pixels are not bytes"),
     "ragged": (
         and_then(lambda: draw("own/train/dog/x.png", (9, 5, 3))),
         {},
@@ -138,15 +138,15 @@ BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
         {},
         "test inputs are [1, 6, 5] uint8, training inputs [3, 6, 5]",
     ),
-    "one class": (lambda: draw("own/cat/a.png") or draw("own/cat/b.png") or "own", {}, "every label is 'cat'"),
-    "test alone": (lambda: draw("own/test/cat/a.png") or "own", {}, "has a folder test and none of the name train"),
+    "one class": (lambda: draw("own/cat/a.png") or draw("own/cat/b.png") or "own", {}, "all labels are 'cat'"),
+    "test alone": (lambda: draw("own/test/cat/a.png") or "own", {}, "has a folder test but no folder train"),
     "no group": (folder, {"client": "abc"}, "client=abc has no group"),
-    "no expression": (folder, {"client": "(a"}, "client=(a is no regular expression"),
+    "no expression": (folder, {"client": "(a"}, "client=(a is not a regular expression"),
     "no client": (folder, {"client": "(ann)_"}, "client=(ann)_ matches no client in cat/007_0.png"),
     "one number": (folder, {"size": [4]}, "size=[4] must be two numbers"),
     "no size": (folder, {"size": [4, 0]}, "size=0 must be a whole number"),
     "a colour": (folder, {"colours": "red"}, "colours='red' is unknown"),
-    "two test sets": (folder, {"test_fraction": 0.3}, "the data bring test samples"),
+    "two test sets": (folder, {"test_fraction": 0.3}, "the data already have test samples"),
 }
 
 

@@ -106,31 +106,39 @@ def user(**changes: Any) -> Callable[[], str]:
 
 X, Y = (USERS["train"]["f0001_41"][key] for key in ("x", "y"))
 BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
-    "absent": (lambda: "nowhere", {}, "path=nowhere is not there"),
+    "absent": (lambda: "nowhere", {}, "path=nowhere does not exist"),
     "empty folder": (lambda: str(Path("leaf").mkdir() or "leaf"), {}, "leaf has no JSON files"),
     "empty file": (lambda: written(""), {}, "cannot be read as JSON"),
     "cut": (lambda: written(json.dumps(content())[:-9]), {}, "cannot be read as JSON"),
     "bytes": (lambda: str(Path("a.json").write_bytes(b"\xff\xfe") and "a.json"), {}, "cannot be read as JSON"),
     "nested without end": (lambda: written("[" * 100_000), {}, "cannot be read as JSON"),
     "a list": (lambda: written([1, 2]), {}, "this is a list"),
-    "other keys": (lambda: written({"samples": []}), {}, "hold a list users and an object user_data, not samples"),
+    "other keys": (
+        lambda: written({"samples": []}),
+        {},
+        "a LEAF file holds a list users and an object user_data, not samples",
+    ),
     "nobody": (lambda: written(content(users=[])), {}, "no user has samples"),
     "no data of a user": (lambda: written(content(user_data={})), {}, "user 'f0001_41' has no lists x and y"),
     "counts": (lambda: written(content(num_samples=[1])), {}, "num_samples must have a number for each of the 3 users"),
-    "another count": (lambda: written(content(num_samples=[6, 9, 5])), {}, "num_samples says 5 of user '976906', who"),
+    "another count": (lambda: written(content(num_samples=[6, 9, 5])), {}, "num_samples is 5 for user '976906', who"),
     "unequal": (user(y=Y[:5]), {}, "user 'f0001_41' has 6 inputs and 5 targets"),
     "ragged": (user(x=[*X[:5], X[5][:3]]), {}, "user f0001_41: x is ragged"),
-    "another shape": (user(x=[x[:3] for x in X]), {}, "x is ragged, its entries differ in shape ([12] and [3])"),
+    "another shape": (user(x=[x[:3] for x in X]), {}, "x is ragged: its entries differ in shape ([12] and [3])"),
     "words": (
         user(x=["to be"] * 6),
         {},
-        "x holds words such as 'to be', and of text dataset=leaf reads sequences of one length",
+        "x holds words such as 'to be'; as text, dataset=leaf reads sequences of equal length",
     ),
     "NaN": (user(x=[*X[:5], [float("nan"), *X[5][1:]]]), {}, "sample 5 of user f0001_41 holds nan in x"),
     "3.7 is no label": (user(y=[*Y[:5], 3.7]), {}, "sample 5 of user f0001_41 has the target 3.7"),
     "no label": (user(y=[*Y[:5], None]), {}, "sample 5 of user f0001_41 has no label"),
-    "twice": (lambda: written(content()) and written(content(), "leaf/train/b.json"), {}, "stands in another file too"),
-    "test alone": (lambda: written(content(), "leaf/test/a.json"), {}, "has a folder test and none of the name train"),
+    "twice": (
+        lambda: written(content()) and written(content(), "leaf/train/b.json"),
+        {},
+        "also occurs in another file",
+    ),
+    "test alone": (lambda: written(content(), "leaf/test/a.json"), {}, "has a folder test but no folder train"),
     "a shape": (lambda: written(content()), {"shape": [3, 5]}, "shape=[3, 5] holds 15 numbers, but"),
     "no shape": (lambda: written(content()), {"shape": [0, 5]}, "shape=0 must be a whole number"),
     "label beyond": (lambda: written(content()), {"classes": 2}, "but classes=2 are 0 to 1"),
@@ -193,8 +201,8 @@ def test_a_network_of_characters_trains_on_them(here):
 @pytest.mark.parametrize(
     ("x", "y", "says"),
     [
-        (["000001.jpg", "000002.jpg"], [0, 1], "read files of images by dataset=image_folder"),
-        (["to be", "or"], ["o", "n"], "sequences of one length with a character as target"),
+        (["000001.jpg", "000002.jpg"], [0, 1], "read image files with dataset=image_folder"),
+        (["to be", "or"], ["o", "n"], "sequences of equal length with a character as target"),
         ([["1", "a", "b", "c", "d", "love it"]] * 2, [0, 4], "Sent140's and Reddit's"),
     ],
 )

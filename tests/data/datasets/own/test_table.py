@@ -71,18 +71,18 @@ def test_gaps_in_other_rows_are_filled_by_the_training_rows_or_refused() -> None
     mean = AGE[SPLIT == "train"].mean()
     rows = {"age": ["", "30"], "height": [170.0, 160.0], "job": ["cook", "smith"]}
     assert data.encode(rows)[:, 0].tolist() == pytest.approx([mean, 30.0], rel=1e-6)
-    refused(lambda: Table(PEOPLE, **ROLES).encode(rows), "row 0 has nothing in column 'age'; a data set with missi")
+    refused(lambda: Table(PEOPLE, **ROLES).encode(rows), "row 0 has no value in column 'age'; a data set with missi")
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ({"age": [3], "height": [1.0]}, "lacks the column 'job'"),
+        ({"age": [3], "height": [1.0]}, "does not have the column 'job'"),
         ({"age": [3], "height": [1.0], "job": ["smiht"]}, "column 'job' holds 'smiht'.*smith"),
-        ({"age": ["old"], "height": [1.0], "job": ["cook"]}, "column 'age' holds 'old', and numbers are known"),
-        ({"age": [3, 4], "height": [1.0], "job": ["cook"]}, "make them alike"),
-        ("nobody.csv", "rows=nobody.csv is no file"),
-        (7, "rows is a int and no table"),
+        ({"age": ["old"], "height": [1.0], "job": ["cook"]}, "column 'age' holds 'old'; expected numbers"),
+        ({"age": [3, 4], "height": [1.0], "job": ["cook"]}, "make the lengths equal"),
+        ("nobody.csv", "rows=nobody.csv is not a file"),
+        (7, "rows is a int, not a table"),
     ],
 )
 def test_other_rows_that_do_not_fit_are_refused(rows, said) -> None:
@@ -198,8 +198,8 @@ def put(name: str, row: int, value: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "absent": (lambda: "nowhere.csv", {}, "dataset.path=nowhere.csv is no file"),
-    "a folder": (lambda: str(Path("d.csv").mkdir() or "d.csv"), {}, "d.csv is no file"),
+    "absent": (lambda: "nowhere.csv", {}, "dataset.path=nowhere.csv is not a file"),
+    "a folder": (lambda: str(Path("d.csv").mkdir() or "d.csv"), {}, "d.csv is not a file"),
     "empty": (lambda: broken(""), {}, "this has 0 lines"),
     "names alone": (lambda: broken("a,ill\n"), {}, "this has 1 lines"),
     "bytes": (lambda: broken(b"\xff\xfe\x00a,b\n"), {}, "cannot be read as CSV"),
@@ -208,55 +208,59 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "ragged": (lambda: broken("a,ill\n1,2\n3\n"), {}, "line 3 has 1 entries, but there are 2 columns"),
     "a line too wide": (lambda: broken("a,ill\n1,2\n\n3,4,5\n"), {}, "line 4 has 3 entries"),
     "a nameless column": (lambda: broken("a,,ill\n1,2,3\n"), {}, "column 2 has no name"),
-    "two of one name": (lambda: broken("a,a,ill\n1,2,3\n"), {}, "there are several columns 'a'"),
-    "no such target": (written, {"target": "il"}, "dataset.target=il is no column of people.csv; did you mean 'ill'?"),
-    "no such client": (written, {"client": "id"}, "dataset.client=id is no column of people.csv"),
-    "no such feature": (written, {"features": ["age", "hight"]}, "dataset.features=hight is no column"),
+    "two of one name": (lambda: broken("a,a,ill\n1,2,3\n"), {}, "several columns are named 'a'"),
+    "no such target": (
+        written,
+        {"target": "il"},
+        "dataset.target=il is not a column of people.csv; did you mean 'ill'?",
+    ),
+    "no such client": (written, {"client": "id"}, "dataset.client=id is not a column of people.csv"),
+    "no such feature": (written, {"features": ["age", "hight"]}, "dataset.features=hight is not a column"),
     "target as feature": (
         written,
         {"features": ["age", "ill"]},
         "features names 'ill', which has another role",
     ),
-    "one role each": (written, {"client": "ill"}, "a column has one of these roles"),
+    "one role each": (written, {"client": "ill"}, "a column can have only one of these roles"),
     "no features": (lambda: broken("ill\n1\n2\n"), {"client": None, "split": None}, "no column to predict 'ill' from"),
     "words refused": (written, {"categories": "refuse"}, "column 'job' holds words, such as 'cook'"),
     "too many words": (written, {"max_categories": 2}, "column 'job' holds more than max_categories=2"),
-    "missing": (lambda: written(put("age", 5, "")), {}, "line 7 has nothing in column 'age'; set missing=drop"),
-    "NA": (lambda: written(put("job", 5, "n/a")), {}, "line 7 has nothing in column 'job'"),
+    "missing": (lambda: written(put("age", 5, "")), {}, "line 7 has no value in column 'age'; set missing=drop"),
+    "NA": (lambda: written(put("job", 5, "n/a")), {}, "line 7 has no value in column 'job'"),
     "infinite": (lambda: written(put("age", 5, "inf")), {}, "line 7 holds inf in column 'age'"),
     "all dropped": (lambda: written({"age": [""] * N}), {"missing": "drop"}, "missing=drop leaves no row"),
     "an empty column": (lambda: written({"age": [""] * N}), {"missing": "mean"}, "column 'age' is empty"),
-    "no target": (lambda: written(put("ill", 0, "?")), {}, "line 2 has nothing in column 'ill', the target"),
+    "no target": (lambda: written(put("ill", 0, "?")), {}, "line 2 has no value in column 'ill', the target"),
     "3.7 is no label": (
         lambda: written(put("age", 1, "3.7")),
         {"target": "age"},
         "line 3 has the target 3.7, which is",
     ),
-    "one class": (lambda: written({"ill": ["no"] * N}), {}, "every label is 'no'"),
+    "one class": (lambda: written({"ill": ["no"] * N}), {}, "all labels are 'no'"),
     "no client": (lambda: written(put("who", 1, " ")), {}, "line 3 has no client"),
     "another split": (
         lambda: written(put("part", 2, "val")),
         {},
-        "line 4 says 'val' in column 'part'; make it train or",
+        "line 4 has 'val' in column 'part'; it must be train or",
     ),
-    "test rows alone": (lambda: written({"part": ["test"] * N}), {}, "every row says test in column 'part'"),
-    "split and file": (written, {"test_path": "people.csv"}, "both say what is tested; give one"),
+    "test rows alone": (lambda: written({"part": ["test"] * N}), {}, "all rows have test in column 'part'"),
+    "split and file": (written, {"test_path": "people.csv"}, "both define test rows; set only one"),
     "test without column": (
         lambda: (written(), written({"age": AGE}, "b.csv"), broken("ill,who\n1,2\n", "c.csv"))[0],
         {"split": None, "test_path": "c.csv"},
-        "c.csv lacks the column 'age' of people.csv",
+        "c.csv does not have the column 'age' of people.csv",
     ),
-    "no second file": (written, {"split": None, "test_path": "b.csv"}, "dataset.test_path=b.csv is no file"),
-    "a separator": (written, {"separator": ",,"}, "separator=',,' must be a single sign"),
-    "strategic": (written, {"strategic": ["aje"]}, "strategic names 'aje', which is no feature; did you mean"),
-    "words to regress": (written, {"target": "job", "task": "regression"}, "is no number, as task=regression"),
+    "no second file": (written, {"split": None, "test_path": "b.csv"}, "dataset.test_path=b.csv is not a file"),
+    "a separator": (written, {"separator": ",,"}, "separator=',,' must be a single character"),
+    "strategic": (written, {"strategic": ["aje"]}, "strategic names 'aje', which is not a feature; did you mean"),
+    "words to regress": (written, {"target": "job", "task": "regression"}, "is not a number, which task=regression"),
     "an option": (written, {"missing": "zero"}, "missing='zero' is unknown"),
     "no parquet": (lambda: broken("PAR1", "bad.parquet"), {}, "cannot be read as Parquet"),
     "lists": (lambda: PEOPLE | {"age": [[1, 2]] * N}, {}, "column 'age' holds neither numbers nor words"),
     "matrices": (lambda: PEOPLE | {"age": np.zeros((N, 2))}, {}, "column 'age' holds 2-dimensional values"),
     "unequal columns": (lambda: PEOPLE | {"age": AGE[:7]}, {}, "column 'height' has 60 entries, 'age' 7"),
     "dates": (lambda: PEOPLE | {"age": np.array(["2020-01-01"] * N, "M8[D]")}, {}, "neither numbers nor words"),
-    "no table": (lambda: 7, {}, "dataset.path is a int and no table"),
+    "no table": (lambda: 7, {}, "dataset.path is a int, not a table"),
     "a column of nothing": (lambda: PEOPLE | {"age": 7}, {}, "has a column that is 7"),
     "no rows": (lambda: {name: [] for name in PEOPLE}, {}, "the table has no rows"),
 }
