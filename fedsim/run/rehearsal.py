@@ -27,7 +27,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import Node, key
+from fedsim.core.snapshot import Node, enlarge, key
 from fedsim.models.probe import said_of_forward, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
@@ -37,7 +37,6 @@ from fedsim.run.contracts import (
     brings_foreign,
     changed_paths,
     describe_type,
-    enlarge,
     is_user_defined,
     moved_counters,
     snapshot_of,
