@@ -113,6 +113,15 @@ def differing_paths(before: Node, after: Node) -> list[str]:
     return list(dict.fromkeys(changed_paths))
 
 
+def enlarge(value: Any) -> Any:
+    """A number or an array that has counted a thousand times as long; None of anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
+        return None
+    if isinstance(value, (Tensor, np.ndarray)) and value.dtype in (torch.bool, np.bool_):
+        return None
+    return value * 1000 + 1000
+
+
 def key(node: Node) -> Hashable:
     """A snapshot as a key of dictionaries, by which equal ones are known again within a process."""
     numbers: dict[int, int] = {id(node): 0}

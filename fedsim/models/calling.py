@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from fedsim.core import streams
 from fedsim.core.errors import ConfigError
 
 Inputs = Tensor | dict[str, Tensor]  # x, or x and further inputs by name
@@ -28,11 +30,13 @@ class Calling:
             not set.
         aliases: names of tensors that are another one's too (tied weights) → that one, see `tied_names`.
         classes_second: outputs for labels of positions are [B, C, …], as convolutions give them, and not [B, …, C].
+        watches_streams: are passes refused that draw from a global random stream?
     """
 
     def __init__(self, output: str | int | None = None, extra_inputs: tuple[str, ...] = ()) -> None:
         self.output, self.extra_inputs, self.classes_second, self.passes_objects = output, extra_inputs, False, False
         self.aliases: dict[str, str] = {}
+        self.watches_streams = False
 
     def inputs(self, batch: Mapping[str, Tensor]) -> Inputs:
         """What of a batch the module gets: x, or where there is more, x and that by name."""
@@ -40,9 +44,10 @@ class Calling:
 
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """[B, …], or [B, …, C] for classes."""
-        if isinstance(inputs, Tensor):
-            return self._result(module(inputs))
-        return self._result(module(inputs["x"], **{name: inputs[name] for name in self.extra_inputs}))
+        keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
+        with self._checked(module, inputs):
+            returned = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
+        return self._result(returned)
 
     def functional(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """The same with these parameters and buffers in the place of the module's own."""
@@ -51,10 +56,42 @@ class Calling:
             x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
         tied = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
         tensors = tensors_by_name | tied if tied else tensors_by_name
-        returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
+        with self._checked(module, inputs):
+            returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied:  # what the pass put in the place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
         return self._result(returned)
+
+    @contextlib.contextmanager
+    def _checked(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
+        """Refuses a pass that writes to its inputs, which other passes read too, or the stored data set is.
+
+        PyTorch counts in-place operations, so that also a pass that wrote the values that were there already is
+        refused: other samples may not stay as they are.
+
+        Raises:
+            ConfigError: naming the module.
+        """
+        tensors = [value for value in tree_leaves(inputs) if not value.is_inference()]
+        versions = [value._version for value in tensors]
+        stream_states = streams.rng_state() if self.watches_streams else None
+        yield
+        if [value._version for value in tensors] != versions:
+            raise ConfigError(
+                f"model: the forward pass of {type(module).__name__} writes into its input, which is the stored data "
+                "set's; work on a copy"
+            )
+        if stream_states is not None and not streams.states_equal(stream_states, streams.rng_state()):
+            refuse_random_evaluation(module)
+
+    @contextlib.contextmanager
+    def watching_streams(self) -> Iterator[None]:
+        """Within the block, passes in evaluation that draw from a global random stream are refused."""
+        self.watches_streams = True
+        try:
+            yield
+        finally:
+            self.watches_streams = False
 
     def _result(self, returned: Any) -> Any:
         """The output among what a module returned: a tensor, unless a loss takes it whole.
@@ -91,6 +128,14 @@ class Calling:
         if isinstance(returned, (tuple, list)):
             return [number for number, value in enumerate(returned) if isinstance(value, Tensor)]
         return [name for name, value in vars(returned).items() if isinstance(value, Tensor)] if returned else []
+
+
+def refuse_random_evaluation(module: Callable[..., Any]) -> NoReturn:
+    """Refuse a module that draws random numbers in evaluation."""
+    raise ConfigError(
+        f"model: {type(module).__name__} draws random numbers in evaluation, so that its score would be another one "
+        "each time; pass training=self.training to dropout"
+    )
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.snapshot import Node, differing_paths, snapshot
-from fedsim.models.calling import Calling
+from fedsim.models.calling import Calling, refuse_random_evaluation
 from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.writes import DataAssignments, WriteRecorder
@@ -99,6 +99,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
                 _refuse_unkeyed(call, module, pair)
         several = _larger_inputs(call, module, x)
         writes = _writes(call, module, several)
+        _refuse_state_outside(training, surroundings)  # which inputs of other kinds may change alone
         traits.assigns_data = writes.assigns
         moving = {*traits.statistics, *writes.buffers}
         traits.statistics = [name for name, _ in module.named_buffers() if name in moving]
@@ -210,6 +211,7 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes
     storages = {name: storage_of(value) for name, value in parameters.items()}
     values = {name: value.detach().clone() for name, value in parameters.items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
+    streams_before = streams.rng_state()
     with WriteRecorder(parameters) as recorder, DataAssignments() as assigned:
         try:
             output_of(call, module, x)
@@ -218,6 +220,8 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes
         except Exception:
             if not number:
                 raise
+    if not streams.states_equal(streams_before, streams.rng_state()):
+        _refuse_unkeyed(call, module, x) if training else refuse_random_evaluation(module)
     parameters_after = dict(module.named_parameters())
     if training:
         writes.assigns = writes.assigns or assigned.count > 0
@@ -257,6 +261,18 @@ def _refuse_state_outside(module: nn.Module, before: Node) -> None:
             "module, so that all clients share it; keep it in a buffer (self.register_buffer), and every client has "
             "its own"
         )
+
+
+@contextlib.contextmanager
+def state_outside_refused(module: nn.Module) -> Iterator[None]:
+    """Refuses passes within the block that change what lies outside of the module.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    before = snapshot(_surroundings(module))
+    yield
+    _refuse_state_outside(module, before)
 
 
 def _identical(first: Tensor, second: Tensor) -> bool:
@@ -325,10 +341,7 @@ def _watched_output(call: Calling, module: nn.Module, x: Any, mode: str = "train
             f"model: {module_name} changes its buffer {changed_buffers[0]!r} in evaluation; ask for self.training first"
         )
     if mode == "evaluation" and keyed.calls:
-        raise ConfigError(
-            f"model: {module_name} draws random numbers in evaluation, so that its score would be another one each "
-            "time; pass training=self.training to dropout"
-        )
+        refuse_random_evaluation(module)
     if not same_output(input_copy, x):
         raise ConfigError(
             f"model: the forward pass of {module_name} writes into its input, which is the stored data set's; "

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import differing_paths, snapshot
+from fedsim.core.snapshot import differing_paths, enlarge, snapshot
 from fedsim.models.randomness import KeyedRandomness
 
 LOSS_STREAM = 0x10555  # tells the random numbers of a loss from those of the forward pass, whose key it shares
@@ -51,12 +51,20 @@ class UserLoss:
     random: bool = False
 
     def __call__(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        second = batch if self.takes_batch else batch["y"]
+        second = dict(batch) if self.takes_batch else batch["y"]  # a dictionary of its own, which it may write to
+        tensors = [value for value in tree_leaves([output, second]) if isinstance(value, Tensor)]
+        versions = [0 if value.is_inference() else value._version for value in tensors]
         if not self.random:
-            return self.function(output, second)
-        key = batch["key"] if "key" in batch else torch.tensor(EVALUATION_KEY, device=batch["x"].device)
-        with KeyedRandomness(rng.fold(key, LOSS_STREAM)):
-            return self.function(output, second)
+            value = self.function(output, second)
+        else:
+            key = batch["key"] if "key" in batch else torch.tensor(EVALUATION_KEY, device=batch["x"].device)
+            with KeyedRandomness(rng.fold(key, LOSS_STREAM)):
+                value = self.function(output, second)
+        if [0 if tensor.is_inference() else tensor._version for tensor in tensors] != versions:
+            raise ConfigError(
+                f"{describe_loss(self.function)} writes into the model's output or the batch; let it work on a copy"
+            )
+        return value
 
 
 def in_dtype(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> UserLoss:
@@ -100,6 +108,7 @@ def resolve_loss(
     name = describe_loss(loss)
     function = _prepared(loss, name, device, dtype)
     output = tree_map(_displaced, output)
+    batch = {key: value.clone() for key, value in batch.items()}  # the stored data set's, until it is known to be safe
     rewind = Rewind(function)  # before the first call
     try:
         return _resolved(function, name, output, batch, dataset, parameters, rewind)
@@ -240,12 +249,20 @@ def _check_gradient(
 
     with torch.enable_grad(), streams.restore_states():
         value = loss(tree_map(leaf, output), batch)
+        is_connected = (
+            bool(leaves)
+            and value.requires_grad
+            and any(
+                gradient is not None
+                for gradient in torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
+            )
+        )
     if _reaches(value, parameters):
         raise ConfigError(
             f"{name} has a gradient with respect to parameters of the module that was given, which stay as they are "
             "while clients train copies; penalise parameters by model.ridge or in a local rule"
         )
-    if leaves and not value.requires_grad:
+    if leaves and not is_connected:
         raise ConfigError(
             f"{name} has no gradient with respect to the model's output, so that nothing would train; it must be "
             "computed from the output by differentiable operations (without .item(), .detach() or NumPy)"
@@ -271,11 +288,32 @@ def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Te
             loss(tree_map(_displaced, earlier_output), earlier_batch)
     later_value = loss(output, batch)
     rewind()
-    if not torch.equal(first_value, later_value):
+    if not torch.equal(first_value, later_value) or _counts(loss, output, batch, paths, first_value):
+        rewind()
         raise ConfigError(
             f"{name} keeps in {paths[0]} what it computed from an earlier batch, so that its results depend on the "
             "order of clients; compute it from the batch that is given, or before the run"
         )
+
+
+def _counts(
+    loss: UserLoss, output: Any, batch: Mapping[str, Tensor], paths: Sequence[str], first_value: Tensor
+) -> bool:
+    """Does the loss change with its own attributes that moved, once they have moved a thousand times as far? A few
+    calls are too few for a schedule that begins at the hundredth."""
+    attributes = getattr(loss.function, "__dict__", {})
+    for name in [path for path in paths if path in attributes]:
+        original_value, enlarged_value = attributes[name], enlarge(attributes[name])
+        if enlarged_value is None:
+            continue
+        attributes[name] = enlarged_value
+        try:
+            with contextlib.suppress(Exception):  # a count that no run reaches may be refused by the loss itself
+                if not torch.equal(first_value, loss(output, batch)):
+                    return True
+        finally:
+            attributes[name] = original_value
+    return False
 
 
 def _reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:

@@ -113,15 +113,6 @@ def changed_paths(component: Any, before: Node) -> list[str]:
     return differing_paths(before, snapshot_of(component))
 
 
-def enlarge(value: Any) -> Any:
-    """A number or an array that has counted a thousand times as long; None of anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
-        return None
-    if isinstance(value, (Tensor, np.ndarray)) and value.dtype in (torch.bool, np.bool_):
-        return None
-    return value * 1000 + 1000
-
-
 def moved_counters(component: Any, before: Node) -> list[str]:
     """Names of a part's own attributes that have moved since a snapshot by `snapshot_of`."""
     return [

@@ -27,8 +27,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import Node, key
-from fedsim.models.probe import said_of_forward
+from fedsim.core.snapshot import Node, enlarge, key
+from fedsim.models.probe import said_of_forward, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
     OF_RUN,
@@ -37,7 +37,6 @@ from fedsim.run.contracts import (
     brings_foreign,
     changed_paths,
     describe_type,
-    enlarge,
     is_user_defined,
     moved_counters,
     snapshot_of,
@@ -104,13 +103,15 @@ def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
 
 
 def try_evaluation(run: Setup) -> None:
-    """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused.
+    """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused: on the run's
+    own batches it may draw random numbers, or change what lies outside of it, where it did not when it was probed.
 
     Raises:
         ConfigError: in the words of its forward pass.
     """
-    if not is_built_in(run.model.evaluation_module):
-        with said_of_forward(run.model.evaluation_module):
+    module = run.model.evaluation_module
+    if not is_built_in(module):
+        with said_of_forward(module), state_outside_refused(module), run.model.call.watching_streams():
             run.evaluator(run.model.initial(run.federation.seeds))
 
 

@@ -20,6 +20,7 @@ from fedsim.core import rng
 from fedsim.core.columns import OWN
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
+from fedsim.core.snapshot import enlarge
 from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
@@ -31,7 +32,6 @@ from fedsim.run.contracts import (
     brings_foreign,
     changed_paths,
     close_to,
-    enlarge,
     identical,
     is_user_defined,
     moved_counters,

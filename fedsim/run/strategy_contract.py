@@ -22,6 +22,7 @@ from fedsim.core.memory import Memory
 from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report
 from fedsim.core.rewind import Rewind
+from fedsim.core.snapshot import enlarge
 from fedsim.run.contracts import (
     OF_RUN,
     Invariance,
@@ -31,7 +32,6 @@ from fedsim.run.contracts import (
     close_to,
     copy_tensors,
     describe_type,
-    enlarge,
     fields,
     identical,
     is_user_defined,

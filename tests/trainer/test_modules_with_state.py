@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -352,6 +353,52 @@ def test_such_a_module_is_refused_in_a_sentence(name: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
         simulation_of(build, local=WORK)
     assert "\n" not in str(refused.value)
+
+
+class Occasionally(nn.Linear):
+    """Does something on some inputs alone: on batches of a size, or of some values."""
+
+    def __init__(self, act: Callable[[Tensor], Any] | None, when: Callable[[Tensor, bool], bool]) -> None:
+        super().__init__(4, 3)
+        self.act, self.when = act, when
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.act or self.count)(x) if self.when(x, self.training) else None
+        return super().forward(x) * (1 if scale is None or isinstance(scale, Tensor) else scale)
+
+    def count(self, x: Tensor) -> float:
+        CALLS.append(1)
+        return 1 + 0.1 * len(CALLS)
+
+
+def halves(x: Tensor) -> None:
+    x.mul_(0.5)
+
+
+ON_SOME: dict[str, tuple[Callable[[Tensor], Any] | None, Callable[[Tensor, bool], bool], str]] = {
+    "writes into batches of five": (halves, lambda x, _: len(x) == 5, "writes into its input"),
+    "writes into test data": (halves, lambda x, training: not training and len(x) == 6, "writes into its input"),
+    "writes what is there": (lambda x: x.clamp_(-9, 9), lambda x, _: True, "writes into its input"),
+    "rectifies its input": (nn.ReLU(inplace=True), lambda x, _: True, "writes into its input"),
+    "draws for test data": (
+        lambda x: random.random(), lambda x, training: not training and len(x) == 6, "random numbers in evaluation",
+    ),
+    "draws for large values": (
+        lambda x: random.random(), lambda x, _: float(x[0, 0]) > 1, "cannot be keyed by client and step",
+    ),
+    "counts large values": (None, lambda x, _: float(x[0, 0]) > 1, "changes .*'CALLS'.*outside of the module"),
+    "counts batches of test data": (
+        None, lambda x, training: not training and len(x) == 6, "changes .*'CALLS'.*outside of the module",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_SOME)
+def test_what_a_module_does_on_some_inputs_alone_is_refused(name: str) -> None:
+    act, when, sentence = ON_SOME[name]
+    CALLS.clear()
+    with pytest.raises(ConfigError, match=sentence):
+        simulation_of(lambda: Occasionally(act, when), local=WORK).run()
 
 
 class MovesLate(nn.Linear):

@@ -88,8 +88,11 @@ RIGHT: dict[str, tuple[Any, Callable[[Any, dict[str, Tensor]], Tensor]]] = {
         lambda output, batch: smoothed_by_a_constant(output, batch),
         lambda o, b: F.cross_entropy(o, b["y"], label_smoothing=0.1),
     ),
+    "relabels its own batch": (
+        lambda output, batch: relabelling(output, batch), lambda o, b: F.cross_entropy(o, (b["y"] + 1) % 3),
+    ),
     "per sample of the batch": (per_sample_of_the_batch, lambda o, b: per_sample_of_the_batch(o, b).mean()),
-}
+}  # fmt: skip
 QUICK = ("auto", "vmap", "loop")
 
 
@@ -228,6 +231,12 @@ def centred_by_the_first_output(output: Tensor, batch: dict[str, Tensor]) -> Ten
     return F.cross_entropy(output - Remembered.prior, batch["y"], reduction="none")
 
 
+def relabelling(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """It puts another target into its batch, which accuracies must not get."""
+    batch["y"] = (batch["y"] + 1) % 3
+    return F.cross_entropy(output, batch["y"], reduction="none")
+
+
 def smoothed_by_a_constant(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     """A constant that is computed when it is first needed, which every batch gives alike."""
     smooth = FIRST.setdefault("eye", 0.9 * torch.eye(3, dtype=torch.float64) + 0.1 / 3).to(output)
@@ -238,12 +247,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "weights of the first batch in a global": (balanced_by_the_first_batch, "keeps in global 'FIRST'"),
     "mean of the first batch in a class": (centred_by_the_first_output, r"keeps in Remembered\.prior what it computed"),
     "counts its calls": (Counting(), "model.loss=Counting keeps in calls what it computed from an earlier batch"),
-    "counts its calls, which matters late": (Counting(30), "model.loss=Counting returns another value"),
+    "counts its calls, which matters late": (Counting(30), "model.loss=Counting keeps in calls what it computed"),
+    "counts its calls, matters much later": (Counting(900), "model.loss=Counting keeps in calls what it computed"),
     "counts its calls in a buffer": (Counting(buffer=True), "model.loss=Counting keeps in calls what it computed"),
     "a float": (lambda output, batch: 0.5, "returns float, not a tensor"),
     "nothing": (lambda output, batch: None, "returns None, not a tensor"),
     "a tuple": (lambda output, batch: (output.sum(), 1), "returns tuple, not a tensor"),
     "several per sample": (lambda output, batch: output, r"returns shape \[\d, 3\]"),
+    "a number that is no function of the output": (
+        lambda output, batch: torch.ones(len(output), requires_grad=True), "has no gradient",
+    ),
+    "writes what is there the second time": (
+        lambda output, y: F.cross_entropy(output, y.clamp_(max=1)), "writes into the model's output or the batch",
+    ),
+    "writes into batches of four": (
+        lambda output, y: F.cross_entropy(output.mul_(2) if len(output) == 4 else output, y), "writes into the model's",
+    ),
     "no gradient": (lambda output, batch: output.detach().square().mean(1), "has no gradient"),
     "its own parameters": (WithParameters(), "WithParameters has parameters of its own"),
     "numpy's noise": (lambda output, batch: output.sum(1) * np.random.normal(), "draws random numbers that cannot"),  # noqa: NPY002
@@ -252,7 +271,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "target first": (target_first, "takes 'target' first"),
     "unknown entry": (lambda output, batch: batch["mask"], "needs 'mask', which dataset=toy does not have"),
     "no function": (5, "5"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
