@@ -188,6 +188,13 @@ def test_what_is_declared_are_parameters_of_the_class_or_of_one_derived_from_it(
     assert count > 80
 
 
+def test_exploring_for_longer_than_the_run_is_said_to_train_nothing(told):
+    """4 rounds of 3 local steps are 12: with 12 steps of exploring no model moves."""
+    run = [*LOCATION, "shift.references=none", "local=plugin", "local_steps=3"]
+    for steps in (11, 12):
+        assert any("trains nothing" in said for said in told(*run, f"local.explore={steps}")) == (steps >= 12)
+
+
 def test_a_list_of_server_rates_rests_where_all_are_one(told):
     clipped = ["strategy=fedawe", "strategy.clip=0.5", "strategy.clipped=mean", "seeds=[0,1]"]
     assert any("strategy.clipped=mean has no effect" in said for said in told(*clipped, "strategy.server_lr=[1,1.0]"))
