@@ -46,7 +46,8 @@ EQUIVALENTS = ROOT / "scripts" / "mutants.txt"
 COVERAGE = ROOT / ".mutants-coverage"  # what --cover measured, and beside it how long each test takes
 FIRST, MORE, MANY = 3, 9, 24  # test files of a first look, of a second one at survivors, and of `--again`
 SECONDS = 5.0  # of tests that execute the place, in the stead of one test file
-ALWAYS = ("app/test_defaults.py", "core/test_distinct_keys.py")  # at whatever survives the first look
+# At whatever survives the first look: tests of what runs at import, which no coverage of tests shows.
+ALWAYS = ("app/test_defaults.py", "app/test_settings_without_effect.py", "core/test_distinct_keys.py")
 TOP_LEVEL = "package"  # the area of files that lie in no folder
 ALSO = {  # area → folders of tests, beside the one of its own name, whose files count as near
     "app": ("scripts",),

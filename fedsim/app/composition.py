@@ -9,13 +9,12 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from fedsim.app import per_choice
-from fedsim.app.config import config_folder, register_resolvers
+from fedsim.app.config import config_folder
 
 
 @contextlib.contextmanager
 def hydra_context() -> Iterator[None]:
     """Hydra, ready to compose our configurations."""
-    register_resolvers()
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         yield
 

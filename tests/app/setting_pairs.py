@@ -1,20 +1,28 @@
-"""Pairs of a key and a composition in which it exists: what becomes of a run when the key gets another value."""
+"""Pairs of a key and a composition in which it exists: what becomes of a run when the key gets another value.
+
+`python tests/app/setting_pairs.py --seeds 32` counts the outcomes of random pairs, for docs/reliability.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import hashlib
 import json
 import logging
+import os
 import random
 import re
+import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from own_files import SETTINGS
-from settings_that_matter import AVAILABILITY, BASE, ELSEWHERE
+from own_files import SETTINGS, write
+from settings_that_matter import AVAILABILITY, BASE, ELSEWHERE, more_files
 from small_runs import COMPANY, SHIFTED, configuration
 
 from fedsim.app.build import build
@@ -179,3 +187,42 @@ def mixed(seed: int) -> tuple[str, ...]:
             words += [*BESIDE.get(f"{group}={choice}", []), f"{group}={choice}"]
     last = {word.partition("=")[0]: word for word in words}
     return (*BASE, "clients=10", *last.values())
+
+
+def sampled_keys(seed: int, count: int = 8) -> list[str]:
+    """Keys of the random composition of this seed; none where it is refused."""
+    words = mixed(seed)
+    try:
+        cfg, outputs, _ = base(*words)
+    except MissingDataError:
+        return []
+    return [] if outputs.startswith("refused") else random.Random(seed).sample(keys_of(cfg), count)
+
+
+def count_outcomes(seeds: range) -> tuple[Counter[str], list[str]]:
+    """How many pairs have which outcome, and the keys of the silent ones."""
+    counts, silent_keys = Counter[str](), list[str]()
+    for seed in seeds:
+        for key in sampled_keys(seed):
+            result = outcome(mixed(seed), key)[0]
+            counts[result] += 1
+            silent_keys += [key] if result == "silent" else []
+        base.cache_clear()
+    return counts, silent_keys
+
+
+def main() -> None:
+    """Print the outcomes of the pairs of so many random compositions."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seeds", type=int, default=32, help="random compositions (default: 32)")
+    seeds = range(parser.parse_args().seeds)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        write(Path(folder))
+        more_files(Path(folder))
+        counts, silent_keys = count_outcomes(seeds)
+    print(f"{sum(counts.values())} pairs: {dict(counts)}; silent: {sorted(set(silent_keys))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from fedsim.app.build import build
 from fedsim.availability import Bernoulli
 from fedsim.availability.clock import Devices
 from fedsim.availability.probabilities import Uniform
-from fedsim.core.effects import EffectiveIf, parameters, without_effect
+from fedsim.core.effects import EffectiveIf, differs_from_default, parameters, without_effect
 from fedsim.data.datasets import Digits, Synthetic
 from fedsim.models import Linear
 from fedsim.strategies import FedAsync, FedAvg, FedLaAvg, FedOpt
@@ -188,6 +188,13 @@ def test_what_is_declared_are_parameters_of_the_class_or_of_one_derived_from_it(
     assert count > 80
 
 
+def test_exploring_for_longer_than_the_run_is_said_to_train_nothing(told):
+    """4 rounds of 3 local steps are 12: with 12 steps of exploring no model moves."""
+    run = [*LOCATION, "shift.references=none", "local=plugin", "local_steps=3"]
+    for steps in (11, 12):
+        assert any("trains nothing" in said for said in told(*run, f"local.explore={steps}")) == (steps >= 12)
+
+
 def test_a_list_of_server_rates_rests_where_all_are_one(told):
     clipped = ["strategy=fedawe", "strategy.clip=0.5", "strategy.clipped=mean", "seeds=[0,1]"]
     assert any("strategy.clipped=mean has no effect" in said for said in told(*clipped, "strategy.server_lr=[1,1.0]"))
@@ -234,6 +241,18 @@ class Halved(FedAvg):
     def __init__(self, half: bool = False, often: int = 1) -> None:
         super().__init__()
         self.half, self.often = half, often
+
+
+def test_what_has_no_default_or_cannot_be_compared_counts_as_given():
+    """Of such a value too it is said that it has no effect."""
+
+    class Component:
+        def __init__(self, required, array=torch.zeros(2), number=1.0):  # noqa: B008
+            self.required, self.array, self.number = required, array, number
+
+    values = {"required": 0.0, "array": torch.zeros(2), "number": 2.0}
+    assert all(differs_from_default(Component, name, value) for name, value in values.items())
+    assert not differs_from_default(Component, "number", 1.0)
 
 
 def test_a_class_of_ones_own_declares_some_too():

@@ -14,8 +14,10 @@ from small_runs import QUICK, configuration
 
 from fedsim.app.cli import run
 from fedsim.app.sweep import _objective as objective_value
-from fedsim.app.sweep import finished_result
+from fedsim.app.sweep import _failure, finished_result
 from fedsim.core import ConfigError, DivergenceError
+from fedsim.core.errors import OutputError
+from fedsim.run.stopping import Stopped
 from fedsim.trainer import Trainer
 
 PLUGINS = {
@@ -145,3 +147,21 @@ def test_a_sweeper_is_told_the_mean_over_the_seeds() -> None:
         objective_value("loss", final)
     with pytest.raises(DivergenceError, match="ended as nan"):
         objective_value("test_accuracy", {"test_accuracy": (float("nan"), 0.0)})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message", "traceback"),
+    [
+        (Stopped("after round 3"), "stopped", "after round 3", False),
+        (ConfigError("lr=0 trains nothing"), "failed", "lr=0 trains nothing", False),
+        (DivergenceError("round 7"), "failed", "round 7", False),
+        (OutputError("disk is full"), "failed", "disk is full", False),
+        (IndexError("nothing\nthere"), "failed", "IndexError: nothing", True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_errors_of_fedsim_are_sentences_and_others_have_a_type_and_a_traceback(
+    caplog: pytest.LogCaptureFixture, error: BaseException, status: str, message: str, traceback: bool
+) -> None:
+    assert _failure(error, Path("run")) == (status, message)
+    assert [record.exc_info is not None for record in caplog.records] == [True] * traceback

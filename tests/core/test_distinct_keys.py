@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import sys
@@ -174,6 +175,21 @@ def test_a_purpose_is_named_where_it_belongs_and_nowhere_else() -> None:
             named[purpose].add(home if file.startswith(f"{home}/") else file)
     assert named == {purpose: set(files.split()) for purpose, files in HOMES.items()}
     assert named.keys() == Purpose.__members__.keys()
+
+
+def test_a_purpose_is_given_as_the_purpose() -> None:
+    """Seeds and purposes are whole numbers: exchanged, they would draw numbers that belong to another seed."""
+    positions = {"generator": 1, "row_keys": 1, "row_keys_host": 1, "of_seeds": 2}
+    count = 0
+    for path in Path(PACKAGE).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for call in ast.walk(ast.parse(text)) if "Purpose." in text else ():
+            name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+            if name in positions:
+                named = [re.match(r"(rng\.)?Purpose\.", ast.unparse(argument)) is not None for argument in call.args]
+                count += any(named)
+                assert not any(named) or named.index(True) == positions[name], f"{path.name}: {ast.unparse(call)}"
+    assert count > 20
 
 
 def test_two_seeds_share_no_more_than_chance() -> None:

@@ -516,6 +516,26 @@ def test_a_strategy_keeps_replicates_apart_in_all_rounds(name: str) -> None:
     assert "\n" not in str(told.value)
 
 
+def test_rates_may_depend_on_round_and_seed() -> None:
+    """A strategy made for two seeds cannot be tried with one; it is tried with other clients of the first instead."""
+    rates = torch.tensor([[0.5], [1.0]], dtype=torch.float64)
+
+    def falling(self: Any, state: Any, report: Any, t: int) -> Any:
+        return replace(state, model=state.model - report.cohort.mean(report.innovation) / (t + 1))
+
+    def of_each_seed(self: Any, state: Any, report: Any, t: int) -> Any:
+        return replace(state, model=state.model - rates * report.cohort.mean(report.innovation))
+
+    def of_both_seeds(self: Any, state: Any, report: Any, t: int) -> Any:
+        return replace(state, model=state.model - rates * report.cohort.mean(report.innovation).mean(0))
+
+    for aggregate in (falling, of_each_seed):
+        run = simulation(strategy=strategy(aggregate), seeds=(0, 1))
+        assert torch.isfinite(run.run(tracking=QUIET).state.model).all()
+    with pytest.raises(ConfigError, match="mixes the clients of different seeds"):
+        simulation(strategy=strategy(of_both_seeds), seeds=(0, 1)).run(tracking=QUIET)
+
+
 def test_a_strategy_for_a_fixed_number_of_clients_runs_where_there_are_so_many() -> None:
     def reshaped(self: Any, state: Any, report: Any, t: int) -> Any:
         rows = report.innovation.reshape(len(state.model), len(SIZES), -1)

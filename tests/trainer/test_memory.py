@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -275,3 +276,22 @@ def test_glibc_takes_the_thresholds_of_its_allocator() -> None:
         pytest.skip("another C library")
     assert configure_allocator(torch.device("cpu"))
     assert not configure_allocator(torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("library", "raised"),
+    [
+        (types.SimpleNamespace(), False),
+        (types.SimpleNamespace(mallopt=lambda option, value: 0), False),
+        (types.SimpleNamespace(mallopt=lambda option, value: int(option == -3)), False),
+        (types.SimpleNamespace(mallopt=lambda option, value: 1), True),
+    ],
+    ids=["no mallopt", "refuses", "takes one of two", "takes both"],
+)
+def test_thresholds_count_as_raised_where_the_library_takes_both(
+    monkeypatch: pytest.MonkeyPatch, library: types.SimpleNamespace, raised: bool
+) -> None:
+    genuine = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, *a, **k: library if name is None else genuine(name, *a, **k))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert configure_allocator(torch.device("cpu")) is raised

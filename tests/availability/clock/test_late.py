@@ -9,7 +9,14 @@ from safetensors.torch import load_file
 from timed import column, run_of
 
 from fedsim import ConfigError, Execution
-from fedsim.availability.clock import ConstantDelay, Devices, UniformDelay, UniformWork
+from fedsim.availability.clock import (
+    ConstantDelay,
+    Devices,
+    GeometricDelay,
+    LognormalDelay,
+    UniformDelay,
+    UniformWork,
+)
 from fedsim.core.errors import CheckpointError
 from fedsim.run.checkpoint import _in_flight
 from fedsim.strategies import FedBuff, FedPBC
@@ -59,3 +66,11 @@ def test_rows_that_cannot_be_late_are_refused(build):
         Devices(deadline=1.0, late="deliver", first=2)
     with pytest.raises(ConfigError, match="not defined for rows that began with an older model"):
         build(clock=Devices(deadline=1.0, late="deliver"), strategy=FedPBC())
+
+
+@pytest.mark.parametrize("law", [ConstantDelay, GeometricDelay, LognormalDelay])
+@pytest.mark.parametrize("count", [0, 5])
+def test_delays_of_more_groups_than_clients_are_refused_before_the_run(build, law, count) -> None:
+    """Once the federation is there, and not in the first round, when the run's folder has been made."""
+    with pytest.raises(ConfigError, match="delay"):
+        build(delay=law([1] * count), strategy=FedBuff(2))

@@ -6,15 +6,17 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from splits import EVERY, SETTINGS, problems, samples_of, table_or_error
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.data.datasets import Digits, GaussianMean
+from fedsim.data.datasets import Dataset, Digits, GaussianMean
 from fedsim.data.partition import IID, ClassSplit, Dirichlet, Equal, Natural, Partition
 from fedsim.data.partition.partition import Samples
 from fedsim.models import Linear, Mean
+from fedsim.run.wiring import split
 
 LABEL_BLIND = ("iid", "equal")
 
@@ -86,6 +88,20 @@ def test_more_clients_than_samples_is_an_error(partition: Partition) -> None:
 def test_a_split_by_class_needs_labels(partition: Partition) -> None:
     with pytest.raises(ConfigError, match=r"partition=\w+ needs class labels.*partition="):
         partition.table(Samples(10), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("owners", "partition", "said"), [(True, IID(), True), (True, Natural(), False), (False, IID(), False)]
+)
+def test_clients_of_the_data_that_a_partition_does_not_use_are_said(
+    caplog: pytest.LogCaptureFixture, owners: bool, partition: Partition, said: bool
+) -> None:
+    x = torch.zeros(6, 2)
+    data = Dataset("six", x, torch.arange(6) % 2, classes=2, owners=torch.arange(6) // 2 if owners else None)
+    with caplog.at_level(logging.INFO, "fedsim"):
+        split(data, partition, 3, (0,))
+    assert ("3 clients are not used" in caplog.text) == said
+    assert ("are not used" in caplog.text) == said
 
 
 def test_samples_left_out_are_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,3 +68,19 @@ def test_a_shift_in_jumps_has_no_gradient_either():
     risk = Risk(run.model, run.shift, run.data)
     with pytest.raises(NoReferenceError, match="shift=Jumping changes the data, but no gradient flows"):
         check_gradient(risk, torch.zeros(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_what_rounding_moves_is_no_shift(size: float) -> None:
+    """The risk changes with the deployed model by a share of 1 + |risk|: 10⁻¹¹ is rounding, 10⁻⁷ is not."""
+
+    def check(share: float) -> None:
+        def risk(theta: torch.Tensor, deployed: torch.Tensor) -> torch.Tensor:
+            return size + share * (1 + size) * torch.sign(deployed.sum()).detach() + 0 * theta.sum()
+
+        risk.shift = Jumping()
+        check_gradient(risk, torch.zeros(1, dtype=torch.float64))
+
+    check(1e-11)
+    with pytest.raises(NoReferenceError, match="no gradient flows"):
+        check(1e-7)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from fedsim.app import commands
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
 from fedsim.studies.attribution.attribute import attribute, sentence
-from fedsim.studies.attribution.causes import causes_of, without
+from fedsim.studies.attribution.causes import CAUSES, causes_of, without
 from fedsim.studies.attribution.shapley import shapley
 from fedsim.studies.reproduce.runner import compose
 
@@ -72,6 +73,31 @@ def test_a_run_without_a_cause_is_the_one_that_its_overrides_describe() -> None:
         ))  # fmt: skip
     assert changed == expected
     assert changed_choices == expected_choices
+
+
+@pytest.mark.parametrize(
+    ("stages", "privacy", "compression"),
+    [
+        ((), False, False),
+        (("topk",), False, True),
+        (("clip",), False, True),
+        (("clip", "gaussian"), True, False),
+        (("clip", "tree"), True, False),
+        (("topk", "clip", "gaussian"), None, False),
+    ],
+)
+def test_noise_and_compression_are_causes_of_their_own(
+    stages: tuple[str, ...], privacy: bool | None, compression: bool
+) -> None:
+    """None: refused, since the stages of compression and of noise cannot be removed apart."""
+    config, choices = OmegaConf.create({"uplink": {name: {} for name in stages}}), {"uplink": "some"}
+    replacements = {cause.name: cause.replacement for cause in CAUSES}
+    assert replacements["compression"](config, choices) == ({"uplink": "none"} if compression else None)
+    if privacy is None:
+        with pytest.raises(ConfigError, match="compresses and adds noise"):
+            replacements["privacy"](config, choices)
+    else:
+        assert replacements["privacy"](config, choices) == ({"uplink": "none"} if privacy else None)
 
 
 def test_what_cannot_be_attributed_is_refused_in_a_sentence() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from fedsim.app.build import build
 from fedsim.app.cli import run
@@ -24,7 +25,7 @@ from fedsim.studies.board.recheck import recheck
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
 from fedsim.studies.board.tasks import Fill, Time
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import compose, plan
+from fedsim.studies.reproduce.runner import Job, compose, plan
 from fedsim.studies.results.runs import load as load_run
 
 Made = Callable[..., list[str]]
@@ -251,6 +252,23 @@ def test_what_cannot_run_diverges_or_breaks_is_a_row_that_says_so(
     assert rows["far"].message == "no trial of its tuning ended well"
     assert rows["breaks"].message == "IndexError: nothing there"
     assert rows["MIFA"].status == DONE
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [(ConfigError("no such key"), REFUSED, "no such key"), (IndexError("not\nhere"), FAILED, "IndexError: not")],
+)
+def test_a_run_that_is_refused_or_breaks_ends_with_what_it_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, status: str, message: str
+) -> None:
+    def fail(job: Job, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(tasks, "carry_out", fail)
+    config = {"dataset": "x", "model": "x", "shift": "x", "contamination": "x", "deterministic": False, "rounds": 2}
+    job = Job((), (), tmp_path / "run", OmegaConf.create(config | {"local": {}}), {})  # type: ignore[arg-type]
+    ((folder, outcome),) = tasks._run_jobs([job])
+    assert (folder, outcome.status, outcome.message) == (job.folder, status, message)
 
 
 def test_an_empty_row_has_no_numbers() -> None:

@@ -122,6 +122,25 @@ def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
     assert [name for name, _ in found.legend] == ["FedAvg", "FedAWE", "lr=0.1", "lr=0.2", "gamma=0.3", "gamma=0.6"]
 
 
+def test_three_keys_may_have_as_many_values_as_there_are_dashes_markers_and_colours(tmp_path: Path) -> None:
+    for number in range(40):
+        settings = {"a": number % 4, "b": number % 8 + 10, "c": number % 10 + 20}
+        run(tmp_path / str(number), settings, {"test_loss": curve(2, 1)})
+    found = looks(find_runs([tmp_path]))
+    assert len(set(found.of)) == 40
+    assert [len({getattr(look, name) for look in found.of}) for name in ("tint", "dashes", "marker")] == [10, 4, 8]
+    assert len(found.legend) == 4 + 8 + 10
+
+
+def test_at_most_two_telling_metrics_and_a_loss_are_drawn_by_default(tmp_path: Path) -> None:
+    names = ("test_accuracy", "client_accuracy_worst10", "test_accuracy_by_client_worst10", "test_loss", "my_metric")
+    for number in range(2):
+        run(tmp_path / str(number), {"lr": number}, {name: curve(0.1, 0.5) for name in names})
+    axes = figure(find_runs([tmp_path])).axes
+    expected = ["test accuracy (%)", "test loss", "test accuracy, worst tenth of clients (%)"]
+    assert [one.get_ylabel().replace("\n", " ") for one in axes] == expected
+
+
 def test_a_band_on_a_logarithmic_axis_is_of_quantiles() -> None:
     values = np.array([[1e-3, 1.0, 2.0, 3.0, 100.0], [1e-3, 1.0, np.nan, 3.0, 9.0]])
     axes = Figure().subplots()

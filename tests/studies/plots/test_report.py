@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made import curve
+from made import run as write_run
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -23,7 +25,7 @@ from fedsim.local import SGD
 from fedsim.models import MLP
 from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvg, FedAWE
-from fedsim.studies.plots.html_report import html
+from fedsim.studies.plots.html_report import _results, html
 from fedsim.studies.plots.plot_cli import main
 from fedsim.studies.results.differences import find_runs
 
@@ -111,6 +113,16 @@ def test_differences_and_results_are_those_of_the_runs(report: Path, sweep: Path
     for label, name in zip(labels, ("FedAvg-0.1", "FedAvg-0.3", "FedAWE-0.1", "FedAWE-0.3"), strict=True):
         final = json.loads((sweep / name / "summary.json").read_text())["final"]["test_accuracy"]
         assert accuracy[label] == f"{100 * final['mean']:.1f} ± {100 * final['std']:.1f} %"
+
+
+def test_the_best_number_is_marked_where_a_metric_has_a_better_side(tmp_path: Path) -> None:
+    for number, (accuracy, loss) in enumerate([(float("nan"), 1.0), (0.5, 3.0), (0.7, 2.0)]):
+        columns = {"test_accuracy": curve(0.1, accuracy), "test_loss": curve(5, loss), "client_drift": [number] * 5}
+        write_run(tmp_path / str(number), {"lr": number}, columns)
+    marked = {row["column"]: [best for _, best in row["cells"]] for row in _results(find_runs([tmp_path]))}
+    assert marked["test_accuracy"] == [False, False, True]
+    assert marked["test_loss"] == [True, False, False]
+    assert marked["client_drift"] == [False, False, False]
 
 
 def test_settings_are_text_not_markup(report: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce import reproduce_cli as cli
@@ -48,6 +49,29 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ro
     (root / "mine").mkdir()
     (root / "mine" / "small.yaml").write_text(SMALL)
     return root / "out", cli.reproduce(load("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
+
+
+def job_of(number: int, dataset: str = "digits", local: str = "SGD", lr: float = 0.1) -> runner.Job:
+    same = {name: {} for name in ("model", "shift", "contamination")}
+    config = {"dataset": dataset, "local": {"_target_": local, "lr": lr}, "rounds": 3, "deterministic": False, **same}
+    return runner.Job((), (), Path(str(number)), OmegaConf.create(config), {})
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 5, 20])
+def test_jobs_of_a_kind_go_together_in_at_least_as_many_batches_as_processes(count: int, processes: int) -> None:
+    jobs = [job_of(number, lr=0.1 * (1 + number)) for number in range(count)]
+    batches = runner.in_company(jobs, processes)
+    assert [job for batch in batches for job in batch] == jobs
+    sizes = [len(batch) for batch in batches]
+    assert max(sizes) <= runner.TOGETHER
+    # no batch is larger than an equal share of the jobs, so that no process waits for another's second half
+    assert max(sizes) == min(runner.TOGETHER, -(-count // processes))
+
+
+def test_jobs_that_share_no_local_steps_go_apart() -> None:
+    jobs = [job_of(0), job_of(1, dataset="mnist"), job_of(2, lr=0.5), job_of(3, local="Adam")]
+    assert runner.in_company(jobs) == [[jobs[0], jobs[2]], [jobs[1]], [jobs[3]]]
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ from scipy import stats
 from fedsim.core import ConfigError
 from fedsim.run.rules import first_reached
 from fedsim.studies.results import table_cli as command
+from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.paired import Paired, paired_difference
+from fedsim.studies.results.table import best_runs
 
 SEEDS = (0, 1, 2)
 ROUNDS = (0, 10, 20, 30)
@@ -43,6 +45,18 @@ def write(folder: Path, strategy: str, lr: float, seeds: tuple[int, ...] = SEEDS
     if given.get("chosen", True):
         (folder / "environment.json").write_text(json.dumps({"settings": {"strategy": strategy.lower()}}))
     return folder
+
+
+@pytest.mark.parametrize(("last", "chosen"), [({}, 0.5), ({"last": 1}, 0.5), ({"last": 2}, 0.1), ({"last": 3}, 0.1)])
+def test_the_best_is_chosen_by_the_mean_of_the_last_evaluations(tmp_path: Path, last: dict, chosen: float) -> None:
+    """lr=0.5 is ahead at the last evaluation alone; by default that one counts."""
+    for lr, values in ((0.1, [0.1, 0.5, 0.5, 0.5]), (0.5, [0.1, 0.2, 0.2, 0.6])):
+        write(tmp_path / str(lr), "FedAvg", lr)
+        (tmp_path / str(lr) / "config.yaml").write_text(f"lr: {lr}\nseeds: [0]\n")
+        lines = ["round,seed,test_accuracy", *(f"{t},0,{value}" for t, value in zip(ROUNDS, values, strict=True))]
+        (tmp_path / str(lr) / "metrics.csv").write_text("\n".join(lines) + "\n")
+    choice = best_runs(find_runs([tmp_path]), ["lr"], "test_accuracy", **last)
+    assert [run.settings["lr"] for run in choice.runs] == [chosen]
 
 
 @pytest.fixture(name="runs")

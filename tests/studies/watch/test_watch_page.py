@@ -85,6 +85,17 @@ def test_metric_band_and_runs_are_chosen_and_a_run_keeps_its_colour(tmp_path: Pa
     assert len(drawn(page)) == 3
 
 
+def test_runs_beyond_the_colours_are_dashed(tmp_path: Path) -> None:
+    """The first ten curves are solid and differ in colour; the next ten repeat the colours with dashes."""
+    for number in range(12):
+        write_run(tmp_path / f"{number:02}", {"test_loss": [2, 1]}, {"lr": number}, seeds=(0,))
+    looks = page_of(tmp_path).lines.data
+    assert looks["dash"][:10] == [[]] * 10
+    assert len(set(looks["colour"][:10])) == 10
+    assert looks["colour"][10:] == looks["colour"][:2]
+    assert looks["dash"][10:] == [[6], [6]]
+
+
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_loss": [2, float("nan"), 1]}, seeds=(0,))
     page = page_of(tmp_path)

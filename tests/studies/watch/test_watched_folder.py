@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from watched_runs import finish, hold, record, write_run
 
 from fedsim.core.errors import ConfigError
@@ -184,6 +185,17 @@ def test_curves_are_means_with_a_band_over_seeds(tmp_path: Path) -> None:
     np.testing.assert_allclose(percent.mean, [11, 51])
     assert curve(run, "absent_metric") is None
     assert (last_value(run, "test_loss"), last_value(run, "test_accuracy")) == ("1.01 ± 0.01", "51.0 ± 1.0 %")
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_interval_of_the_mean_is_that_of_students_t(tmp_path: Path, count: int) -> None:
+    values = 2.0 + 0.01 * np.arange(count)
+    write_run(tmp_path / "a", {"test_loss": [2.0]}, seeds=tuple(range(count)))
+    (run,) = WatchedFolder(tmp_path).snapshot().measured
+    drawn = curve(run, "test_loss", INTERVAL)
+    assert drawn is not None
+    low, high = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
+    np.testing.assert_allclose((drawn.low[0], drawn.high[0]), (low, high))
 
 
 def test_one_seed_and_undefined_values_have_no_band(tmp_path: Path) -> None:
