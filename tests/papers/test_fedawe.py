@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim import EvaluationOptions, Execution, Simulation
-from fedsim.availability import Population, Sine, Staircase, Trajectory
+from fedsim.availability import Population, Sine, Staircase
 from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
