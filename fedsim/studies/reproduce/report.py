@@ -96,7 +96,10 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
 
 def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[Judgement]:
     """The verdict on every comparison that is meant for this scale."""
-    return [comparison.judge(those, others) for comparison, those, others in compared(recipe, numbers, scale)]
+    substitutes = recipe.substitutes(scale)
+    return [
+        comparison.judge(those, others, substitutes) for comparison, those, others in compared(recipe, numbers, scale)
+    ]
 
 
 def compared(
