@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim import EvaluationOptions, Execution, Simulation
+from fedsim.availability import Population, Sine, Staircase
 from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
@@ -232,3 +233,22 @@ def test_the_clip_bounds_every_round_whatever_the_rate(clipped, most, Scripted, 
     np.testing.assert_allclose(models[-1].mean(1).numpy(), travelled)  # still on its way: every round was clipped
     unclipped = played(simulation_of([40.0, 60.0, 50.0], FedAWE(3.0), Scripted(counts), 0.9), play)
     assert unclipped[-1].abs().max() > 1e3
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "age", "square"), [(Staircase(period=20), 7.99, 96.1), (Sine(period=20), 7.10, 82.1)]
+)
+def test_clients_were_away_longest_at_the_end_of_a_cycle(trajectory, age, square) -> None:
+    """The mean of t − τ(t) and of its square in the phase that `fedawe/lemma2` sees: within 2 % of the largest, below
+    Lemma 2's bounds 1/δ and 2/δ². A' = 1 with probability p, and A + 1 otherwise."""
+    client = Population(seeds=(0,), clients=1)
+    probabilities = [trajectory.at(t, np.array([[0.25]]), client).item() for t in range(20)]
+    assert min(probabilities) == pytest.approx(0.1)
+    moments = [(1.0, 1.0)]
+    for p in 60 * probabilities:
+        mean, second = moments[-1]
+        moments.append((1 + (1 - p) * mean, 1 + (1 - p) * (second + 2 * mean)))
+    assert moments[-1] == pytest.approx((age, square), rel=1e-3)
+    largest = np.max(moments[-20:], axis=0)
+    assert (np.array(moments[-1]) >= 0.98 * largest).all()
+    assert (largest < [10, 200]).all()

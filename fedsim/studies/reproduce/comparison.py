@@ -27,6 +27,8 @@ CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
 SHOWN_BY = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
 MOST_LINES = 4  # of a verdict's evidence
 
+Substitutes = Mapping[str, tuple[frozenset[str], frozenset[str]]]  # axis → labels of this scale alone, of others alone
+
 
 @dataclass
 class Comparison:
@@ -177,19 +179,37 @@ class Comparison:
             if (left.fitted or candidate.fitted) == self.fitted
         ]
 
-    def judge(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> Judgement:
-        """The verdict on these numbers; without those of each label that is named, it is not run."""
-        absent = self._absent_labels(numbers) if numbers else []
+    def judge(
+        self, numbers: list[Number], than_numbers: list[Number] | None = None, substitutes: Substitutes | None = None
+    ) -> Judgement:
+        """The verdict on these numbers; without those of each label that is named, it is not run.
+
+        Args:
+            numbers: of its measure.
+            than_numbers: of `than_measure`.
+            substitutes: axis → labels that only this scale has, and labels that only other scales have. A label of the
+                other scales may be absent where the comparison names one of this scale for it.
+        """
+        absent = self._absent_labels(numbers, substitutes or {}) if numbers else []
         if absent:
             return Judgement(self, NOT_RUN, f"no results for {', '.join(absent)}")
         return self.judge_sides(self.sides(numbers, than_numbers))
 
-    def _absent_labels(self, numbers: list[Number]) -> list[str]:
-        """The labels that the comparison names and no number has."""
-        named: list[tuple[str, str]] = []
+    def _absent_labels(self, numbers: list[Number], substitutes: Substitutes) -> list[str]:
+        """The labels that the comparison names, no number has, and no label of this scale stands for."""
+        named: dict[str, dict[str, None]] = {}
         for side in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
-            named += [(axis, label) for axis, labels in side.items() for label in labels]
-        return [label for axis, label in dict.fromkeys(named) if all(n.at.get(axis) != label for n in numbers)]
+            for axis, labels in side.items():
+                named.setdefault(axis, {}).update(dict.fromkeys(labels))
+        absent = []
+        for axis, axis_labels in named.items():
+            here, elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
+            replaced = elsewhere.intersection(axis_labels)
+            if len(replaced) > len(here.intersection(axis_labels)):
+                replaced = frozenset()
+            needed = [label for label in axis_labels if label not in replaced]
+            absent += [label for label in needed if all(n.at.get(axis) != label for n in numbers)]
+        return absent
 
     def judge_sides(self, compared: list[Sides]) -> Judgement:
         """The worst verdict of any pair of sides; held only where all are."""

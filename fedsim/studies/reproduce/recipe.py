@@ -117,6 +117,15 @@ class Recipe:
                 axes[axis] = choices(selection)
         return axes
 
+    def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+        """Axis → labels that this scale alone has, and labels that only larger or smaller ones have, 'smoke' aside."""
+        others = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
+        labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+        for axis, choices_here in self.axes_at(scale).items():
+            here, elsewhere = frozenset(choices_here), frozenset(label for axes in others for label in axes[axis])
+            labels[axis] = here - elsewhere, elsewhere - here
+        return labels
+
     def is_fitted(self, at: Labels) -> bool:
         """Has it one of the fitted labels?"""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())

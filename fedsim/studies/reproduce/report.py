@@ -96,8 +96,9 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
 
 def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[Judgement]:
     """The verdict on every comparison that is meant for this scale."""
+    substitutes = recipe.substitutes(scale)
     return [
-        comparison.judge(side_numbers, than_numbers)
+        comparison.judge(side_numbers, than_numbers, substitutes)
         for comparison, side_numbers, than_numbers in compared(recipe, numbers, scale)
     ]
 

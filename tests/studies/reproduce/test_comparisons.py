@@ -10,6 +10,9 @@ import pytest
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce.comparison import Comparison
 from fedsim.studies.reproduce.number import Number
+from fedsim.studies.reproduce.recipe import load, names
+from fedsim.studies.reproduce.report import judge
+from fedsim.studies.reproduce.stored import position
 
 
 def numbers(table: dict[tuple[str, str], list[float]], paper: float | None = None) -> list[Number]:
@@ -74,6 +77,40 @@ def test_the_worst_pairs_are_told_and_nan_decides_nothing() -> None:
 def test_nothing_to_compare_is_not_run() -> None:
     assert comparison().judge(numbers({("A", "x"): [1.0], ("B", "y"): [2.0]})).word == "not run"
     assert comparison().judge([]).word == "not run"
+
+
+@pytest.mark.parametrize(
+    ("named", "word"),
+    [
+        (["x", "small x"], "held"),  # each scale has one of the two
+        (["x", "y", "small x"], "not run"),  # nothing stands for one of them
+        (["x", "z"], "not run"),  # both scales have z, and no run
+        (["x"], "not run"),
+    ],
+)
+def test_a_label_of_this_scale_stands_for_one_of_another(named: list[str], word: str) -> None:
+    substitutes = {"place": (frozenset({"small x"}), frozenset({"x", "y"}))}
+    small = numbers({("A", "small x"): [3.0], ("B", "small x"): [2.0]})
+    judgement = comparison(exact=True, where={"place": named}).judge(small, None, substitutes)
+    assert judgement.word == word
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_results_of_some_scale_decide_each_comparison(name: str) -> None:
+    """With a number at every place of a scale none is 'not run' at all of its scales."""
+    recipe = load(name)
+    undecided = {comparison.we_test for comparison in recipe.comparisons}
+    for scale in ("cpu", "paper"):
+        places = [position(recipe, setting) for setting in recipe.settings(scale)]
+        made_up = {
+            measure: [Number(at, np.array([1.0, 2.0, 4.0]), recipe.printed(measure, at), recipe.is_fitted(at))
+                      for at in places]
+            for measure in recipe.measures
+        }  # fmt: skip
+        judged = judge(recipe, made_up, scale)
+        undecided -= {judgement.comparison.we_test for judgement in judged if judgement.word != "not run"}
+    assert not undecided
 
 
 @pytest.mark.parametrize(
