@@ -56,7 +56,7 @@ def send(owner: Any, name: str, when: Callable[..., bool], monkeypatch: pytest.M
 MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "local steps of the last round": (Trainer, "run_local_steps", lambda _, work: work.plan.t == 2),
     "end of the last round": (Tracker, "round", lambda _, t, *__: t == 2),
-    "last evaluation": (Tracker, "_evaluate", lambda _, state, completed, *__: completed == 3),
+    "last evaluation": (Tracker, "evaluate", lambda _, state, completed, *__: completed == 3),
     "last checkpoint": (Checkpointer, "write", lambda _, state, progress: progress.rounds == 3),
     "what is known of clients": (RunFolder, "know", lambda *_: True),
     "summary": (tracking, "summary", lambda *_: True),

@@ -1,0 +1,91 @@
+"""Which jobs of a sweep can be folded into one federation, and the configuration of that federation."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.app.build import setting_names
+from fedsim.app.config import resolved_settings
+from fedsim.core import targets
+from fedsim.core.constraints import ForEachSeed, constraints, declared_hints
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import flatten
+
+log = logging.getLogger(__name__)
+
+GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
+
+
+def per_seed_keys(cfg: DictConfig) -> list[str]:
+    """Keys of settings that may be lists with one value per seed, as they are set (lr, strategy.server_lr).
+
+    Raises:
+        ConfigError: an object of the configuration cannot be what it says.
+    """
+    from fedsim.app.kinds import KINDS
+
+    settings, names = resolved_settings(cfg), setting_names(cfg)
+    keys = []
+    for group in GROUPS:
+        for component in targets.parse(group, settings[group], KINDS[group]).nested_parts():
+            if not component.call.__module__.startswith("fedsim."):
+                continue  # it may say so and hold one number all the same
+            for name, hint in declared_hints(component.call).items():
+                if name in component.arguments and any(isinstance(c, ForEachSeed) for c in constraints(hint)):
+                    key = f"{component.key}.{name}"
+                    keys.append(names.get(key, key))
+    return keys
+
+
+def shared_settings(cfg: DictConfig) -> str | None:
+    """All settings but those in which jobs of one federation may differ, to be compared; None: the job cannot share."""
+    if cfg.trusted or not isinstance(OmegaConf.select(cfg, "seeds"), Sequence):
+        return None
+    try:
+        keys = per_seed_keys(cfg)
+    except ConfigError:
+        return None  # the job itself will say so
+    links = {key for key, source in setting_names(cfg).items() if source in keys}
+    settings = {
+        name: value
+        for name, value in flatten(resolved_settings(cfg))
+        if name != "seeds" and name not in (*keys, *links, "out", "resume", "objective")
+    }
+    without_number = [key for key in keys if OmegaConf.select(cfg, key) is None]
+    return json.dumps([settings, without_number], sort_keys=True, default=str)
+
+
+def foldable_groups(configs: Sequence[DictConfig | None]) -> list[list[int]]:
+    """Positions of jobs that differ in nothing but seeds and settings with one value per seed, two or more each; None
+    stands for a job that cannot be folded."""
+    groups: dict[str, list[int]] = {}
+    for position, cfg in enumerate(configs):
+        shared = None if cfg is None else shared_settings(cfg)
+        if shared is not None:
+            groups.setdefault(shared, []).append(position)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def combined(configs: Sequence[DictConfig]) -> DictConfig:
+    """The configuration whose replicates are those of all jobs, in their order."""
+    joint = configs[0].copy()
+    for key in per_seed_keys(joint):
+        values = [OmegaConf.select(cfg, key) for cfg in configs]
+        if any(value != values[0] for value in values) or isinstance(values[0], Sequence):
+            numbers = [number for cfg, value in zip(configs, values, strict=True) for number in _per_seed(value, cfg)]
+            OmegaConf.update(joint, key, numbers)
+    joint.seeds = [seed for cfg in configs for seed in cfg.seeds]
+    joint.out, joint.resume, joint.tracking.progress = None, None, "none"
+    return joint
+
+
+def _per_seed(value: Any, cfg: DictConfig) -> list[float]:
+    """One value per seed of a job."""
+    if not isinstance(value, Sequence):
+        return [value] * len(cfg.seeds)
+    return list(value) * len(cfg.seeds) if len(value) == 1 else list(value)
