@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -60,14 +61,17 @@ def shared_settings(cfg: DictConfig) -> str | None:
     return json.dumps([settings, without_number], sort_keys=True, default=str)
 
 
-def foldable_groups(configs: Sequence[DictConfig | None]) -> list[list[int]]:
-    """Positions of jobs that differ in nothing but seeds and settings with one value per seed, two or more each; None
-    stands for a job that cannot be folded."""
-    groups: dict[str, list[int]] = {}
-    for position, cfg in enumerate(configs):
-        shared = None if cfg is None else shared_settings(cfg)
-        if shared is not None:
-            groups.setdefault(shared, []).append(position)
+def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> list[list[int]]:
+    """Positions of jobs that differ in nothing but seeds and settings with one value per seed, and have completed
+    equally many rounds in their folders; two or more each."""
+    from fedsim.run.checkpoint import NAME, completed_rounds
+
+    groups: dict[tuple[str, int], list[int]] = {}
+    for position, (cfg, folder) in enumerate(zip(configs, folders, strict=True)):
+        rounds = 0 if cfg.resume == "overwrite" else completed_rounds(folder / NAME)
+        shared = shared_settings(cfg)
+        if shared is not None and rounds is not None:
+            groups.setdefault((shared, rounds), []).append(position)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -18,7 +18,6 @@ from fedsim.app import cli
 from fedsim.app.build import build
 from fedsim.app.folding import combined, foldable_groups
 from fedsim.app.job_progress import JobProgress, LockstepProgress
-from fedsim.run.checkpoint import NAME as CHECKPOINT
 from fedsim.run.determinism import deterministic
 from fedsim.run.fold import Fold, Job, foldable_steps
 from fedsim.run.simulation import Simulation
@@ -163,10 +162,9 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
 
 
 def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
-    """Jobs that go together as one federation each. Those that have a checkpoint do not, since it may have been written
-    after another round than that of the next job."""
+    """Jobs that go together as one federation each."""
     folds = []
-    for positions in foldable_groups([None if (job.folder / CHECKPOINT).exists() else job.config for job in jobs]):
+    for positions in foldable_groups([job.config for job in jobs], [job.folder for job in jobs]):
         group = [jobs[position] for position in positions]
         for job in group:
             job.foldable = True

@@ -2,8 +2,8 @@
 checkpoint and end of each run are views of it.
 
 Runs can be folded that differ in nothing but seeds and numbers that may be lists with one value per seed
-(`fedsim.core.per_seed`). A run that ends early or diverges leaves, and the others continue. If the federation as a whole
-fails, each of its runs continues alone from its last checkpoint.
+(`fedsim.core.per_seed`), and have completed equally many rounds. A run that ends early or diverges leaves, and the
+others continue. If the federation as a whole fails, each of its runs continues alone from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
+from fedsim.core.placement import is_memory_mapped
 from fedsim.core.report import Report
 from fedsim.evaluation import Measured
 from fedsim.run.checkpoint import Checkpointer
@@ -50,7 +51,7 @@ class FoldedRun:
     """A run that a fold may take in, and what it was asked to write.
 
     Args:
-        run, out, tracking, identity, settings, config: as `Simulation.steps` takes them.
+        run, out, resume, tracking, identity, settings, config: as `Simulation.steps` takes them.
 
     Attributes:
         replicates: of the fold, that are the run's.
@@ -61,11 +62,13 @@ class FoldedRun:
         self,
         run: Simulation,
         out: str | Path | None = None,
+        resume: bool = False,
         tracking: Tracking | None = None,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         config: str | None = None,
     ) -> None:
+        self.resume = resume
         self.run, self.folder, self.tracking = run, None if out is None else Path(out), tracking or Tracking()
         self.identity, self.settings, self.config = identity or {}, settings, config
         self.replicates = slice(0, 0)
@@ -87,12 +90,17 @@ class FoldedRun:
         return next((name for name, applies in obstacles.items() if applies), None)
 
     def join(self, fold: FoldTracker, replicates: slice, state: State, memory: Memory) -> None:
-        """Make the run's tracker, which has these replicates of the fold; state and memory are of the fold."""
+        """Make the run's tracker, which has these replicates of the fold. State and memory are of the fold before its
+        first round; where the run has a checkpoint to resume, they are filled from there.
+        """
         self.replicates, run = replicates, self.run
-        progress = Progress.at_start(run.federation.replicates)
-        progress.executors = fold.progress.executors
         own_state, own_memory = self.state_of(state, fold), self.memory_of(memory, fold)
         checkpoints = run.checkpointer(self.folder, self.tracking, self.identity, own_state, own_memory)
+        resumed_state, progress = run.resumed(checkpoints, own_state, self.resume)
+        for entry in dataclasses.fields(own_state):
+            getattr(own_state, entry.name).copy_(getattr(resumed_state, entry.name))
+        fold.run.training.trainers.executor_cache.update(progress.executors)
+        progress.executors = fold.progress.executors
         guard = run.make_guard(progress)
         guard.rows, guard.models = self.part(fold.guard.rows, fold), self.part(fold.guard.models, fold)
         run.participation.follow(fold.run.participation, replicates)
@@ -136,18 +144,25 @@ class FoldedRun:
         """Take over how far the fold is."""
         tracker, progress = self.tracker, self.tracker.progress
         progress.rounds, progress.unevaluated = fold.progress.rounds, fold.progress.unevaluated
-        progress.seconds = fold.progress.seconds
+        tracker.keep_time()
         for name in COUNTS:
             setattr(progress, name, getattr(fold.progress, name)[self.replicates])
         tracker.active, tracker.linked = fold.active[self.replicates], fold.linked[self.replicates]
         tracker.unheard = fold.unheard[self.replicates]
 
-    def finish(self, state: State, first_model: Tensor, fold: FoldTracker) -> Result:
+    def finish(self, state: State, fold: FoldTracker) -> Result:
         """Write what is written in the end, and return the run's result."""
         own_state = self.state_of(state, fold)
         self.run.trainer.choice = fold.run.trainer.choice
-        report_standstill(self.run, self.part(first_model, fold), own_state.model, self.tracker.progress.rounds)
+        first_model, first_round = fold.first
+        rounds = self.tracker.progress.rounds - first_round
+        report_standstill(self.run, self.part(first_model, fold), own_state.model, rounds)
         return self.tracker.finish(own_state)
+
+
+def _own_memory(value: Tensor) -> Tensor:
+    """The same numbers, in memory that no other tensor shares; those that lie in a file stay there."""
+    return value if is_memory_mapped(value) else value.clone(memory_format=torch.contiguous_format)
 
 
 FoldableSteps = Generator[Any, Any, T]  # yields a `FoldedRun` whenever it waits to be told what to do, else local work
@@ -165,7 +180,7 @@ def foldable_steps(
     """`Simulation.steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
     tracker and waits for the result. Sent False, or when `Unfolded` is thrown, it waits once more and continues alone.
     """
-    folded = FoldedRun(simulation, out, tracking, identity, settings, config)
+    folded = FoldedRun(simulation, out, resume, tracking, identity, settings, config)
     try:
         with locked_folder(folded.folder, simulation.federation.ranks):
             if (yield folded):
@@ -263,16 +278,30 @@ class FoldTracker(Tracker):
         self._lengths: np.ndarray | None = None  # [n] of the last round's updates, where somebody is shown them
         self._bounds: Sequence[int] = ()
         self._state: State
-        self._first_model: Tensor
+        self.first: tuple[Tensor, int]  # the models before the first round that is done here, and how many were before
 
     def begin(self, state: State) -> None:
-        """Open the folders of all runs, and evaluate their initial models."""
-        self._state, self._first_model = state, state.model.clone()
-        first = self.evaluate(state, 0)
-        for folded in list(self.fold.running):
-            folded.tracker.models = folded.part(self.models, self)
-            self.fold.attempt(folded, folded.tracker.begin_with, self._own(folded, first))
+        """Open the folders of all runs, and evaluate their initial models (resumed runs have done so)."""
+        self._state, running = state, list(self.fold.running)
+        if running:
+            self._resume([folded.tracker.progress for folded in running])
+        self.first = state.model.clone(), self.progress.rounds
+        first = None if self.progress.rounds else self.evaluate(state, 0)
+        for folded in running:
+            own = None
+            if first is not None:
+                own, folded.tracker.models = self._own(folded, first), folded.part(self.models, self)
+            self.fold.attempt(folded, folded.tracker.begin_with, own)
+            if folded.tracker.end_reason is not None:
+                self._finish(folded)
         self.end_reason = self.fold.end_reason
+
+    def _resume(self, progresses: list[Progress]) -> None:
+        """Begin where the runs are."""
+        self.progress.rounds, self.progress.unevaluated = progresses[0].rounds, progresses[0].unevaluated
+        for folded, progress in zip(self.fold.running, progresses, strict=True):
+            for name in COUNTS:
+                getattr(self.progress, name)[folded.replicates] = getattr(progress, name)
 
     def evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
         """All runs' models, after so many rounds."""
@@ -338,7 +367,7 @@ class FoldTracker(Tracker):
 
     def _finish(self, folded: FoldedRun) -> None:
         if folded in list(self.fold.running):  # its checkpoint could be written
-            result = self.fold.attempt(folded, folded.finish, self._state, self._first_model, self)
+            result = self.fold.attempt(folded, folded.finish, self._state, self)
             if result is not None:
                 self.fold.end(folded, result)
 
@@ -394,6 +423,8 @@ class Fold(Generic[T]):
         state = run.initial_state()
         memory = run.memory_at_start(state)
         run.rehearse(state, memory)
+        entries = {entry.name: getattr(state, entry.name) for entry in dataclasses.fields(state)}
+        state = type(state)(**{name: _own_memory(value) for name, value in entries.items()})
         run.evaluator.references = run.references
         run.pace.begin()
         progress = Progress.at_start(run.federation.replicates)

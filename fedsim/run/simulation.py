@@ -107,7 +107,7 @@ class Simulation(Setup):
         check_state(self, state)
         memory = self.memory_at_start(state)
         checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
-        state, progress = self._resumed(checkpoints, state, resume)
+        state, progress = self.resumed(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
         self.rehearse(state, memory)
         self.evaluator.references = self.references
@@ -152,7 +152,7 @@ class Simulation(Setup):
         header = {HEADER: self.model_metadata(), CONTENT: made_of}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
-    def _resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
+    def resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
         """State and progress of the checkpoint, if the run is to resume and there is one; else those before round 0."""
         progress, executor_cache = Progress.at_start(self.federation.replicates), self.training.trainers.executor_cache
         path = checkpoints.path

@@ -219,7 +219,7 @@ class Tracker:
         run.models.receive(self.checkpoints.memory, state, cohort)
         run.participation.update(t, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
-        progress.seconds = self._before + time.monotonic() - self._start
+        self.keep_time()
         last, limit = t + 1 == run.rounds, run.stop.seconds
         time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
         time_over = time_over or (self.ranks.is_first and run.stop.out_of_time(run.pace.seconds[self._replicates_left]))
@@ -250,6 +250,10 @@ class Tracker:
         if stopping and not last and self.end_reason is None:
             raise Stopped(f"stopped by {self._signal} after round {t + 1} of {run.rounds}")
 
+    def keep_time(self) -> None:
+        """Note how many seconds the run has taken, resumed parts included."""
+        self.progress.seconds = self._before + time.monotonic() - self._start
+
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
         """Is it time for a checkpoint after this many rounds? So many runs go on together."""
         return self.checkpoints.due(rounds, num_runs)
@@ -265,7 +269,7 @@ class Tracker:
     def record(self, measured: Measured) -> None:
         """Pass one evaluation on."""
         progress, self._last = self.progress, measured
-        progress.seconds = self._before + time.monotonic() - self._start
+        self.keep_time()
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
         progress.participants, progress.unevaluated = [0.0] * len(self.seeds), 0
         rows: list[Row] = []
