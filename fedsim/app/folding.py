@@ -20,10 +20,11 @@ from fedsim.core.settings import flatten
 log = logging.getLogger(__name__)
 
 GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
+MAY_DIFFER = ("seeds", "out", "resume", "objective")
 
 
-def per_seed_keys(cfg: DictConfig) -> list[str]:
-    """Keys of settings that may be lists with one value per seed, as they are set (lr, strategy.server_lr).
+def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
+    """Keys of settings that may be lists with one value per seed, and the key by which each is set (local.lr by lr).
 
     Raises:
         ConfigError: an object of the configuration cannot be what it says.
@@ -31,34 +32,31 @@ def per_seed_keys(cfg: DictConfig) -> list[str]:
     from fedsim.app.kinds import KINDS
 
     settings, names = resolved_settings(cfg), setting_names(cfg)
-    keys = []
+    keys = {}
     for group in GROUPS:
         for component in targets.parse(group, settings[group], KINDS[group]).nested_parts():
             if not component.call.__module__.startswith("fedsim."):
-                continue  # it may say so and hold one number all the same
+                continue  # a user's class may take over the annotation, and not the list
             for name, hint in declared_hints(component.call).items():
                 if name in component.arguments and any(isinstance(c, ForEachSeed) for c in constraints(hint)):
                     key = f"{component.key}.{name}"
-                    keys.append(names.get(key, key))
+                    keys[key] = names.get(key, key)
     return keys
 
 
 def shared_settings(cfg: DictConfig) -> str | None:
-    """All settings but those in which jobs of one federation may differ, to be compared; None: the job cannot share."""
-    if cfg.trusted or not isinstance(OmegaConf.select(cfg, "seeds"), Sequence):
+    """All settings but those in which jobs of one federation may differ, to be compared; None: it cannot be told."""
+    if cfg.trusted or not isinstance(cfg.seeds, Sequence):
         return None
     try:
         keys = per_seed_keys(cfg)
     except ConfigError:
         return None  # the job itself will say so
-    links = {key for key, source in setting_names(cfg).items() if source in keys}
-    settings = {
-        name: value
-        for name, value in flatten(resolved_settings(cfg))
-        if name != "seeds" and name not in (*keys, *links, "out", "resume", "objective")
-    }
-    without_number = [key for key in keys if OmegaConf.select(cfg, key) is None]
-    return json.dumps([settings, without_number], sort_keys=True, default=str)
+    settings = dict(flatten(resolved_settings(cfg)))
+    without_number = sorted(key for key in keys if settings[key] is None)
+    differing = {*keys, *keys.values(), *MAY_DIFFER}
+    shared = {name: value for name, value in settings.items() if name not in differing}
+    return json.dumps([shared, without_number], sort_keys=True, default=str)
 
 
 def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> list[list[int]]:
@@ -78,7 +76,7 @@ def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> l
 def combined(configs: Sequence[DictConfig]) -> DictConfig:
     """The configuration whose replicates are those of all jobs, in their order."""
     joint = configs[0].copy()
-    for key in per_seed_keys(joint):
+    for key in dict.fromkeys(per_seed_keys(joint).values()):
         values = [OmegaConf.select(cfg, key) for cfg in configs]
         if any(value != values[0] for value in values) or isinstance(values[0], Sequence):
             numbers = [number for cfg, value in zip(configs, values, strict=True) for number in _per_seed(value, cfg)]

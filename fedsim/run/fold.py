@@ -120,8 +120,12 @@ class FoldedRun:
 
     def memory_of(self, memory: Memory, fold: FoldTracker) -> Memory:
         """What the run's clients remember, of what those of the fold do."""
-        groups = ("clients", "server", "evaluated", "uplink")
-        return Memory(**{group: {n: self.part(v, fold) for n, v in getattr(memory, group).items()} for group in groups})
+
+        def parts(entries: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: self.part(value, fold) for name, value in entries.items()}
+
+        groups = (parts(group) for group in (memory.clients, memory.server, memory.evaluated, memory.uplink))
+        return Memory(*groups)
 
     def measured_of(self, measured: Measured, fold: FoldTracker) -> Measured:
         """The run's numbers, of what was measured of the fold's replicates."""

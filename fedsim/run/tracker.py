@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import Self
 
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
@@ -84,7 +85,7 @@ class Tracker:
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         self._view.__enter__()
         self._signals.listen()
         return self

@@ -93,7 +93,9 @@ ASKED = {"availability": Bernoulli(Uniform(0.5)), "partition": Dirichlet(0.5, va
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", [FedAWE, FedAvg], ids=lambda strategy: strategy.__name__)
 def test_each_has_the_numbers_and_files_that_it_has_alone(digits, tmp_path: Path, strategy):
-    evaluation = EvaluationOptions(every=2, of=["global", "client_mean"], diagnostics=["staleness", "absent", "fairness"])
+    evaluation = EvaluationOptions(
+        every=2, of=["global", "client_mean"], diagnostics=["staleness", "absent", "fairness"]
+    )
     settings = ASKED | {"strategy": strategy(), "evaluation": evaluation}
     makes = makers(digits, **settings)
     together = folded(makes, lambda: joint(digits, **settings), tmp_path / "folded")
