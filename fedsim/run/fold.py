@@ -322,8 +322,7 @@ class FoldTracker(Tracker):
 
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
         """Is it time for the checkpoints of all runs?"""
-        running = self.fold.running
-        return any(folded.tracker.checkpoints.due(rounds, len(running)) for folded in running)
+        return any(folded.tracker.checkpoints.due(rounds, num_runs) for folded in self.fold.running)
 
     def record(self, measured: Measured) -> None:
         """Pass one evaluation on to the runs."""
