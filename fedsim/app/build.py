@@ -77,7 +77,7 @@ def build(
     loss, ridge, output = model.pop("loss", None), model.pop("ridge", 0.0), model.pop("output", None)
     setup = {key: settings[key] for key in TOP_LEVEL}
     execution = settings["trainer"] | {name: settings[key] for key, name in OF_EXECUTION.items()}
-    names = _names(cfg)
+    names = setting_names(cfg)
     check_types(Setup, setup, names)
     execution_names = {key: f"trainer.{key}" for key in settings["trainer"]}
     evaluation_names = {name: key for key, name in OF_EVALUATION.items()} | {
@@ -173,7 +173,7 @@ def _keys(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _names(cfg: DictConfig) -> dict[str, str]:
+def setting_names(cfg: DictConfig) -> dict[str, str]:
     """Dotted key → the key by which it is set, where its value is that of another one (local.lr: ${lr})."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)

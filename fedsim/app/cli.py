@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shel
     from fedsim.run.stopping import Stopped
     from fedsim.run.tracking import Result
     from fedsim.trainer import TaskGenerator
+
+    Drive = Callable[..., TaskGenerator[Result]]
 
 log = logging.getLogger(__name__)
 
@@ -273,8 +275,11 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     return folder
 
 
-def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> TaskGenerator[float | None]:
-    """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
+def of_sweep(
+    cfg: DictConfig, shared: dict[str, Any] | None = None, drive: Drive | None = None
+) -> TaskGenerator[float | None]:
+    """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them,
+    `drive` as `steps` takes it."""
     _prepare()
     hydra_config = HydraConfig.get()
     launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
@@ -285,7 +290,7 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> TaskGener
         per_choice.apply(cfg, _choices(), _override_texts(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
-    run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
+    run = functools.partial(steps, cfg, folder, _choices(), shared=shared, drive=drive)
     return sweep.sweep_job(cfg, folder, run, in_a_line)
 
 
@@ -320,9 +325,11 @@ def steps(
     ranks: Ranks | None = None,
     shared: dict[str, Any] | None = None,
     trusted: Sequence[str] | None = None,
+    drive: Drive | None = None,
 ) -> TaskGenerator[Result]:
     """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them, `trusted` the
-    packages that the user named; None: as the overrides of this process say."""
+    packages that the user named; None: as the overrides of this process say. `drive` takes the simulation, then what
+    `Simulation.steps` takes, and is used in its place."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
 
@@ -352,7 +359,8 @@ def steps(
     packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
-    return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
+    arguments = (folder, resume != "overwrite", tracking, identity, settings, yaml)
+    return (yield from (simulation.steps(*arguments) if drive is None else drive(simulation, *arguments)))
 
 
 def _params_of_sweeper() -> set[str]:

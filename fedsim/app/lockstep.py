@@ -1,4 +1,5 @@
-"""A sweep's jobs in lockstep: Hydra composes each, then they advance together, round by round."""
+"""A sweep's jobs in lockstep: Hydra composes each, then they advance together, round by round. Those that differ only
+in numbers that rows can hold are folded into one federation."""
 
 from __future__ import annotations
 
@@ -14,9 +15,15 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from fedsim.app import cli
+from fedsim.app.build import build
+from fedsim.app.folding import combined, foldable_groups
 from fedsim.app.job_progress import JobProgress, LockstepProgress
 from fedsim.run.determinism import deterministic
+from fedsim.run.fold import Fold, Job, foldable_steps
+from fedsim.run.simulation import Simulation
 from fedsim.run.together import Lockstep
+from fedsim.run.tracking import Result
+from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
@@ -70,38 +77,112 @@ def launch(
     waiting, returned, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
     while batch := list(itertools.islice(waiting, at_once)):
         shared: dict[str, Any] = {}
-        jobs = [_composed(context, config, list(overrides), number, shared) for number, overrides in batch]
-        returned += jobs
-        with deterministic(any(job.cfg is not None and job.cfg.deterministic is True for job in jobs)):
-            configs = [job.cfg for job in jobs if job.cfg is not None]
-            folders = [Path(str(job.hydra_cfg.hydra.runtime.output_dir)) for job in jobs if job.hydra_cfg is not None]
-            watch = LockstepProgress(progress, folders, [int(config.rounds) for config in configs])
-            lockstep = Lockstep[Any](watch=watch)
-            failed: list[BaseException] = []
-            for index, outcome in lockstep([functools.partial(lambda job: job.return_value, job) for job in jobs]):
-                if isinstance(outcome, BaseException):
-                    failed.append(outcome)
-                else:
-                    jobs[index].return_value = outcome
-                progress.jobs_finished()
+        jobs = [ComposedJob(context, config, list(overrides), number, shared) for number, overrides in batch]
+        returned += [job.returned for job in jobs]
+        with deterministic(any(job.config.deterministic is True for job in jobs)):
+            failed = run_batch(jobs, progress)
         if failed:  # when all have come to their end: a signal stops each of them after the same round
             raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return returned
 
 
-def _composed(
-    context: HydraContext, config: DictConfig, overrides: list[str], number: int, shared: dict[str, Any]
-) -> JobReturn:
-    """A job whose value is, for now, what is to be driven."""
-    log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
-    job_config = context.config_loader.load_sweep_config(config, overrides)
-    with open_dict(job_config):
-        job_config.hydra.job.id = job_config.hydra.job.num = number
-    return run_job(
-        hydra_context=context,
-        task_function=functools.partial(cli.of_sweep, shared=shared),
-        config=job_config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+class ComposedJob(Job[Any]):
+    """A job of a sweep, composed and not begun.
+
+    Args:
+        context, config: of the sweep.
+        overrides, number: of the job.
+        shared: data sets of the jobs that advance together.
+
+    Attributes:
+        returned: what Hydra's own launcher returns of the job, but for its value.
+        config: of the job.
+        folder: of its run.
+        foldable: if this is set before the first step, the steps are `foldable_steps`.
+    """
+
+    def __init__(
+        self, context: HydraContext, config: DictConfig, overrides: list[str], number: int, shared: dict[str, Any]
+    ) -> None:
+        log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
+        job_config = context.config_loader.load_sweep_config(config, overrides)
+        with open_dict(job_config):
+            job_config.hydra.job.id = job_config.hydra.job.num = number
+        self.foldable = False
+        self.returned = run_job(
+            hydra_context=context,
+            task_function=functools.partial(cli.of_sweep, shared=shared, drive=self._drive),
+            config=job_config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        assert self.returned.cfg is not None
+        assert self.returned.hydra_cfg is not None
+        self.config, self.folder = self.returned.cfg, Path(str(self.returned.hydra_cfg.hydra.runtime.output_dir))
+        super().__init__(self.returned.return_value)
+
+    def _drive(self, simulation: Simulation, *arguments: Any) -> TaskGenerator[Result]:
+        return foldable_steps(simulation, *arguments) if self.foldable else simulation.steps(*arguments)
+
+    def end(self, outcome: Any) -> None:
+        super().end(outcome)
+        if not isinstance(outcome, BaseException):
+            self.returned.return_value = outcome
+
+
+def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseException]:
+    """Run jobs, each to its end: those that can be one federation as such, in lockstep with all others.
+
+    Returns:
+        The errors that end the sweep.
+    """
+    watch = LockstepProgress(progress, [job.folder for job in jobs], [int(job.config.rounds) for job in jobs])
+    errors: list[BaseException] = []
+    try:
+        folds = _folds_of(jobs)
+        in_folds = {job for fold in folds for job in fold.jobs}
+        alone = [job for job in jobs if job not in in_folds and not job.ended]
+        progress.jobs_finished(sum(job.ended for job in jobs))
+        while folds or alone:
+            runs = [fold.steps for fold in folds] + [functools.partial(lambda job: job.steps, job) for job in alone]
+            counts = [len(fold.jobs) for fold in folds] + [1] * len(alone)
+            for number, outcome in Lockstep[Any](watch=watch, counts=counts)(runs):
+                if number >= len(folds):
+                    alone[number - len(folds)].end(outcome)
+                elif isinstance(outcome, BaseException):
+                    errors.append(outcome)
+                progress.jobs_finished(counts[number])
+            errors += [job.outcome for job in jobs if isinstance(job.outcome, BaseException)]
+            folds, alone = [], [job for job in jobs if not job.ended and not errors]  # whose federation has failed
+    finally:
+        for job in jobs:
+            job.steps.close()
+    return errors
+
+
+def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
+    """Jobs that go together as one federation each."""
+    folds = []
+    for positions in foldable_groups([job.config for job in jobs], [job.folder for job in jobs]):
+        group = [jobs[position] for position in positions]
+        for job in group:
+            job.foldable = True
+            job.begin()
+        waiting = [job for job in group if job.run is not None]
+        obstacle = waiting[0].run.obstacle() if waiting and waiting[0].run is not None else None
+        if len(waiting) > 1 and obstacle is None:
+            log.info("%d jobs differ only in numbers of their rows: they run as one federation", len(waiting))
+            folds.append(Fold(waiting, functools.partial(_federation_of, [job.config for job in waiting])))
+            continue
+        if obstacle is not None:
+            log.info("%d jobs are not folded into one federation, because of %s", len(waiting), obstacle)
+        for job in waiting:
+            job.send(False)
+    return folds
+
+
+def _federation_of(configs: Sequence[DictConfig]) -> Simulation:
+    """What has the replicates of them all."""
+    simulation, _, _ = build(combined(configs))
+    return simulation

@@ -136,6 +136,17 @@ def read(
     return type(like)(**fields), ranks.broadcast_object(progress)
 
 
+def completed_rounds(path: Path) -> int | None:
+    """After how many rounds a checkpoint was written: 0 where there is none, None where it does not say so."""
+    if not path.exists():
+        return 0
+    try:
+        with safe_open(regular_path(path), framework="pt") as file:
+            return Progress.read(file.metadata()["progress"]).rounds
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
     """The rows that had not arrived: any number, of a model like this one [R, d]."""
     in_flight_rows = {

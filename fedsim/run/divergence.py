@@ -109,14 +109,17 @@ class DivergenceGuard:
     def without_given_up(self, cohort: Cohort, t: int) -> Cohort:
         """The rows of replicates that are not given up. When one leaves depends on nothing but its round of divergence:
         at the evaluation after it, which looks at the device anyway."""
-        dropped_replicates = [
-            r for r, at in self.given_up.items() if t >= (at // self.eval_every + 1) * self.eval_every
-        ]
-        if not dropped_replicates:
+        return self.without(self.replicates_left_out(t), cohort)
+
+    def replicates_left_out(self, t: int) -> list[int]:
+        """Those that were given up, as far as round t is concerned."""
+        return [r for r, at in self.given_up.items() if t >= (at // self.eval_every + 1) * self.eval_every]
+
+    def without(self, replicates: list[int], cohort: Cohort) -> Cohort:
+        """The rows of all replicates but these."""
+        if not replicates:
             return cohort
-        return cohort.subset(
-            np.flatnonzero(~np.isin(cohort.host.virtual // self.federation.clients, dropped_replicates))
-        )
+        return cohort.subset(np.flatnonzero(~np.isin(cohort.host.virtual // self.federation.clients, replicates)))
 
     def accept(self, t: int, cohort: Cohort, finite: Tensor) -> np.ndarray | None:
         """Positions of the rows that are taken and remembered, given which of them are finite [n]; None: all are.
@@ -147,7 +150,7 @@ class DivergenceGuard:
             rows = report.cohort.rows
             self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER, t))
         finite = torch.isfinite(state.model.sum(1))  # the quickest look
-        self.models = torch.minimum(self.models, torch.where(finite, _NEVER, t))
+        torch.minimum(self.models, torch.where(finite, _NEVER, t), out=self.models)
 
     @contextlib.contextmanager
     def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:

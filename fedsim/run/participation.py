@@ -68,6 +68,13 @@ class Participation:
             arrays["first_loss"] = self.before = np.full(rows, np.nan)
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
+    def follow(self, source: Participation, replicates: slice) -> None:
+        """Share what another one remembers of these of its replicates, which are this one's."""
+        for name in ("last", "longest", "away", "opportunities", "before"):
+            values: np.ndarray = getattr(source, name)
+            width = len(values) // source.federation.replicates
+            setattr(self, name, values[replicates.start * width : replicates.stop * width])
+
     def update(self, t: int, cohort: Cohort) -> None:
         """Round t is complete."""
         if "utility" in self.diagnostics:

@@ -105,41 +105,45 @@ class Simulation(Setup):
         configure_allocator(self.device)
         state = self.initial_state()
         check_state(self, state)
-        memory = self._memory_at_start(state)
-        checkpoints = self._checkpointer(folder, tracking, identity or {}, state, memory)
-        state, progress = self._resumed(checkpoints, state, resume)
+        memory = self.memory_at_start(state)
+        checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
+        state, progress = self.resumed(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
-        self._rehearse(state, memory)
+        self.rehearse(state, memory)
         self.evaluator.references = self.references
-        self._log_privacy()
-        guard = self._guard(progress)
+        self.log_privacy()
+        guard = self.make_guard(progress)
         self.pace.begin(progress.virtual)
         output_folder = folder if self.federation.ranks.is_first else None
         with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
-            for t in tracker.rounds():
-                active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
-                cohort = self.pace(
-                    guard.without_given_up(self.strategy.cohort(state, active), t), t
-                )  # who computes, in time
-                start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
-                report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
-                self.submodels.check(report, t)
-                report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
-                with guard.catch_errors(t, state, report):
-                    state = self.strategy.aggregate(state, report, t)  # linear algebra
-                tracker.round(t, state, report)
+            state = yield from self.train(state, memory, tracker)
             report_standstill(self, first_model, state.model, progress.rounds - first_round)
             return tracker.finish(state)
 
-    def _memory_at_start(self, state: State) -> Memory:
+    def train(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
+        """The rounds that are left: from the strategy's state before the first to that after the last of them."""
+        guard = tracker.guard
+        for t in tracker.rounds():
+            active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
+            cohort = self.pace(guard.without_given_up(self.strategy.cohort(state, active), t), t)  # in time
+            start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
+            report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
+            self.submodels.check(report, t)
+            report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
+            with guard.catch_errors(t, state, report):
+                state = self.strategy.aggregate(state, report, t)  # linear algebra
+            tracker.round(t, state, report)
+        return state
+
+    def memory_at_start(self, state: State) -> Memory:
         """What clients, evaluation and uplink remember before round 0, given the strategy's state."""
         memory = self.trainer.memory(state.model)
         memory.evaluated = self.models.memory(state.model) | self.participation.memory()
         self.uplink.remember(memory, self.federation, state.model)
         return memory
 
-    def _checkpointer(
+    def checkpointer(
         self, folder: Path | None, tracking: Tracking, identity: dict[str, Any], state: State, memory: Memory
     ) -> Checkpointer:
         """What keeps checkpoints, with the header that tells what this run is made of."""
@@ -149,7 +153,7 @@ class Simulation(Setup):
         header = {HEADER: self.model_metadata(), CONTENT: made_of}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
-    def _resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
+    def resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
         """State and progress of the checkpoint, if the run is to resume and there is one; else those before round 0."""
         progress, executor_cache = Progress.at_start(self.federation.replicates), self.training.trainers.executor_cache
         path = checkpoints.path
@@ -164,18 +168,18 @@ class Simulation(Setup):
         progress.executors = executor_cache  # what trials find from here on goes into the next checkpoint
         return state, progress
 
-    def _rehearse(self, state: State, memory: Memory) -> None:
+    def rehearse(self, state: State, memory: Memory) -> None:
         """Refuse, before anything is written, what would fail or be silently wrong in the middle of the run."""
         check_carry(self, state, memory)
         dry_run(self, state, memory)
         try_evaluation(self)
 
-    def _log_privacy(self) -> None:
+    def log_privacy(self) -> None:
         """Log what may be claimed of the clients' privacy, where rows have noise."""
         if (private := self.privacy(self.rounds)) is not None:
             log.info("privacy: %s", private.statement)
 
-    def _guard(self, progress: Progress) -> DivergenceGuard:
+    def make_guard(self, progress: Progress) -> DivergenceGuard:
         """What notices rows and models that become non-finite; it goes on with those that were dropped."""
         name, advice = type(self.strategy).__name__, remedy(self.trainer.rule, self.strategy)
         eval_every = self.evaluation.every

@@ -32,6 +32,7 @@ class Lockstep(Generic[T]):
         at_once: how many runs are under way together; the next ones begin when these have ended. None: all.
         company: does their works.
         watch: hears of every round that has been worked on: its number, from 0, and how many runs are in it.
+        counts: how many runs each of the runs stands for, where some are several in one.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Lockstep(Generic[T]):
         at_once: int | None = None,
         company: JointExecutor | None = None,
         watch: Callable[[int, int], None] = lambda t, runs: None,
+        counts: Sequence[int] | None = None,
     ) -> None:
-        self.at_once, self.watch = at_once, watch
+        self.at_once, self.watch, self.counts = at_once, watch, counts
         self.company = company or JointExecutor()
 
     def __call__(self, runs: Iterable[Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
@@ -70,7 +72,7 @@ class Lockstep(Generic[T]):
                 earliest_round = min(work.plan.t for _, work in in_flight.values())
                 numbers = [number for number, (_, work) in in_flight.items() if work.plan.t == earliest_round]
                 local_results = self.company([in_flight[number][1] for number in numbers])
-                self.watch(earliest_round, len(numbers))
+                self.watch(earliest_round, sum(1 if self.counts is None else self.counts[n] for n in numbers))
                 with (
                     StopSignals.held_back()
                 ):  # one that arrives between two of them must not end the second a round earlier

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import Self
 
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
@@ -71,10 +72,10 @@ class Tracker:
         self._result: Result | None = None
         style = options.progress if self.ranks.is_first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
-        self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
-        self._unheard = np.zeros(len(self.seeds), dtype=np.int64)
+        self.active, self.linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
+        self.unheard = np.zeros(len(self.seeds), dtype=np.int64)
         self._last: Measured | None = None
-        self._models: Tensor
+        self.models: Tensor  # [R, d] that were evaluated last
         self._observers = Observers([])
         self._wish: str | None = None  # why one of them ends the run
         self._metric: str | None = None  # by which the best models are kept
@@ -84,7 +85,7 @@ class Tracker:
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         self._view.__enter__()
         self._signals.listen()
         return self
@@ -119,9 +120,12 @@ class Tracker:
     def begin(self, state: State) -> None:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start = time.monotonic()
+        self.begin_with(None if self.progress.rounds else self.evaluate(state, 0))
+
+    def begin_with(self, first: Measured | None) -> None:
+        """Open the run folder, given what was measured of the initial model; None for a resumed run."""
         progress, run = self.progress, self.run
         self._metric = run.stop.judged_by(run.column_descriptions)
-        first = None if progress.rounds else self._evaluate(state, 0)
         if first is not None:
             self.guard.ill = {r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)}
         if self.folder is not None:
@@ -131,7 +135,7 @@ class Tracker:
                 if progress.rounds
                 else []
             )
-        self.end_reason = self._end_reason() if progress.rounds else None
+        self.end_reason = self.reason_to_end() if progress.rounds else None
         if self.folder is not None:
             complete = next(self.rounds(), None) is None
             if self._metric is not None:
@@ -150,14 +154,14 @@ class Tracker:
             watched = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
             self._observers.begin(watched)
         if first is not None:
-            self._record(first)
+            self.record(first)
 
     def rounds(self) -> Iterator[int]:
         """The rounds that are left, until a rule ends the run."""
         while self.progress.rounds < self.run.rounds and self.end_reason is None:
             yield self.progress.rounds
 
-    def _end_reason(self) -> str | None:
+    def reason_to_end(self) -> str | None:
         """What the rules say, which the first rank tells the others: it alone knows earlier rows, and has the clock."""
         stop = self.run.stop
         if not (stop.active or self.options.observers):
@@ -174,19 +178,19 @@ class Tracker:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
         run, memory = self.run, self.checkpoints.memory
         first, *further_names = run.evaluation.models
-        self._models = run.models(first, state, memory)
+        self.models = run.models(first, state, memory)
 
         def evaluate(models: Tensor) -> Measured:
             return self.guard.evaluate(lambda rows: run.evaluator(rows, deployed), models, self.progress.rounds)
 
-        measured = evaluate(self._models)
+        measured = evaluate(self.models)
         for name in further_names:
             metrics = evaluate(run.models(name, state, memory)).metrics
             column_names = columns_of_other_model(name, metrics)
             measured.metrics |= {column_names[column]: values for column, values in metrics.items()}
         return measured
 
-    def _evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
+    def evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
         measured = self._on_models(state, None if report is None else report.deployed)
@@ -196,15 +200,18 @@ class Tracker:
             metrics, measured.histograms = run.personal(state, self.checkpoints.memory, completed, online)
             measured.metrics |= metrics
         if self.options.watching:
-            if measured.client_accuracy is not None:
-                measured.histograms["accuracy"] = measured.client_accuracy[self._replicates_left].reshape(-1)
-            for name, values in measured.client_metrics.items():
-                going = values[self._replicates_left].reshape(-1)
-                measured.histograms[name] = going[np.isfinite(going)]
-            if report is not None:
-                lengths = report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
-                measured.histograms["length of update"] = lengths[np.isfinite(lengths)]
+            self.add_histograms(measured, None if report is None else update_lengths(report))
         return measured
+
+    def add_histograms(self, measured: Measured, lengths: np.ndarray | None) -> None:
+        """What observers are shown of the clients; `lengths` [n] of their updates in the last round."""
+        if measured.client_accuracy is not None:
+            measured.histograms["accuracy"] = measured.client_accuracy[self._replicates_left].reshape(-1)
+        for name, values in measured.client_metrics.items():
+            going = values[self._replicates_left].reshape(-1)
+            measured.histograms[name] = going[np.isfinite(going)]
+        if lengths is not None:
+            measured.histograms["length of update"] = lengths[np.isfinite(lengths)]
 
     def round(self, t: int, state: State, report: Report) -> None:
         """Round t is complete."""
@@ -213,46 +220,58 @@ class Tracker:
         run.models.receive(self.checkpoints.memory, state, cohort)
         run.participation.update(t, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
-        progress.seconds = self._before + time.monotonic() - self._start
+        self.keep_time()
         last, limit = t + 1 == run.rounds, run.stop.seconds
         time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
         time_over = time_over or (self.ranks.is_first and run.stop.out_of_time(run.pace.seconds[self._replicates_left]))
         wishes = np.array(
-            [self._signals.signal is not None, self.checkpoints.due(t + 1, self._signals.agreed_signal), time_over]
+            [self._signals.signal is not None, self.checkpoint_due(t + 1, self._signals.agreed_signal), time_over]
         )
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
         linked = (count > 0) * run.submodels.shares(cohort)
         counts = (per_replicate(values, cohort.bounds) for values in (count, linked, report.samples))
-        self._active, self._linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
-        progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
-        progress.links = [float(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
-        self._unheard = run.pace.cut + run.delivery.held_back
-        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self._unheard, strict=True)]
+        self.active, self.linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
+        progress.participants = [float(a + b) for a, b in zip(progress.participants, self.active, strict=True)]
+        progress.links = [float(a + b) for a, b in zip(progress.links, self.linked, strict=True)]
+        self.unheard = run.pace.cut + run.delivery.held_back
+        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.unheard, strict=True)]
         progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
-        self._view.round(t + 1, float(self._active.mean()))
+        self._view.round(t + 1, float(self.active.mean()))
         stopping, due, time_over = (bool(wish) for wish in wishes)
         time_to_evaluate = last or time_over or (t + 1) % run.evaluation.every == 0
         time_to_save = last or stopping or due
         if time_to_evaluate or time_to_save or run.device.type == "cpu":
             self.guard.check()
         if time_to_evaluate:
-            self._record(self._evaluate(state, t + 1, report))
-            self.end_reason = None if last else self._end_reason()
+            self.record(self.evaluate(state, t + 1, report))
+            self.end_reason = None if last else self.reason_to_end()
         if time_to_save or self.end_reason is not None:
-            if self._files is not None:
-                self._files.on_disk()
-            if self._best is not None:
-                self._best.write()
-            self.checkpoints.write(state, progress)
+            self.save(state)
         self._stop_requested = stopping
         if stopping and not last and self.end_reason is None:
             raise Stopped(f"stopped by {self._signal} after round {t + 1} of {run.rounds}")
 
-    def _record(self, measured: Measured) -> None:
+    def keep_time(self) -> None:
+        """Note how many seconds the run has taken, resumed parts included."""
+        self.progress.seconds = self._before + time.monotonic() - self._start
+
+    def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
+        """Is it time for a checkpoint after this many rounds? So many runs go on together."""
+        return self.checkpoints.due(rounds, num_runs)
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint, and before it what it says to be there."""
+        if self._files is not None:
+            self._files.on_disk()
+        if self._best is not None:
+            self._best.write()
+        self.checkpoints.write(state, self.progress)
+
+    def record(self, measured: Measured) -> None:
         """Pass one evaluation on."""
         progress, self._last = self.progress, measured
-        progress.seconds = self._before + time.monotonic() - self._start
+        self.keep_time()
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
         progress.participants, progress.unevaluated = [0.0] * len(self.seeds), 0
         rows: list[Row] = []
@@ -260,9 +279,9 @@ class Tracker:
             row: Row = {"round": progress.rounds, "seed": seed}
             given_up = r in self.guard.given_up
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
-            row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
-            sent, unanswered, pace = float(self._linked[r]), progress.unanswered[r], self.run.pace
-            heard = (sent + int(self._unheard[r]), sent), (progress.links[r] + unanswered, progress.links[r])
+            row |= {"active_clients": int(self.active[r]), "mean_active_clients": float(mean_active[r])}
+            sent, unanswered, pace = float(self.linked[r]), progress.unanswered[r], self.run.pace
+            heard = (sent + int(self.unheard[r]), sent), (progress.links[r] + unanswered, progress.links[r])
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late_clients[r])}
@@ -271,15 +290,15 @@ class Tracker:
         progress.rows = None if progress.rows is None else progress.rows + len(rows)
         progress.crc = None if progress.crc is None else checksum(rows, progress.crc)
         if self._best is not None:
-            self._best.update(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
+            self._best.update(progress.rounds, self.models, np.array([row[self._best.metric] for row in rows]))
         if self._files is not None:
             self._files.record(rows)
-        models, naming = self._models, self.run.naming
+        models, naming = self.models, self.run.naming
         event = EvaluationEvent(
             progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
         )
         self._wish = self._observers.evaluated(event)
-        self._view.evaluated(progress.rounds, facts_line(rows, self._speed()), float(self._active.mean()))
+        self._view.evaluated(progress.rounds, facts_line(rows, self._speed()), float(self.active.mean()))
 
     def _speed(self) -> float | None:
         """Samples a second since the run began or went on; None before the first round."""
@@ -327,6 +346,11 @@ class Tracker:
             self._files.finish(run_summary)
         self._result = result
         return result
+
+
+def update_lengths(report: Report) -> np.ndarray:
+    """[n] lengths of the updates of a round's clients, those of all ranks."""
+    return report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
 
 
 def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:

@@ -6,6 +6,8 @@ Thirty in `make test`, five hundred among the slow ones. What cannot run must sa
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +21,10 @@ from small_runs import COMPANY, configuration
 
 from fedsim.app.build import build
 from fedsim.app.config import groups
+from fedsim.app.folding import combined, foldable_groups
 from fedsim.core.errors import ConfigError, DivergenceError
-from fedsim.run.together import run_together
+from fedsim.run.fold import Fold, FoldedRun, Job, foldable_steps
+from fedsim.run.together import Lockstep, run_together
 
 BASE = [
     "rounds=2", "eval_every=1", "clients=4", "seeds=[3,8]", "local_steps=2", "trainer.dtype=float64",
@@ -167,6 +171,38 @@ def together(cfg: DictConfig, folder: Path) -> None:
     joint = run_together([build(one)[0] for one in (cfg, other)])
     close(joint[0].history, ran(cfg), exactly=True)
     close(joint[1].history, ran(other), exactly=True)
+    folded(cfg, folder)
+
+
+def folded(cfg: DictConfig, folder: Path) -> None:
+    """In one federation, where that can be: broken off after one round, resumed, and the run with lists bit for bit."""
+    other = copy.deepcopy(cfg)
+    other.lr = 0.01
+    configs, folders = [cfg, other], [folder / "0", folder / "1"]
+    if not foldable_groups(configs, folders) or FoldedRun(build(cfg)[0]).obstacle():
+        return
+    lists = ran(combined(configs))
+    for rounds in (1, cfg.rounds):
+        jobs = []
+        for one, path in zip(configs, folders, strict=True):
+            OmegaConf.update(one, "rounds", rounds)
+            simulation, tracking, identity = build(one)
+            jobs.append(Job(foldable_steps(simulation, path, True, tracking, identity)))
+            jobs[-1].begin()
+        federation = functools.partial(lambda joint: build(joint)[0], combined(configs))
+        for _, outcome in Lockstep[None]()([Fold(jobs, federation).steps]):
+            assert outcome is None
+    for number, job in enumerate(jobs):
+        if isinstance(job.outcome, BaseException):
+            raise job.outcome
+        first = number * len(cfg.seeds)
+        replicates = slice(first, first + len(cfg.seeds))
+        close(job.outcome.history, [row for rows in evaluations(lists) for row in rows[replicates]], exactly=True)
+
+
+def evaluations(history: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each."""
+    return [list(rows) for _, rows in itertools.groupby(history, lambda row: row["round"])]
 
 
 WAYS: list[Callable[[DictConfig, Path], None]] = [executors, seeds, resumed, places, together]

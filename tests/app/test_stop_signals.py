@@ -56,7 +56,7 @@ def send(owner: Any, name: str, when: Callable[..., bool], monkeypatch: pytest.M
 MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "local steps of the last round": (Trainer, "run_local_steps", lambda _, work: work.plan.t == 2),
     "end of the last round": (Tracker, "round", lambda _, t, *__: t == 2),
-    "last evaluation": (Tracker, "_evaluate", lambda _, state, completed, *__: completed == 3),
+    "last evaluation": (Tracker, "evaluate", lambda _, state, completed, *__: completed == 3),
     "last checkpoint": (Checkpointer, "write", lambda _, state, progress: progress.rounds == 3),
     "what is known of clients": (RunFolder, "know", lambda *_: True),
     "summary": (tracking, "summary", lambda *_: True),
@@ -122,18 +122,23 @@ def test_a_single_run_says_that_it_is_complete(fedsim, tmp_path: Path, monkeypat
     assert (tmp_path / "o" / "summary.json").exists()
 
 
+AT_WORK = (Trainer, "run_local_steps", lambda _, work: work.plan.t == 1)
+BETWEEN = (Tracker, "round", lambda self, t, *_: t == 1 and len(self.seeds) == 2)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("moment", "after"),
+    ("moment", "after", "setting"),
     [
-        pytest.param((Trainer, "run_local_steps", lambda _, work: work.plan.t == 1), 2, id="local steps"),
-        pytest.param((Tracker, "round", lambda self, t, *_: t == 1 and len(self.seeds) == 2), 3, id="between two jobs"),
+        pytest.param(AT_WORK, 2, "on_nonfinite=stop", id="local steps, one federation"),
+        pytest.param(AT_WORK, 2, "on_nonfinite=drop_client", id="local steps"),
+        pytest.param(BETWEEN, 3, "on_nonfinite=drop_client", id="between two jobs"),
     ],
 )
 def test_jobs_in_lockstep_stop_after_the_same_round_and_go_on_bit_for_bit(
-    fedsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: Any, after: int
+    fedsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: Any, after: int, setting: str
 ) -> None:
-    command = [*LOCKSTEP, "rounds=5", "seeds=[0],[0,1],[2]"]
+    command = [*LOCKSTEP, "rounds=5", "seeds=[0],[0,1],[2]", setting]
     with monkeypatch.context() as patched:
         send(*moment, patched, signal.SIGINT)
         stopped = fedsim(tmp_path, *command, "out=o")
@@ -154,11 +159,22 @@ def test_jobs_in_lockstep_that_have_not_begun_do_not_begin(
     fedsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the second is being made the first waits for its first round."""
+    send(sweep, "finished_result", lambda cfg, _: cfg.local_steps == 2, monkeypatch, signal.SIGTERM)
+    stopped = fedsim(tmp_path, *LOCKSTEP, "local_steps=1,2,3", "out=o")
+    assert stopped.code == 1
+    assert "sweep of 2 runs in o: 2 stopped" in stopped.err
+    assert stopped.err.count("stopped by SIGTERM after round 1 of 3") == 2
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_first_round_of_one_federation_stops_its_jobs_at_once(
+    fedsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send(sweep, "finished_result", lambda cfg, _: cfg.lr == 0.2, monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, *LOCKSTEP, "lr=0.1,0.2,0.3", "out=o")
     assert stopped.code == 1
     assert "sweep of 2 runs in o: 2 stopped" in stopped.err
-    assert stopped.err.count("stopped by SIGTERM after round 1 of 3") == 2
+    assert {record["message"] for record in records(tmp_path / "o").values()} == {"stopped at once, not after a round"}
 
 
 @pytest.mark.slow

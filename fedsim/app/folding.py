@@ -1,0 +1,93 @@
+"""Which jobs of a sweep can be folded into one federation, and the configuration of that federation."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.app.build import setting_names
+from fedsim.app.config import resolved_settings
+from fedsim.core import targets
+from fedsim.core.constraints import ForEachSeed, constraints, declared_hints
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import flatten
+
+log = logging.getLogger(__name__)
+
+GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
+MAY_DIFFER = ("seeds", "out", "resume", "objective")
+
+
+def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
+    """Keys of settings that may be lists with one value per seed, and the key by which each is set (local.lr by lr).
+
+    Raises:
+        ConfigError: an object of the configuration cannot be what it says.
+    """
+    from fedsim.app.kinds import KINDS
+
+    settings, names = resolved_settings(cfg), setting_names(cfg)
+    keys = {}
+    for group in GROUPS:
+        for component in targets.parse(group, settings[group], KINDS[group]).nested_parts():
+            if not component.call.__module__.startswith("fedsim."):
+                continue  # a user's class may take over the annotation, and not the list
+            for name, hint in declared_hints(component.call).items():
+                if name in component.arguments and any(isinstance(c, ForEachSeed) for c in constraints(hint)):
+                    key = f"{component.key}.{name}"
+                    keys[key] = names.get(key, key)
+    return keys
+
+
+def shared_settings(cfg: DictConfig) -> str | None:
+    """All settings but those in which jobs of one federation may differ, to be compared; None: it cannot be told."""
+    if cfg.trusted or not isinstance(cfg.seeds, Sequence):
+        return None
+    try:
+        keys = per_seed_keys(cfg)
+    except ConfigError:
+        return None  # the job itself will say so
+    settings = dict(flatten(resolved_settings(cfg)))
+    without_number = sorted(key for key in keys if settings[key] is None)
+    differing = {*keys, *keys.values(), *MAY_DIFFER}
+    shared = {name: value for name, value in settings.items() if name not in differing}
+    return json.dumps([shared, without_number], sort_keys=True, default=str)
+
+
+def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> list[list[int]]:
+    """Positions of jobs that differ in nothing but seeds and settings with one value per seed, and have completed
+    equally many rounds in their folders; two or more each."""
+    from fedsim.run.checkpoint import NAME, completed_rounds
+
+    groups: dict[tuple[str, int], list[int]] = {}
+    for position, (cfg, folder) in enumerate(zip(configs, folders, strict=True)):
+        rounds = 0 if cfg.resume == "overwrite" else completed_rounds(folder / NAME)
+        shared = shared_settings(cfg)
+        if shared is not None and rounds is not None:
+            groups.setdefault((shared, rounds), []).append(position)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def combined(configs: Sequence[DictConfig]) -> DictConfig:
+    """The configuration whose replicates are those of all jobs, in their order."""
+    joint = configs[0].copy()
+    for key in dict.fromkeys(per_seed_keys(joint).values()):
+        values = [OmegaConf.select(cfg, key) for cfg in configs]
+        if any(value != values[0] for value in values) or isinstance(values[0], Sequence):
+            numbers = [number for cfg, value in zip(configs, values, strict=True) for number in _per_seed(value, cfg)]
+            OmegaConf.update(joint, key, numbers)
+    joint.seeds = [seed for cfg in configs for seed in cfg.seeds]
+    joint.out, joint.resume, joint.tracking.progress = None, None, "none"
+    return joint
+
+
+def _per_seed(value: Any, cfg: DictConfig) -> list[float]:
+    """One value per seed of a job."""
+    if not isinstance(value, Sequence):
+        return [value] * len(cfg.seeds)
+    return list(value) * len(cfg.seeds) if len(value) == 1 else list(value)
