@@ -228,7 +228,7 @@ def test_tokens_do_not_move() -> None:
         (Gaussian(), "contamination=Gaussian changes numbers, but dataset=toy has tokens"),
         (Point(), "contamination=Point changes numbers, but dataset=toy has tokens"),
         (FeatureNoise(), "contamination=FeatureNoise changes numbers, but dataset=toy has tokens"),
-        (LabelFlip(), "contamination=label_flip needs one class for a sample, and dataset=toy has several"),
+        (LabelFlip(), "contamination=label_flip needs one class per sample, and dataset=toy has several"),
     ],
 )
 def test_neither_tokens_nor_labels_of_positions_are_contaminated(contamination: Contamination, sentence: str) -> None:

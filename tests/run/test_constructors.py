@@ -28,6 +28,7 @@ from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.progress import Progress
 from fedsim.run.round_clock import RoundClock
+from fedsim.run.setup import Setup
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.metrics_csv import MetricsCSV
@@ -157,7 +158,7 @@ def test_a_population_refuses_numbers_for_other_seeds() -> None:
 
 
 def test_a_simulation_describes_its_arguments() -> None:
-    described = inspect.cleandoc(Simulation.__doc__ or "").split("Args:")[1].split("Example:")[0]
+    described = inspect.cleandoc(Setup.__doc__ or "").split("Args:")[1]
     names = {name for line in re.findall(r"^    ([\w, ]+):", described, re.M) for name in line.split(", ")}
     assert names == inspect.signature(Simulation).parameters.keys()
 

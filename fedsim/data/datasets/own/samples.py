@@ -6,7 +6,7 @@ import datetime
 import enum
 import numbers
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,17 +53,24 @@ class Part:
 
 
 def array(source: str, name: str, values: Any) -> np.ndarray:
-    """Convert any sequence to an array of numbers, words or, failing these, objects. Raises: ConfigError: entries
-    differ in shape.
+    """Convert any sequence to an array of numbers, words or, failing these, objects.
+
+    Raises:
+        ConfigError: entries differ in shape, or there are none.
     """
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
+        if values.layout != torch.strided or values.is_quantized:
+            kind = "quantised" if values.is_quantized else "sparse"
+            raise ConfigError(f"{source}: {name} is a {kind} tensor; give a dense one")
+        values = values.detach().cpu().resolve_conj().resolve_neg()
         return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
     if isinstance(values, np.ndarray):
         _refuse_masked(source, name, values)
         return values
     if hasattr(values, "to_numpy"):  # a column of pandas, polars or pyarrow
         return np.asarray(values.to_numpy())
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"{source}: {name} is {values!r:.40}, not one value per sample")
     listed = list(values)
     if any(isinstance(value, Tensor) for value in listed):
         listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
@@ -157,7 +164,7 @@ def _tokens(part: Part, x: np.ndarray) -> Tensor:
 
 def _floats(x: np.ndarray) -> Tensor:
     if x.dtype.kind != "f" or x.dtype.itemsize > 8:  # PyTorch has no float wider than 64 bits
-        x = x.astype(np.float32)
+        x = x.astype(np.float64 if x.dtype.kind == "f" else np.float32)
     return torch.from_numpy(_owned(x))
 
 

@@ -184,6 +184,9 @@ def nan(at: int, value: float) -> np.ndarray:
 
 BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "no samples": ({"x": []}, "x holds no samples"),
+    "one number": ({"x": 3}, "x is 3, not one value per sample"),
+    "one target": ({"y": 1.5}, "y is 1.5, not one value per sample"),
+    "sparse": ({"x": torch.tensor(X).to_sparse()}, "x is a sparse tensor; give a dense one"),
     "ragged": ({"x": [[1.0, 2.0], [3.0]]}, "x is ragged: its entries differ in shape ([1] and [2])"),
     "ragged inside": ({"x": [[[1.0], [2.0, 3.0]], [[1.0], [2.0, 3.0]]]}, "x is ragged"),
     "NaN": ({"x": nan(7, np.nan)}, "sample 7 holds nan in x"),
@@ -230,11 +233,16 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_long_doubles_are_read_in_double_precision() -> None:
+    x = np.arange(1, 81, dtype=np.longdouble).reshape(40, 2) / 3
+    assert torch.equal(Arrays(x, Y).train_x, Arrays(x.astype(np.float64), Y).train_x)
+
+
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_bad_arrays(case: str) -> None:
     changes, says = BAD_ARRAYS[case]
     arguments = {"x": X, "y": Y, "clients": CLIENTS} | changes
-    if len(arguments["x"]) == 2:
+    if isinstance(arguments["x"], list) and len(arguments["x"]) == 2:
         arguments |= {"y": Y[:2], "clients": None}
     refused(lambda: Arrays(**arguments), says)
 
