@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -51,6 +52,21 @@ def test_the_simulator_runs_where_the_studies_are_not_installed(tmp_path: Path) 
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_sections_of_docstrings_begin_a_line() -> None:
+    """A section in the middle of a line is missing from `help()`, the API pages and the configuration reference."""
+    broken = re.compile(
+        r"(?m)\S +(?:Args|Attributes|Raises|Returns):(?: |$)|^ *(?:Args|Attributes|Raises|Returns): +\S"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+        for path in (ROOT / "fedsim").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and broken.search(ast.get_docstring(node) or "")
+    ]
+    assert not found
 
 
 def test_no_table_is_indexed_by_one_client_under_vmap() -> None:

@@ -15,20 +15,21 @@ from fedsim.data.datasets.dataset import Dataset
 class Synthetic(Dataset):
     """y = argmax softmax(W_i x + b_i), with x ~ N(v_i, diag(j^−1.2)).
 
-    Client i draws u_i ~ N(0, α), W_i and b_i entrywise ~ N(u_i, 1), B_i ~ N(0, β), v_i entrywise ~ N(B_i, 1).
-    α spreads the models, β the inputs. Both are variances, as the papers write N(0, α); Li et al.'s program uses them
-    as standard deviations, which makes no difference for 0 and 1. The partition is natural. (u_i shifts the scores of
-    all classes equally, so in this construction α does not change the labels; β does.)
+    Client i draws u_i ~ N(0, α), W_i and b_i entrywise ~ N(u_i, 1), B_i ~ N(0, β), v_i entrywise ~ N(B_i, 1). α spreads
+    the models, β the inputs. Both are variances, as the papers write N(0, α); Li et al.'s program uses them as standard
+    deviations, which makes no difference for 0 and 1. The partition is natural. (u_i shifts the scores of all classes
+    equally, so in this construction α does not change the labels; β does.)
 
     Args:
         clients: m.
         alpha, beta: heterogeneity of models and inputs.
         features, classes: dimensions.
-        samples: samples of every client; None: lognormal(4, 2) + 50, as in Li et al. max_samples: cap on a lognormal
-            draw, whose tail reaches tens of thousands; None: no cap, as in Li et al.'s program (the cap does not change
-            later draws).
+        samples: samples of every client; None: lognormal(4, 2) + 50, as in Li et al.
+        max_samples: cap on a lognormal draw, whose tail reaches tens of thousands; None: no cap, as in Li et al.'s
+            program (the cap does not change later draws).
         test_fraction: share of each client's samples held out into the common test set, ⌊test_fraction · n_i⌋ of them;
-            Li et al. hold out a tenth. seed: of the draw; all replicates have the same data.
+            Li et al. hold out a tenth.
+        seed: of the draw; all replicates have the same data.
     """
 
     effective_if = (

@@ -45,12 +45,15 @@ class LocalWork(Validated):
 
 @dataclass
 class Workload:
-    """The work of n rows in a round, on the host. Attributes: num_samples: [n] samples of each row; 0 for a stream.
-    size: [n] batch size.
-    per_pass: [n] batches in one pass over the row's data.
-    steps: [n] local steps.
-    short_last: whether the last batch of a pass is shorter, if the batch size does not divide the number of
-        samples.
+    """The work of n rows in a round, on the host.
+
+    Attributes:
+        num_samples: [n] samples of each row; 0 for a stream.
+        size: [n] batch size.
+        per_pass: [n] batches in one pass over the row's data.
+        steps: [n] local steps.
+        short_last: whether the last batch of a pass is shorter, if the batch size does not divide the number of
+            samples.
     """
 
     num_samples: np.ndarray

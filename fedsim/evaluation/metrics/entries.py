@@ -23,11 +23,14 @@ TAKEN = ("loss", "accuracy")  # names of built-in columns
 
 @dataclass(frozen=True)
 class Entry:
-    """One requested metric. Attributes: column: its name in columns: test_COLUMN, train_COLUMN, …
-    name: of torchmetrics' functional metric; or
-    target: a callable (output, target) → number or [B], or a class; or its dotted path.
-    better: 'higher' or 'lower'; None: as defined by the metric itself.
-    arguments: of the metric.
+    """One requested metric.
+
+    Attributes:
+        column: its name in columns: test_COLUMN, train_COLUMN, …
+        name: of torchmetrics' functional metric; or
+        target: a callable (output, target) → number or [B], or a class; or its dotted path.
+        better: 'higher' or 'lower'; None: as defined by the metric itself.
+        arguments: of the metric.
     """
 
     column: str

@@ -17,15 +17,20 @@ COLUMNS = 16  # rows of a Jacobian that are computed at once
 
 
 class Risk:
-    """R(θ, θ') = Σ_i w_i E_{z∼D_i(θ')} ℓ(z; θ) + λ/2 ‖θ‖² of one replicate. R(θ, θ) is the performative risk.
-    w_i are the weights of the strategy's objective (`Federation.client_weights`).
+    """R(θ, θ') = Σ_i w_i E_{z∼D_i(θ')} ℓ(z; θ) + λ/2 ‖θ‖² of one replicate. R(θ, θ) is the performative risk. w_i are
+    the weights of the strategy's objective (`Federation.client_weights`).
 
     The expectation is a mean over a fixed base sample of every client, to which the shift is applied: all the client's
         stored data, or a stream's `exact` sample. For the latter, means of functions that are at most quadratic in the
-        base noise are exact; others are means over `samples` keyed draws. Contamination is ignored. Args: model: of the
-        run; used in double precision and evaluation mode. shift: set up for the run. data: the clients' samples.
-        replicate: number of the replicate. samples: largest number per client; None: all stored samples, or 1,000 of a
-        stream. search: the search that evaluates it, which may stop it.
+        base noise are exact; others are means over `samples` keyed draws. Contamination is ignored.
+
+    Args:
+        model: of the run; used in double precision and evaluation mode.
+        shift: set up for the run.
+        data: the clients' samples.
+        replicate: number of the replicate.
+        samples: largest number per client; None: all stored samples, or 1,000 of a stream.
+        search: the search that evaluates it, which may stop it.
     """
 
     def __init__(

@@ -54,8 +54,11 @@ class Personal(Validated):
         return self.over != "none" or self.newcomers > 0
 
     def check(self, clients: int, validation: bool) -> None:
-        """Check that models can be scored. Args: clients: m. validation: whether there are validation samples, split
-        off by the partition or drawn from a stream.
+        """Check that models can be scored.
+
+        Args:
+            clients: m.
+            validation: whether there are validation samples, split off by the partition or drawn from a stream.
         """
         if self.newcomers >= clients:
             raise ConfigError(
