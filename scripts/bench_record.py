@@ -75,7 +75,7 @@ def code(root: Path = ROOT) -> str | None:
     """
     paths = [f":(glob){path}" if "*" in path else path for path in MEASURED_CODE]
     paths = [*paths, ":(glob)scripts/bench_peers/**"]
-    git = ["git", "-C", str(root)]
+    git = ["git", "--no-optional-locks", "-C", str(root)]
     try:
         changed = subprocess.run([*git, "status", "--porcelain", "--", *paths], capture_output=True, check=True).stdout
         files = subprocess.run([*git, "ls-files", "--stage", "--", *paths], capture_output=True, check=True).stdout

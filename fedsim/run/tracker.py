@@ -221,7 +221,7 @@ class Tracker:
             [self._signals.signal is not None, self.checkpoints.due(t + 1, self._signals.agreed_signal), time_over]
         )
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
-        counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
+        counts = per_replicate(np.stack([count, count > 0, report.samples]), cohort.bounds)
         self._active, self._linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
         progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
@@ -329,7 +329,9 @@ class Tracker:
 
 
 def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-    """Sums of [n] host values over the rows of each replicate, [R]."""
-    running = np.concatenate([[0], np.cumsum(values)])[list(bounds)]
-    sums: np.ndarray = running[1:] - running[:-1]
+    """Sums of [k, n] host values over the rows of each replicate, [k, R]."""
+    running = np.zeros((len(values), values.shape[1] + 1))
+    np.cumsum(values, axis=1, out=running[:, 1:])
+    edges = running[:, list(bounds)]
+    sums: np.ndarray = edges[:, 1:] - edges[:, :-1]
     return sums
