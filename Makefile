@@ -6,7 +6,7 @@ OUT    ?= runs/quickstart
 # One thread a worker; compiled modules are kept, since tests start many processes.
 SUITE  := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: help install run test test-slow lint format bench docs tensorboard wheel clean
+.PHONY: help install run test test-slow lint format bench benches docs tensorboard wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -44,6 +44,9 @@ format: install  ## let ruff mend what it can
 bench: install  ## samples per second of every executor beside a raw PyTorch loop
 	$(BIN)/python scripts/bench.py
 
+benches: install  ## measure all figures of docs/performance.md again, on a quiet machine; a second call goes on
+	$(BIN)/python scripts/benches.py
+
 docs: install  ## write again what pages say of configurations, results and runs, and the site: open site/index.html
 	$(BIN)/python scripts/config_reference.py
 	$(BIN)/python scripts/algorithms_page.py
@@ -51,6 +54,7 @@ docs: install  ## write again what pages say of configurations, results and runs
 	$(BIN)/python scripts/command_line_page.py
 	$(BIN)/python scripts/gallery.py
 	$(BIN)/python scripts/claims_page.py
+	$(BIN)/python scripts/performance_page.py
 	$(BIN)/python scripts/printed_output.py
 	$(BIN)/python scripts/notebook.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build

@@ -17,16 +17,17 @@ usage: python scripts/bench.py [--json FILE] [--only a,c] [--repeat 5] [--device
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+import bench_record
 import torch
-from bench_population import population
+from bench_population import POPULATION, population
 from bench_rounds import CLOCKS, Rounds
 from bench_workloads import WORKLOADS, Workload, common_round, limit_round
+
+from fedsim.run.wiring import resolve_device
 
 
 def timed(run: Callable[[], Any], device: torch.device, clock: str = "wall") -> Callable[[], float]:
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="LETTERS", help="comma-separated workloads (default: all)")
     parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--population", type=int, default=POPULATION, help="clients of (f) (default %(default)s)")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fedsim's executor, chunk, …")
     options = parser.parse_args()
     works = WORKLOADS
@@ -113,27 +115,19 @@ def main() -> None:
         parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(names)}")
     pairs = [pair.partition("=") for pair in options.set]
     settings: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, _, value in pairs}
-    gpu = torch.cuda.is_available() and options.device != "cpu"
-    machine = {
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if gpu else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "repeat": options.repeat,
-    }
-    print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; {options.repeat} repetitions")
+    device = resolve_device(options.device)
+    shown = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    print(f"{shown}, {torch.get_num_threads()} threads, torch {torch.__version__}; {options.repeat} repetitions")
     print(f"{'workload':62} {'a round':>11} {'vs common':>9} {'vs limit':>9}")
     rows = []
     for name in wanted:
         if name == "f":
-            row = population(options.device, options.repeat)
+            row = population(options.device, options.repeat, options.population)
         else:
             row = measure(works[name](), options.device, options.repeat, settings)
         print(show(row), flush=True)
         rows.append(row)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"rows": rows, "machine": machine}, file, indent=2)
+    bench_record.save(options.json, rows, device=device, repeat=options.repeat, set=options.set)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bench_options
+import bench_record
 import torch
 from bench import interleaved, timed
 from bench_rounds import Rounds
@@ -159,7 +160,7 @@ def main() -> None:
             flush=True,
         )
         rows.append(row)
-    bench_options.save(options.json, {"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()})
+    bench_record.save(options.json, rows, repeat=options.repeat, clock=options.clock)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""What several benchmarks are asked for, and the file that they write."""
+"""What several benchmarks are asked for."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Collection
-from typing import Any
 
 from bench_rounds import CLOCKS
 
@@ -26,10 +24,3 @@ def wanted(found: argparse.ArgumentParser, only: str | None, names: Collection[s
     if unknown := set(asked) - set(names):
         found.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(names)}")
     return asked
-
-
-def save(path: str | None, content: dict[str, Any]) -> None:
-    """The figures, where a file was asked for."""
-    if path:
-        with open(path, "w") as file:
-            json.dump(content, file, indent=2)

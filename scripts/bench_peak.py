@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bench_options
+import bench_record
 import torch
 from bench import interleaved, timed
 from bench_rounds import Rounds
@@ -113,7 +114,7 @@ def main() -> None:
         told = ", ".join(f"{who} {rate:.0f}" for who, rate in row["gflops"].items())
         print(f"({name}) {told}; the products alone are {row['products_share_of_a_round']:.0%} of a round", flush=True)
         rows.append(row)
-    bench_options.save(options.json, {"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()})
+    bench_record.save(options.json, rows, repeat=options.repeat, clock=options.clock)
 
 
 if __name__ == "__main__":

@@ -35,15 +35,15 @@ def peak_gib() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
-def population(device: str, repeat: int) -> dict[str, Any]:
+def population(device: str, repeat: int, clients: int) -> dict[str, Any]:
     """The row of the table."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        many, peak = pool.apply(child, (POPULATION, device, repeat))
+        many, peak = pool.apply(child, (clients, device, repeat))
         alone, peak_alone = pool.apply(child, (ACTIVE, device, repeat))
     seconds, less = statistics.median(many), statistics.median(alone)
     return {
         "workload": "f",
-        "what": f"logistic, {ACTIVE:,} of {POPULATION:,} clients, batch {SAMPLES}, 10 steps",
+        "what": f"logistic, {ACTIVE:,} of {clients:,} clients, batch {SAMPLES}, 10 steps",
         "vs_common": None,
         "vs_limit": None,
         "seconds": seconds,

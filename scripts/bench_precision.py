@@ -16,12 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 import bench_options
+import bench_record
 import torch
 from bench import interleaved, timed
 from bench_rounds import Rounds
 from bench_workloads import WORKLOADS, Workload, common_round, limit_round, p_cnn
 
 from fedsim.models.precision import told_of_units
+from fedsim.run.wiring import resolve_device
 
 PRECISIONS = ("full", "bf16")
 
@@ -73,8 +75,8 @@ def main() -> None:
         print(f"({name}) {row['clients']} clients, {row['steps']} steps: gain of bfloat16: {gains}", end="; ")
         print(f"fedsim beside the limit: {limit}", flush=True)
         rows.append(row)
-    units = {"torch": torch.__version__, "threads": torch.get_num_threads(), "units": told_of_units()}
-    bench_options.save(options.json, {"rows": rows, "machine": units})
+    settings = {"repeat": options.repeat, "clock": options.clock, "units": told_of_units()}
+    bench_record.save(options.json, rows, device=resolve_device(options.device), **settings)
 
 
 if __name__ == "__main__":

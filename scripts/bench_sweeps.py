@@ -12,7 +12,6 @@ usage: python scripts/bench_sweeps.py [--json FILE] [--only means,logistic,mlp] 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -20,6 +19,8 @@ import sys
 import tempfile
 import time
 from typing import Any, NamedTuple
+
+import bench_record
 
 COMMON = ["trainer.trial=false", "tracking.tensorboard=false", "tracking.progress=none"]
 SERVER = (1.0, 0.7)
@@ -132,9 +133,7 @@ def main() -> None:
     for name in wanted:
         rows.append(measure(name, options.rounds, options.repeat))
         show(rows[-1])
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=2)
+    bench_record.save(options.json, rows, repeat=options.repeat, rounds=options.rounds)
 
 
 if __name__ == "__main__":

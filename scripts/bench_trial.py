@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import bench_options
+import bench_record
 import torch
 from bench import interleaved
 from bench_models import MODELS, Case
@@ -23,7 +24,6 @@ from bench_rounds import CLOCKS
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import UniformK
 from fedsim.core.errors import ConfigError
-from fedsim.run.tracking.environment import environment
 from fedsim.trainer import trial
 
 EXECUTORS = ("fused", "vmap", "loop")
@@ -148,15 +148,6 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def made() -> dict[str, Any]:
-    """Command, date, commit, machine and versions."""
-    facts = environment(torch.device("cpu"))
-    machine = {"cores": facts["cpus"], "threads": facts["threads"], "platform": facts["platform"]}
-    versions = {name: version for name, version in facts["versions"].items() if version}
-    shared = {name: facts[name] for name in ("command", "commit", "python")}
-    return shared | {"date": facts["started"][:10], "machine": machine, "versions": versions}
-
-
 def main() -> None:
     parser = bench_options.parser(__doc__ or "", MODELS, "wall")
     parser.add_argument("--seconds", type=float, default=0.1, help="of rounds in one repetition (default 0.2)")
@@ -177,8 +168,7 @@ def main() -> None:
             flush=True,
         )
         settings = {name: getattr(options, name) for name in ("repeat", "clock", "trials", "seconds")}
-        content = {"made": made(), "settings": settings, "summary": summary(rows), "rows": rows}
-        bench_options.save(options.json, content)  # a long run may be cut
+        bench_record.save(options.json, rows, **settings)  # a long run may be cut
     print("\n".join(summary(rows)))
 
 

@@ -89,7 +89,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
         active=20,
     ),
     "e": lambda: Workload(
-        "e", "Gaussian mean that answers, 25 clients × 10 seeds, batch 4, 5 steps", GaussianMean(clients=25), Mean, 4,
+        "e", "Gaussian mean under a shift, 25 clients × 10 seeds, batch 4, 5 steps", GaussianMean(clients=25), Mean, 4,
         5, clients=25, seeds=10, partition=Natural(), shift=Location(variance=0.01), has_limit=False,
     ),
     "g": lambda: Workload(

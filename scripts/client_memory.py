@@ -4,7 +4,7 @@ A tenth of the clients take part in each of three rounds. Every case has a proce
 the same run with plain SGD, which keeps nothing, is taken off. Memory is the process's own (pages of a mapped file can
 be dropped at any time, and are not counted); on a GPU also the device's.
 
-usage: python scripts/client_memory.py [--device auto]
+usage: python scripts/client_memory.py [--json FILE] [--device auto] [--clients N]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import multiprocessing
 import threading
 from pathlib import Path
 
+import bench_record
 import torch
 
 from fedsim import EvaluationOptions, Execution, Simulation
@@ -42,9 +43,10 @@ class Watch(threading.Thread):
             self.peak = max(self.peak, own * 1024)
 
 
-def child(case: str, rule: str, place: str, device: str) -> tuple[int, int, int]:
+def child(case: str, rule: str, place: str, device: str, clients: int | None) -> tuple[int, int, int]:
     """Bytes of all clients' models; the process's peak; the device's peak (0 on a CPU)."""
-    model, shape, clients = CASES[case]
+    model, shape, most = CASES[case]
+    clients = clients or most
     owners = torch.arange(clients).repeat_interleave(BATCH)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(len(owners), *shape, generator=draw)
@@ -67,15 +69,25 @@ def child(case: str, rule: str, place: str, device: str) -> tuple[int, int, int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="auto")
-    device = str(resolve_device(parser.parse_args().device))
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    parser.add_argument("--clients", type=int, help="in place of the numbers of the cases")
+    options = parser.parse_args()
+    device, rows = str(resolve_device(options.device)), []
     print("| clients × model | their models | trainer.memory | of the process | of the GPU |\n|---|---|---|---|---|")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for case, (_, _, clients) in CASES.items():
-            _, *without = pool.apply(child, (case, "sgd", "device", device))
+        for case, (_, _, most) in CASES.items():
+            _, *without = pool.apply(child, (case, "sgd", "device", device, options.clients))
             for place in PLACES if device.startswith("cuda") else ("device", "disk"):  # a CPU's device is the host
-                size, *peaks = pool.apply(child, (case, "apfl", place, device))
-                own, gpu = (f"{(a - b) / 1e6:,.0f} MB" for a, b in zip(peaks, without, strict=True))
-                print(f"| {clients} × {case} | {size / 1e6:,.0f} MB | {place} | {own} | {gpu} |", flush=True)
+                size, *peaks = pool.apply(child, (case, "apfl", place, device, options.clients))
+                process, gpu = ((a - b) / 1e6 for a, b in zip(peaks, without, strict=True))
+                clients = options.clients or most
+                rows.append({"case": case, "clients": clients, "models_mb": size / 1e6, "memory": place})
+                rows[-1] |= {"process_mb": process, "gpu_mb": gpu}
+                print(
+                    f"| {clients} × {case} | {size / 1e6:,.0f} MB | {place} | {process:,.0f} MB | {gpu:,.0f} MB |",
+                    flush=True,
+                )
+    bench_record.save(options.json, rows, device=torch.device(device))
 
 
 if __name__ == "__main__":

@@ -105,13 +105,6 @@ def page_of_table() -> str:
 
 
 MEASURED = {  # words that a row of the README has → the page, and what stands there
-    "many small models": ("docs/performance.md", ["| fedsim | 0.0108 |", "0.070", "0.076", "0.141", "1.96"]),
-    "convolutions": ("docs/performance.md", ["| 2.17 |", "2.45", "| 3.5 |", "| 5.9 |"]),
-    "sweep of 12 rates": (
-        "docs/performance.md",
-        ["8.2 s", "46.8 s", "29.5 s", "Six local × two server learning rates"],
-    ),
-    "million clients": ("docs/performance.md", ["8 ms more than that of the same 1,000 alone", "1.1 GiB in all"]),
     "random ones": ("docs/reliability.md", ["295 matched it, 204 were refused", "1 was stopped"]),
     "killed": ("docs/reliability.md", ["One run is killed 30 times", "900 cases of bad input"]),
     "ε right": ("docs/privacy.md", ["ε claimed 3.617, lower bound 2.545"]),

@@ -27,6 +27,8 @@ from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, resolved_settings
 from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved_reason
 from fedsim.app.folders import RESUME, key_of, run_folder
+from fedsim.app.imports import import_simulator
+from fedsim.app.single_composition import composed_once
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
@@ -73,7 +75,7 @@ def _hand_to_hydra() -> str | None:
     else:
         handlers = _sigterm_interrupts()
     try:
-        with hydra_section.looked_at(), help_page.ordered_groups(), handlers:
+        with hydra_section.looked_at(), composed_once(), help_page.ordered_groups(), handlers:
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         if sweep.SweepCallback.records is None:
@@ -149,6 +151,7 @@ def _of_a_thread(failed: threading.ExceptHookArgs) -> None:
 
 def _job(cfg: DictConfig) -> float | None:
     """One run; a sweep has several, which a launcher may carry to other processes and machines."""
+    import_simulator()
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         from fedsim.run.determinism import deterministic

@@ -32,6 +32,11 @@ class WriteRecorder(TorchDispatchMode):
         self._names.pop(0, None)
         self.written_names: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without this, PyTorch imports its compiler, for 1.5 s, to exempt this class from it; no run compiles it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:

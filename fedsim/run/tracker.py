@@ -229,7 +229,7 @@ class Tracker:
         )
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
         linked = (count > 0) * run.submodels.shares(cohort)
-        counts = (per_replicate(values, cohort.bounds) for values in (count, linked, report.samples))
+        counts = per_replicate(np.stack([count, linked, report.samples]), cohort.bounds)
         self.active, self.linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self.active, strict=True)]
         progress.links = [float(a + b) for a, b in zip(progress.links, self.linked, strict=True)]
@@ -354,7 +354,9 @@ def update_lengths(report: Report) -> np.ndarray:
 
 
 def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-    """Sums of [n] host values over the rows of each replicate, [R]."""
-    running = np.concatenate([[0], np.cumsum(values)])[list(bounds)]
-    sums: np.ndarray = running[1:] - running[:-1]
+    """Sums of [k, n] host values over the rows of each replicate, [k, R]."""
+    running = np.zeros((len(values), values.shape[1] + 1))
+    np.cumsum(values, axis=1, out=running[:, 1:])
+    edges = running[:, list(bounds)]
+    sums: np.ndarray = edges[:, 1:] - edges[:, :-1]
     return sums

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedsim.local import LocalRule
@@ -172,10 +173,51 @@ def simplify(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
             name = f"_known{index}"
             traced.register_buffer(name, values.of[node].clone())
             with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.get_attr(name), delete_user_cb=lambda user: user not in constants)
+                recorded_constant = graph.get_attr(name)
+                values.of[recorded_constant] = values.of[node]
+                node.replace_all_uses_with(recorded_constant, delete_user_cb=lambda user: user not in constants)
     graph.eliminate_dead_code()
+    call_functions_of_torch(graph, values.of)
     traced.recompile()
     return traced
+
+
+def call_functions_of_torch(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+    """Call `torch.add` in place of `torch.ops.aten.add.Tensor`, and so on: the same kernels in about 1 µs less each.
+
+    Which kernel a function calls depends on the types, shapes and numbers among its arguments, which are the same in
+    each replay. It is called once on the recorded values; an operator that it does not reproduce bit for bit stays.
+    Graphs that write in place, whose recorded values may have changed since, are left alone.
+    """
+    operators = [node for node in graph.nodes if isinstance(node.target, OpOverload)]
+    if any(node.target._schema.is_mutable for node in operators):
+        return
+    for node in operators:
+        name = node.target._schema.name.removeprefix("aten::")
+        arguments = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        for function in (getattr(torch, name, None), getattr(Tensor, name, None)):
+            if function is not None and reproduces(function, arguments, values[node]):
+                node.target = function
+                break
+
+
+def reproduces(function: Callable[..., Any], arguments: Any, expected: Any) -> bool:
+    """Does it return the same tensor, or tensors, laid out likewise?"""
+    positional, named = arguments
+    try:
+        results = function(*positional, **named)
+    except (TypeError, RuntimeError, ValueError):
+        return False
+    several = not isinstance(expected, Tensor)
+    if isinstance(results, Tensor) == several or (several and len(results) != len(expected)):
+        return False
+    pairs = zip(results, expected, strict=True) if several else [(results, expected)]
+    return all(
+        isinstance(result, Tensor)
+        and (result.dtype, result.stride()) == (value.dtype, value.stride())
+        and torch.equal(result, value)
+        for result, value in pairs
+    )
 
 
 def _constants(graph: fx.Graph) -> list[fx.Node]:

@@ -85,22 +85,23 @@ class VmapExecutor:
             The carries after each row's last step, and the sum of losses over steps [c].
         """
         alive = len(chunk.steps)
-        losses = torch.zeros(alive, dtype=self.dtype, device=rates.device)
+        total = losses = torch.zeros(alive, dtype=self.dtype, device=rates.device)
         finished: list[Carry] = []
         for step, going in enumerate(chunk.active_rows()):
             if going < alive:
                 finished.append({name: value[going:] for name, value in carry.items()})
                 carry = {name: value[:going] for name, value in carry.items()}
-                alive = going
+                rates, deployed = rates[:, :going], None if deployed is None else deployed[:going]
+                alive, total = going, losses[:going]
             batch = chunk.batch(step, 0, alive, self.dtype)
-            lr, theta = rates[step, :alive], None if deployed is None else deployed[:alive]
+            lr, theta = rates[step], deployed
             if self._at_once:
                 carry, loss = self._answer_and_step(carry, batch, lr, theta)
             else:
                 carry, batch = self._move(carry, batch, theta)
                 batch = chunk.contaminate(batch, step, 0, alive)
                 carry, loss = self._by_size(chunk.sizes[:alive, step], step, carry, batch, lr)
-            losses[:alive] += loss
+            total += loss
         if finished:
             carries = [carry, *reversed(finished)]
             carry = {name: torch.cat([group_carry[name] for group_carry in carries]) for name in carry}

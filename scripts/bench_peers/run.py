@@ -27,6 +27,9 @@ import table
 import torch
 import workload as w
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import bench_record
+
 HERE = Path(__file__).resolve().parent
 TORCH = "torch==" + torch.__version__.split("+")[0]  # all that use PyTorch use fedsim's
 LIMIT = 300  # seconds a script may take
@@ -158,14 +161,9 @@ def main() -> None:
     for option, given, known in (("--only", names, CONTENDERS), ("--workloads", workloads, w.SHAPES)):
         if unknown := set(given) - set(known):
             parser.error(f"{option}: {', '.join(sorted(unknown))} unknown; choose from {', '.join(known)}")
-    machine = {
-        "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
     print(
-        f"{machine['cores']} cores, Python {machine['python']}, {asked.repeat} repetitions; {w.CLIENTS} clients × "
+        f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {asked.repeat} repetitions; "
+        f"{w.CLIENTS} clients × "
         f"{w.SAMPLES} samples, {w.ACTIVE} a round, batch {w.BATCH}, one epoch of SGD at {w.LR}, no evaluation"
     )
     found = []
@@ -175,7 +173,7 @@ def main() -> None:
         found += made
     if asked.json:
         best = {name: table.against_best([r for r in found if r["workload"] == name]) for name in workloads}
-        Path(asked.json).write_text(json.dumps({"rows": found, "best_peer": best, "machine": machine}, indent=2) + "\n")
+        bench_record.save(asked.json, found, repeat=asked.repeat, best_peer=best)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
 from fedsim.trainer import Execution, replay
-from fedsim.trainer.replay import Replay
+from fedsim.trainer.replay import Recording, Replay, reproduces
 
 WORK = {"lr": 0.05, "steps": 3, "batch_size": 4}
 
@@ -201,3 +201,24 @@ def test_shifts_inside_others_are_looked_at() -> None:
     assert replay._is_known(outer)
     outer.inner = type("Own", (Location,), {"__module__": "own"})(0.4)
     assert not replay._is_known(outer)
+
+
+def test_recordings_call_functions_of_torch_and_give_the_same_bits() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return ((x + 1.5).sum(1).view(-1) * 0.3).pow(2)
+
+    recording = Recording(lambda x: step(x), (tuple, (torch.Tensor,)), [torch.randn(4, 3)])
+    targets = {node.target for node in recording.operations.__self__.graph.nodes if node.op == "call_function"}
+    assert {torch.add, torch.sum, torch.mul, torch.pow} <= targets
+    for x in torch.randn(5, 4, 3):
+        assert torch.equal(recording([x]), step(x))
+
+
+def test_only_a_function_that_gives_the_same_bits_takes_the_place_of_an_operator() -> None:
+    a, b = torch.randn(2, 4, 3)
+    assert reproduces(torch.add, ((a, b), {}), a + b)
+    assert not reproduces(torch.sub, ((a, b), {}), a + b)
+    assert not reproduces(torch.add, ((a, b), {}), (a + b).double())
+    assert not reproduces(torch.add, ((a, b), {}), (a + b).T.contiguous().T)
+    assert not reproduces(torch.add, ((a,), {}), a)
+    assert not reproduces(torch.split, ((a, 2), {}), a)

@@ -184,7 +184,8 @@ class Chunk:
         sizes, ragged = self.sizes[pick, step], self._device_sizes
         width = int(sizes[0] if ragged is None else sizes.max())
         batch = self._feed.take(step, pick, width, dtype)
-        batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
+        all_rows = stop - first == len(self.rows)
+        batch["client"], batch["row"] = (values if all_rows else values[pick] for values in (self.clients, self.rows))
         if self._batches.keyed:
             batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
         if ragged is not None and int(sizes.min()) < width:

@@ -20,7 +20,7 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        git = ["git", "-C", str(root)]
+        git = ["git", "--no-optional-locks", "-C", str(root)]  # `git status` would lock the index of the checkout
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

@@ -84,8 +84,8 @@ class TensorBoard(Observer):
             self._flush()
 
     def finish(self, event: RunEnded) -> None:
-        """The pictures, and the settings for the HPARAMS table, whose results are the last points of the metrics' own
-        curves.
+        """The pictures of a run of more than one round, and the settings for the HPARAMS table, whose results are the
+        last points of the metrics' own curves.
 
         What its columns are is left to TensorBoard: it looks at all runs of a sweep, and puts first what differs. Said
         by a run, which knows but its own settings, they would be those of whichever run is found first.
@@ -95,8 +95,9 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard.summary import hparams
 
         with atomic_write(self._files):
-            for heading, figure in event.pictures():
-                self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
+            if event.round > 1:  # of one round there is no course to see, and drawing takes a second
+                for heading, figure in event.pictures():
+                    self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
             plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()}
             _columns, start, end = hparams(plain, {})
             for summary in (start, end):

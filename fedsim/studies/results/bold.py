@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy import stats
-
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Measure
 
@@ -35,6 +33,8 @@ def _welch(first: Cell, second: Cell, confidence: float) -> tuple[float, float]:
     freedom = sum(variances) ** 2 / sum(
         variance**2 / (len(cell.finite_values) - 1) for variance, cell in zip(variances, (first, second), strict=True)
     )
+    from scipy import stats  # here: pictures of a run need not wait for it
+
     reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(sum(variances))
     return difference - reach, difference + reach
 

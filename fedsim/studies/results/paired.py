@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from fedsim.core.errors import ConfigError
 
@@ -17,6 +16,8 @@ from fedsim.core.errors import ConfigError
 @functools.cache
 def student_quantile(share: float, freedom: float) -> float:
     """Of Student's t; a board asks for the same one some ten thousand times."""
+    from scipy import special  # here: pictures of a run need not wait for it
+
     return float(special.stdtrit(freedom, share))
 
 

@@ -1,0 +1,131 @@
+"""Measure all figures of docs/performance.md and README.md again, for a quiet machine; started again it goes on.
+
+Each benchmark is a process of its own and writes docs/figures/NAME.json. A file is left alone if the same code on the
+same machine wrote it, so that a second call measures what is missing. Commit the files, then run
+`python scripts/performance_page.py`, which writes the figures into the pages.
+
+python scripts/benches.py                      # all of them; hours, since the peers are installed and measured too
+python scripts/benches.py --only rounds,peers  # some
+python scripts/benches.py --tiny --out FOLDER  # all, at sizes whose figures mean nothing: do the scripts run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bench_record
+
+FIGURES = bench_record.ROOT / "docs" / "figures"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+QUIET = 0.3  # load average above which a machine is not quiet
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One script and its sizes.
+
+    Attributes:
+        script: in the folder scripts.
+        arguments: of the measurement for the pages.
+        tiny: of a run that takes seconds.
+        variables: environment variables of the measurement.
+    """
+
+    script: str
+    arguments: list[str] = field(default_factory=list)
+    tiny: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+BENCHMARKS = {
+    "rounds": Benchmark("bench.py", [], ["--only", "a,f", "--repeat", "1", "--population", "2000"]),
+    "executors": Benchmark(
+        "bench_executors.py", ["--clock", "cpu"], ["--only", "linear", "--repeat", "1", "--seconds", "0.01"], ONE_THREAD
+    ),
+    "peak": Benchmark(
+        "bench_peak.py", ["--repeat", "3"], ["--only", "c", "--active", "1", "--repeat", "1"], ONE_THREAD
+    ),
+    "precision": Benchmark(
+        "bench_precision.py",
+        ["--clock", "cpu", "--active", "2", "--steps", "2", "--repeat", "3"],
+        ["--only", "c", "--active", "1", "--steps", "1", "--repeat", "1"],
+        ONE_THREAD,
+    ),
+    "sweeps": Benchmark(
+        "bench_sweeps.py", ["--rounds", "600", "--repeat", "2"], ["--only", "means", "--repeat", "1", "--rounds", "2"]
+    ),
+    "trial": Benchmark(
+        "bench_trial.py",
+        ["--clock", "cpu", "--trials", "2", "--repeat", "5", "--seconds", "0.03"],
+        ["--only", "digits_cnn", "--repeat", "1", "--trials", "1", "--seconds", "0.01"],
+        ONE_THREAD,
+    ),
+    "memory": Benchmark("client_memory.py", [], ["--clients", "20"]),
+    "peers": Benchmark(
+        "bench_peers/run.py",
+        ["--repeat", "5"],
+        ["--only", "fedsim,loop,vmap", "--workloads", "p-mlp", "--rounds", "2", "--repeat", "1"],
+    ),
+}
+
+
+def is_measured(path: Path) -> bool:
+    """Did this code on this machine write the file?"""
+    if not path.exists():
+        return False
+    facts = json.loads(path.read_text(encoding="utf-8"))["made"]
+    checksum, machine = bench_record.code(), bench_record.hardware()
+    return checksum is not None and facts.get("code") == checksum and machine.items() <= facts["machine"].items()
+
+
+def measure(name: str, out: Path, tiny: bool) -> bool:
+    """Run one benchmark; False if it fails."""
+    benchmark = BENCHMARKS[name]
+    script = str(bench_record.ROOT / "scripts" / benchmark.script)
+    arguments = benchmark.tiny if tiny else benchmark.arguments
+    command = [sys.executable, script, *arguments, "--json", str(out / f"{name}.json")]
+    paths = [str(bench_record.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = os.environ | benchmark.variables | {"PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(command, env=variables, check=False).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(BENCHMARKS), metavar="NAMES", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=FIGURES, help="folder of the files (default: docs/figures)")
+    parser.add_argument("--tiny", action="store_true", help="seconds each, into another folder")
+    parser.add_argument("--again", action="store_true", help="measure also what this code on this machine has measured")
+    options = parser.parse_args()
+    names = options.only.split(",")
+    if unknown := set(names) - set(BENCHMARKS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(BENCHMARKS)}")
+    if options.tiny and options.out.resolve() == FIGURES:
+        parser.error("--tiny needs --out, another folder than that of the pages' figures")
+    if not options.tiny and bench_record.code() is None:
+        print("uncommitted changes: files say so, and a second call measures them again", file=sys.stderr)
+    if not options.tiny and (load := os.getloadavg()[0]) > QUIET:
+        print(f"this machine is not quiet: its load average is {load:.1f}", file=sys.stderr)
+    failures = []
+    for name in names:
+        if not options.again and is_measured(options.out / f"{name}.json"):
+            print(f"== {name}: measured already", flush=True)
+            continue
+        begin = time.monotonic()
+        print(f"== {name}: {BENCHMARKS[name].script}", flush=True)
+        if not measure(name, options.out, options.tiny):
+            failures.append(name)
+        print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
+    if failures:
+        print(f"failed: {', '.join(failures)}; a second call measures them again", file=sys.stderr)
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
