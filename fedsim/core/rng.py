@@ -51,6 +51,7 @@ class Purpose(IntEnum):
     MIXTURE = 27
     CLUSTER = 28
     TIE = 29
+    EVENT = 30
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -249,7 +249,17 @@ TIME = _by_column(  # where there is a clock
         "participation",
         LOWER,
     ),
+    MetricDescription(
+        "update_staleness",
+        "staleness of updates",
+        "server updates between the start of a client and the use of its update: mean over the updates used since the "
+        "last evaluation, in asynchronous runs of clock=events",
+        "participation",
+        LOWER,
+        "rounds",
+    ),
 )
+STALENESS = "update_staleness"
 DIAGNOSTICS = _by_column(  # where `diagnostics` asks for them
     MetricDescription(
         "performative_power",

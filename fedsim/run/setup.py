@@ -173,6 +173,7 @@ class Setup:
         self.server = Server.build(self.components, self.population, choice, self.rounds)
         self.training = Training.build(self.components, self.population, self.server)
         self.measurement = Measurement.build(self.components, self.population, self.server, self.training)
+        self.delivery.check_dropping(on_nonfinite)
         report_settings(self)
 
     @property
@@ -308,7 +309,8 @@ class Setup:
     @property
     def column_descriptions(self) -> dict[str, str]:
         """Columns of this run → what they are."""
-        return self.measurement.columns(timed=self.pace.clock.active)
+        clock = self.pace.clock
+        return self.measurement.columns(clock.active, clock.asynchronous)
 
     @functools.cached_property
     def references(self) -> References:

@@ -113,7 +113,7 @@ class Simulation(Setup):
         self.evaluator.references = self.references
         self._log_privacy()
         guard = self._guard(progress)
-        self.pace.begin(progress.virtual)
+        self.pace.begin(progress.virtual, memory)
         output_folder = folder if self.federation.ranks.is_first else None
         with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
@@ -123,8 +123,8 @@ class Simulation(Setup):
                     guard.without_given_up(self.strategy.cohort(state, active), t), t
                 )  # who computes, in time
                 start = self.strategy.start(state, cohort)  # [n, d] rows
-                report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
-                report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
+                report = yield from self.delivery.steps(start, cohort, t, state.model, memory, guard.accept)
+                report = self.uplink(report, memory)  # what reaches the server
                 with guard.catch_errors(t, state, report):
                     state = self.strategy.aggregate(state, report, t)  # linear algebra
                 tracker.round(t, state, report)
