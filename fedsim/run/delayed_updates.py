@@ -80,7 +80,8 @@ class DelayedUpdates:
         if not strategy.supports_stale:
             raise ConfigError(
                 f"strategy={name} is not defined for rows that began with an older model; give delay=none, or choose "
-                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd or afa_cs"
+                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd, afa_cs, "
+                "ca2fl, ace or aced"
             )
         if len(model.columns.averaged):
             raise ConfigError(

@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from library import points
 from naive_strategies import CLIENTS, LRS, SEEDS, SIZES, STEPS, Learner
 
 from fedsim.availability.clock import Events, Work
+from fedsim.local import SGD
 from fedsim.run.tracking import Tracking
-from fedsim.strategies import AFACD, FedAsync, FedAvg, FedBuff
+from fedsim.strategies import ACE, ACED, AFACD, CA2FL, FedAsync, FedAvg, FedBuff
 
 UPDATES = 12
 SPEEDS = [0.02, 0.11, 0.013, 0.3]  # seconds per sample
@@ -145,12 +147,54 @@ class LoopAFACD(Loop):
             self.model = self.model - 0.1 * np.mean([gain / rates for _, _, gain, _, rates in came], axis=0)
 
 
+class LoopCA2FL(Loop):
+    """v = h̄ + (1/|S|) Σ_{i∈S} (Δ_i − h_i), then h_i = Δ_i."""
+
+    size = 2
+
+    def remember(self):
+        self.memory = [np.zeros_like(self.model) for _ in range(CLIENTS)]
+
+    def update(self, came):
+        if came:
+            calibrated = sum(gain - self.memory[i] for i, _, gain, _, _ in came) / len(came)
+            self.model = self.model - 0.5 * (sum(self.memory) / CLIENTS + calibrated)
+            for i, _, gain, _, _ in came:
+                self.memory[i] = gain
+
+
+class LoopACE(Loop):
+    """u_i = Δ_i, x ← x − η (1/m) Σ_j u_j over those heard from at most `oldest` server updates ago."""
+
+    oldest = math.inf
+
+    def remember(self):
+        self.memory, self.began = {}, {}
+
+    def arrive(self, i, d, gain, end, rates):
+        self.memory[i], self.began[i] = gain, len(self.models) - d
+
+    def update(self, came):
+        recent = [u for i, u in self.memory.items() if len(self.models) - self.began[i] <= self.oldest]
+        if came and self.oldest == math.inf:
+            self.model = self.model - 0.5 * sum(recent) / CLIENTS
+        elif came:
+            self.model = self.model - (0.5 * np.mean(recent, axis=0) if recent else 0.0)
+
+
+class LoopACED(LoopACE):
+    oldest = 3
+
+
 CASES = {
     "fedasync": (FedAsync, LoopFedAsync),
     "fedasync in differences": (lambda: FedAsync(form="difference"), LoopDifference),
     "fedbuff": (lambda: FedBuff(3, 0.7), LoopFedBuff),
     "fedavg over arrivals": (lambda: FedAvg(0.8), LoopFedAvg),
     "afa_cd": (lambda: AFACD(0.1), LoopAFACD),
+    "ca2fl": (lambda: CA2FL(2, 0.5), LoopCA2FL),
+    "ace": (lambda: ACE(0.5), LoopACE),
+    "aced": (lambda: ACED(0.5, max_staleness=3), LoopACED),
 }
 CLOCKS = {
     "all": {},
@@ -226,3 +270,13 @@ def test_work_computed_at_the_start_or_when_it_is_needed_is_the_same(regression)
     (lazily, few), (eagerly, many) = models(True), models(False)
     assert torch.allclose(lazily, eagerly, atol=1e-13, rtol=0)
     assert len(few) < len(many)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rest"), [(FedAsync(0.1, "constant", form="difference"), 0.2), (ACE(0.1), 0.5), (CA2FL(1, 0.1), 0.5)]
+)
+def test_fast_clients_bias_fedasync_and_not_strategies_that_remember_all(strategy, rest):
+    """Two parabolas with minima 0 and 1; the client of the first is four times as fast: Σ μ_i c_i / Σ μ_i = 0.2."""
+    rule = SGD(lr=0.5, steps=1, batch_size=None)
+    simulation = points(strategy, [0.0, 1.0], rule, seeds=(0,), rounds=160, clock=Events([0.1, 0.41]))
+    assert simulation.run(tracking=QUIET).state.model.item() == pytest.approx(rest, abs=0.07)
