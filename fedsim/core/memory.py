@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 
-IN_FLIGHT = "in_flight"
+IN_FLIGHT, QUEUE = "in_flight", "queue"
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Memory:
         uplink: name → [R·m, …]. No local step sees it: what is remembered of what clients sent (`fedsim.uplink`).
         in_flight: name → [k, …] of rows that arrive in later rounds, as many as there are
             (`fedsim.run.delayed_updates`).
+        queue: name → [k] of events to come, on the host (`fedsim.run.event_clock`).
         writable: whether a round may change `clients`.
         unwritten: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
@@ -31,6 +32,7 @@ class Memory:
     evaluated: dict[str, Tensor] = field(default_factory=dict)
     uplink: dict[str, Tensor] = field(default_factory=dict)
     in_flight: dict[str, Tensor] = field(default_factory=dict)
+    queue: dict[str, Tensor] = field(default_factory=dict)
     writable: bool = True
     unwritten: dict[str, Tensor] = field(default_factory=dict)
 
@@ -57,5 +59,5 @@ class Memory:
     def named_tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
         groups = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
-        groups[IN_FLIGHT] = self.in_flight
+        groups |= {IN_FLIGHT: self.in_flight, QUEUE: self.queue}
         return {f"{group}.{name}": value for group, entries in groups.items() for name, value in entries.items()}

@@ -51,6 +51,7 @@ class Purpose(IntEnum):
     MIXTURE = 27
     CLUSTER = 28
     TIE = 29
+    EVENT = 30
     CAPACITY = 34
     CHANNEL = 35
     WIDTH = 36

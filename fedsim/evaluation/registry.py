@@ -250,7 +250,17 @@ TIME = _by_column(  # with a clock
         "participation",
         LOWER,
     ),
+    MetricDescription(
+        "update_staleness",
+        "staleness of updates",
+        "server updates between the start of a client and the use of its update: mean over the updates used since the "
+        "last evaluation, in asynchronous runs of clock=events",
+        "participation",
+        LOWER,
+        "rounds",
+    ),
 )
+STALENESS = "update_staleness"
 DIAGNOSTICS = _by_column(  # requested by `diagnostics`
     MetricDescription(
         "performative_power",

@@ -80,6 +80,7 @@ class Assembly:
         self.training = Training.build(components, self.population, self.server)
         self.submodels = Submodels.build(components, self.population, self.server, self.training)
         self.measurement = Measurement.build(components, self.population, self.server, self.training)
+        self.delivery.check_dropping(on_nonfinite)
         report_settings(self)
 
     @property
@@ -230,7 +231,8 @@ class Assembly:
     @property
     def column_descriptions(self) -> dict[str, str]:
         """Columns of this run → what they are."""
-        return self.measurement.columns(timed=self.pace.clock.active)
+        clock = self.pace.clock
+        return self.measurement.columns(clock.active, clock.asynchronous)
 
     @functools.cached_property
     def references(self) -> References:

@@ -22,7 +22,7 @@ import fedsim
 from fedsim.core import checksums
 from fedsim.core.errors import CheckpointError
 from fedsim.core.files import regular_path, replacement_file
-from fedsim.core.memory import IN_FLIGHT, Memory
+from fedsim.core.memory import IN_FLIGHT, QUEUE, Memory
 from fedsim.core.placement import is_memory_mapped
 from fedsim.core.targets import current_names
 from fedsim.run import content as contents
@@ -122,7 +122,7 @@ def read(
                 f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
             )
     if memory is not None and ranks.is_first:
-        memory.in_flight = _in_flight(path, tensors, like.model)
+        memory.in_flight, memory.queue = _in_flight(path, tensors, like.model), _group(tensors, QUEUE)
     if memory is not None:
         memory.in_flight = layout.deal_rows(memory.in_flight)
     if content is not None and ranks.is_first:
@@ -147,11 +147,14 @@ def completed_rounds(path: Path) -> int | None:
         return None
 
 
+def _group(tensors: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
+    """The entries of one group of the memory, of any length."""
+    return {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{group}.")}
+
+
 def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
     """The rows that had not arrived: any number, of a model like this one [R, d]."""
-    in_flight_rows = {
-        name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{IN_FLIGHT}.")
-    }
+    in_flight_rows = _group(tensors, IN_FLIGHT)
     if in_flight_rows and (
         len({len(rows) for rows in in_flight_rows.values()}) != 1
         or in_flight_rows["start"].shape[1:] != model.shape[1:]

@@ -22,7 +22,8 @@ from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.run.round_clock import RoundClock
 from fedsim.strategies import Strategy
-from fedsim.trainer import Trainer
+from fedsim.trainer import TaskGenerator, Trainer
+from fedsim.trainer.trainer import Accept
 
 # Of a report, those that it has: name in the memory, and so in checkpoints → attribute.
 ROWS = {
@@ -79,7 +80,8 @@ class DelayedUpdates:
         if not strategy.supports_stale:
             raise ConfigError(
                 f"strategy={name} is not defined for rows that began with an older model; give delay=none, or choose "
-                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd or afa_cs"
+                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd, afa_cs, "
+                "ca2fl, ace or aced"
             )
         if len(model.columns.averaged):
             raise ConfigError(
@@ -89,6 +91,9 @@ class DelayedUpdates:
         if any(rule.traffic(model.dimension)):
             raise ConfigError(f"what local={type(rule).__name__} sends beside rows would not be late; give delay=none")
 
+    def check_dropping(self, on_nonfinite: str) -> None:
+        """Refuse what follows from rows that are no finite numbers, where it has no meaning here."""
+
     def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
         self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
@@ -96,6 +101,19 @@ class DelayedUpdates:
             return active
         free = ~np.isin(active.host.virtual, memory.in_flight["virtual"].numpy())
         return active if free.all() else active.subset(np.flatnonzero(free))
+
+    def steps(
+        self,
+        start: Tensor | dict[str, Tensor],
+        cohort: Cohort,
+        t: int,
+        deployed: Tensor,
+        memory: Memory,
+        accept: Accept | None = None,
+    ) -> TaskGenerator[Report]:
+        """A round's local work, and the report of what arrives in it; the arguments are those of `Trainer.steps`."""
+        report = yield from self.trainer.steps(start, cohort, t, deployed, memory, accept)
+        return self(report, memory)
 
     def __call__(self, report: Report, memory: Memory) -> Report:
         """What arrives in this round, in the place of what was done in it."""

@@ -12,6 +12,7 @@ from fedsim.evaluation.metrics import Metrics
 from fedsim.evaluation.performative.answer import Answer
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
 from fedsim.evaluation.personal.personal_models import OwnModels
+from fedsim.evaluation.registry import STALENESS
 from fedsim.run.participation import Participation
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
@@ -70,11 +71,12 @@ class Measurement:
         trainers, newcomers = newcomers_of(components, population, server, training, metrics)
         return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
 
-    def columns(self, timed: bool) -> dict[str, str]:
+    def columns(self, timed: bool, asynchronous: bool = False) -> dict[str, str]:
         """Columns of metrics.csv → what they are: those of COLUMNS in its order, a user's metrics, clients' own models.
 
         Args:
             timed: whether a clock keeps virtual time.
+            asynchronous: whether its server steps after a number of arrivals.
         """
         measured, added = self.evaluator.columns, self.evaluator.added_columns()
         for model in self.evaluation.models[1:]:
@@ -86,7 +88,7 @@ class Measurement:
         descriptions = {
             name: description for name, description in COLUMNS.items() if name in {*PLACE, *measured, *WORK}
         }
-        descriptions |= TIME if timed else {}
+        descriptions |= {name: TIME[name] for name in TIME if timed and (asynchronous or name != STALENESS)}
         return descriptions | added | (self.personal.columns if self.personal else {}) | self.participation.columns
 
 

@@ -26,6 +26,8 @@ class Progress:
         executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
         unanswered: [R] how often clients were sent the model and sent nothing, summed over all rounds.
         virtual: [R] virtual seconds, where there is a clock.
+        staleness: [R] server updates between start and use, summed over the updates used since the last evaluation;
+            empty where the run is not asynchronous.
         rows: written to metrics.csv by now; None: an earlier version of fedsim has not counted them.
         crc: checksum of these rows; None: an earlier version has not computed it.
     """
@@ -42,6 +44,7 @@ class Progress:
     crc: int | None = None
     unanswered: list[int] = field(default_factory=list)
     virtual: list[float] = field(default_factory=list)
+    staleness: list[float] = field(default_factory=list)
 
     @classmethod
     def at_start(cls, replicates: int) -> Progress:
@@ -75,7 +78,7 @@ class Progress:
             ("seconds", progress.seconds),
             *(
                 (name, number)
-                for name in ("participants", "links", "virtual")
+                for name in ("participants", "links", "virtual", "staleness")
                 for number in _entries_of(name, getattr(progress, name))
             ),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,9 +11,29 @@ from fedsim.availability.clock import Clock, Work
 from fedsim.availability.clock.clock import Times
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
+from fedsim.core.memory import Memory
 from fedsim.data.samples import Workload
 from fedsim.run.traffic import Traffic
 from fedsim.trainer import Trainer
+
+
+@dataclass
+class Durations:
+    """What a round takes of n clients.
+
+    Attributes:
+        times: of links and samples.
+        needed: [n] seconds from the start to the arrival; inf where a client does no step.
+        waited: [n] bool: does the server wait for the client?
+        steps: [n] that it does.
+        minimum_samples: [n] those without which it is late.
+    """
+
+    times: Times
+    needed: np.ndarray
+    waited: np.ndarray
+    steps: np.ndarray
+    minimum_samples: np.ndarray
 
 
 class RoundClock:
@@ -44,8 +65,8 @@ class RoundClock:
         self.clock.setup(self.batches.federation)
         self.work.setup(self.batches.federation, self.batches.work)
 
-    def begin(self, seconds: list[float] | None = None) -> None:
-        """Before the first round, or after so many virtual seconds [R]."""
+    def begin(self, seconds: list[float] | None = None, memory: Memory | None = None) -> None:
+        """Before the first round, or after so many virtual seconds [R]; `memory` is the run's."""
         replicates = self.batches.federation.replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
         self.late_clients, self.cut = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
@@ -64,10 +85,18 @@ class RoundClock:
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
+        return self._who_counts(requested, Durations(times, needed, waited, steps, minimum_samples), t)
+
+    def _who_counts(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+        """Those of the asked who count; time goes by."""
+        clock, host = self.clock, requested.host
+        needed, steps = durations.needed, durations.steps
         if clock.delivers_late_rows:
             return self._tick(requested, needed, steps)
-        counts = self._wait(requested, needed, waited) | ~waited
-        chance = clock.chance(times, host.virtual, minimum_samples) if clock.may_drop_clients else 1.0
+        counts = self._wait(requested, needed, durations.waited) | ~durations.waited
+        chance: float | np.ndarray = 1.0
+        if clock.may_drop_clients:
+            chance = clock.chance(durations.times, host.virtual, durations.minimum_samples)
         cohort = Cohort(requested.federation, host.rows, host.count, host.probability * chance, t, steps)
         return cohort if counts.all() else cohort.subset(np.flatnonzero(counts))
 

@@ -91,7 +91,8 @@ class Stop(Validated):
         """
         if self.virtual_seconds is not None and VIRTUAL not in columns:
             raise ConfigError(
-                f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices"
+                f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices "
+                "or events"
             )
         metrics = result_columns([dict.fromkeys(columns)])
         for name in self.target or {}:

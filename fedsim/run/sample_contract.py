@@ -85,7 +85,7 @@ class MadeUpChunk:
         return batch
 
     def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
-        contamination = self._trial.contamination.at(self.keys.t)
+        contamination = self._trial.contamination.at(int(self.keys.t))
         if not contamination.active:
             return batch
         return contamination(batch, self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop)))

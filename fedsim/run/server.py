@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.availability import Availability
-from fedsim.availability.clock import DeadlineFilter
+from fedsim.availability.clock import Clock, DeadlineFilter, Events
 from fedsim.core.errors import ConfigError, keys_under
 from fedsim.models import RowModel
 from fedsim.run.model_choice import ModelChoice
@@ -55,12 +55,29 @@ class Server:
         process = None if components.local.pooled else components.availability
         with among_members(population.newcomers):
             availability = bind_availability(process, federation, rounds, population.member_tables)
+            settle_clock(components.clock, strategy, availability, federation.clients)
             with keys_under("strategy"):
                 strategy.check(DeadlineFilter.unless_all_count(availability, components.clock))
         strategy.check_local(components.local)
         uplink = uplink_of(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)
+
+
+def settle_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:
+    """Tell an event-driven clock how many arrivals the strategy steps after.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    if not isinstance(clock, Events):
+        return
+    clock.choose_target(type(strategy).__name__, strategy.arrivals, strategy.supports_stale, clients)
+    if clock.asynchronous and availability.law == "multiset":
+        raise ConfigError(
+            "availability=multiset selects clients several times at once, and under clock=events a client has one "
+            "update in flight; choose another availability"
+        )
 
 
 def check_columns(population: Population, model: RowModel, strategy: Strategy[Any]) -> None:

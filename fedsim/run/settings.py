@@ -87,6 +87,11 @@ class RunFacts:
         return bool(self.setup.delivery.active)
 
     @property
+    def server_counts_arrivals(self) -> bool:
+        """Does the server step after a number of arrivals?"""
+        return bool(self.setup.pace.clock.asynchronous)
+
+    @property
     def clients_send(self) -> bool:
         """Do clients send rows to the server?"""
         return bool(self.strategy.vectors_up)

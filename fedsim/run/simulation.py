@@ -113,7 +113,7 @@ class Simulation(Setup):
         self.evaluator.references = self.references
         self.log_privacy()
         guard = self.make_guard(progress)
-        self.pace.begin(progress.virtual)
+        self.pace.begin(progress.virtual, memory)
         output_folder = folder if self.federation.ranks.is_first else None
         with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
@@ -128,9 +128,9 @@ class Simulation(Setup):
             active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
             cohort = self.pace(guard.without_given_up(self.strategy.cohort(state, active), t), t)  # in time
             start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
-            report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
+            report = yield from self.delivery.steps(start, cohort, t, state.model, memory, guard.accept)
             self.submodels.check(report, t)
-            report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
+            report = self.uplink(report, memory)  # what reaches the server
             with guard.catch_errors(t, state, report):
                 state = self.strategy.aggregate(state, report, t)  # linear algebra
             tracker.round(t, state, report)

@@ -235,6 +235,9 @@ class Tracker:
         progress.links = [float(a + b) for a, b in zip(progress.links, self.linked, strict=True)]
         self.unheard = run.pace.cut + run.delivery.held_back
         progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.unheard, strict=True)]
+        if run.pace.clock.asynchronous:
+            stale = per_replicate(report.rounds_late[None], cohort.bounds)[0]
+            progress.staleness = (np.array(progress.staleness or 0.0) + stale).tolist()
         progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self.active.mean()))
@@ -272,8 +275,10 @@ class Tracker:
         """Pass one evaluation on."""
         progress, self._last = self.progress, measured
         self.keep_time()
+        used = np.array(progress.participants)
+        staleness = np.where(used > 0, np.array(progress.staleness or 0.0) / np.maximum(used, 1), np.nan)
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
-        progress.participants, progress.unevaluated = [0.0] * len(self.seeds), 0
+        progress.participants, progress.staleness, progress.unevaluated = [0.0] * len(self.seeds), [], 0
         rows: list[Row] = []
         for r, seed in enumerate(self.seeds):
             row: Row = {"round": progress.rounds, "seed": seed}
@@ -285,6 +290,7 @@ class Tracker:
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late_clients[r])}
+            row["update_staleness"] = float(staleness[r])
             rows.append({name: row[name] for name in self.run.column_descriptions})
         self.history += rows
         progress.rows = None if progress.rows is None else progress.rows + len(rows)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+from fedsim.availability.clock import Events
 from fedsim.data.contamination import Contamination
 from fedsim.run.delayed_updates import DelayedUpdates
+from fedsim.run.event_clock import EventClock
+from fedsim.run.event_updates import EventUpdates
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.round_clock import RoundClock
@@ -58,8 +61,25 @@ class Training:
         if server.strategy.needs_full_gradients:
             population.federation.ask = FullDataQuery.of(trainers, trainer)
         traffic = Traffic.of(server.strategy, trainer.rule, server.model, server.uplink)
-        pace = RoundClock(components.clock, components.work, trainer, traffic)
-        pace.setup()
-        delivery = DelayedUpdates(components.delay, pace, server.strategy, trainer)
-        delivery.setup()
+        pace, delivery = time_of(components, trainer, traffic, server)
         return cls(contamination, newcomer_shift, trainers, trainer, traffic, pace, delivery)
+
+
+def time_of(components: Parts, trainer: Trainer, traffic: Traffic, server: Server) -> tuple[RoundClock, DelayedUpdates]:
+    """Who is in time, and when updates arrive: round by round, or event by event.
+
+    Raises:
+        ConfigError: clock, work, delay and strategy do not fit together.
+    """
+    clock, work, delay = components.clock, components.work, components.delay
+    pace: RoundClock
+    delivery: DelayedUpdates
+    if isinstance(clock, Events):
+        pace = event_clock = EventClock(clock, work, trainer, traffic)
+        delivery = EventUpdates(delay, event_clock, server.strategy, trainer)
+    else:
+        pace = RoundClock(clock, work, trainer, traffic)
+        delivery = DelayedUpdates(delay, pace, server.strategy, trainer)
+    pace.setup()
+    delivery.setup()
+    return pace, delivery

@@ -1,10 +1,12 @@
 """Aggregation strategies: the memory of server and clients, and the next global model."""
 
+from fedsim.strategies.ace import ACE, ACED
 from fedsim.strategies.afa import AFACD, AFACS
 from fedsim.strategies.afl import AFL
 from fedsim.strategies.amplified_fedavg import AmplifiedFedAvg
 from fedsim.strategies.amplified_scaffold import AmplifiedScaffold
 from fedsim.strategies.area import AREA
+from fedsim.strategies.ca2fl import CA2FL
 from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.dsgd import DSGD
@@ -44,10 +46,13 @@ from fedsim.strategies.scaffold import Scaffold
 from fedsim.strategies.strategy import KeepsClientModels, ServerStep, State, Strategy
 
 __all__ = [
+    "ACE",
+    "ACED",
     "AFACD",
     "AFACS",
     "AFL",
     "AREA",
+    "CA2FL",
     "DSGD",
     "F3AST",
     "IFCA",

@@ -40,6 +40,7 @@ class FedAsync(Strategy[State]):
     effective_if = DISCOUNT_EFFECTIVE_IF
 
     supports_stale = True
+    arrivals = 1
 
     def __init__(
         self,

@@ -58,7 +58,8 @@ class FedBuff(ServerStep[FedBuffState]):
         b: NonNegative = 4.0,
     ) -> None:
         super().__init__(server_lr)
-        self.buffer, self.discount = buffer, Discount(discount, a, b)
+        self.buffer = self.arrivals = buffer
+        self.discount = Discount(discount, a, b)
 
     def check(self, availability: Availability) -> None:
         if availability.law == "multiset":

@@ -13,7 +13,10 @@ DISCOUNTS = ("constant", "polynomial", "hinge")
 DiscountKind = Annotated[str, OneOf(*DISCOUNTS)]
 
 
-LATE = (lambda component, run: run.rows_arrive_late, "rows that arrive late: a delay, or clock.late=deliver")
+LATE = (
+    lambda component, run: run.rows_arrive_late,
+    "rows that arrive late: a delay, clock=events, or clock.late=deliver",
+)
 # When the parameters of a strategy with a `discount` have an effect.
 DISCOUNT_EFFECTIVE_IF: Declarations = (
     EffectiveIf("discount", *LATE, attribute="discount.kind"),

@@ -51,6 +51,8 @@ class Strategy(Validated, ABC, Generic[S]):
             that a client has, for personal evaluation, and that newcomers begin with. Its state has them as `clusters`
             [R, k, d], and as `choice` [R·m] int64 which of them each client trained last, −1 before.
         supports_stale: whether it is defined for rows that began rounds ago, with an older model (`Report.staleness`).
+        arrivals: after how many arriving updates the server steps in an event-driven run (`clock=events`); None: when
+            those of all selected clients have arrived.
 
     `server_sees` and `supports_stale` describe what the methods do: a subclass that overrides a method, other than
     `__init__` and the checks, has the defaults again unless it sets them.
@@ -73,6 +75,7 @@ class Strategy(Validated, ABC, Generic[S]):
     needs_full_gradients: bool = False
     clustered: bool = False
     supports_stale: bool = False
+    arrivals: int | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

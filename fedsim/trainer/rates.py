@@ -13,6 +13,8 @@ from fedsim.local import LocalRule
 def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tensor:
     """[S, n] the learning rate of every step and row, from that of each row [n] in round t; a row's schedule counts its
     own steps, all of those that a round asks."""
+    if plan.rounds is not None:
+        return _rates_of_rounds(rule, of_rows, plan, plan.rounds)
     workload = plan.load if plan.planned_work is None else plan.planned_work
     steps, per_pass = workload.steps, workload.per_pass
     step_count = int(plan.load.steps.max(initial=0))
@@ -27,6 +29,17 @@ def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tens
     factors = np.array(table).reshape(step_count, len(kinds))[:, kind.reshape(-1)]
     column = torch.as_tensor(factors, dtype=of_rows.dtype).to(of_rows.device, non_blocking=True)
     return column * of_rows
+
+
+def _rates_of_rounds(rule: LocalRule, of_rows: Tensor, plan: Plan, rounds: np.ndarray) -> Tensor:
+    """The same where rows [n] began in different rounds."""
+    step_count = int(plan.load.steps.max(initial=0))
+    rates = of_rows.new_zeros(step_count, len(of_rows))
+    for t in np.unique(rounds):
+        rows = np.flatnonzero(rounds == t)
+        rates_of_round = rates_of_steps(rule, of_rows[torch.as_tensor(rows).to(of_rows.device)], plan.of(rows), int(t))
+        rates[: len(rates_of_round), torch.as_tensor(rows).to(of_rows.device)] = rates_of_round
+    return rates
 
 
 def rate_sums(rule: LocalRule, rates: Tensor, load: Workload) -> tuple[Tensor, Tensor | None, Tensor]:

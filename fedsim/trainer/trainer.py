@@ -209,6 +209,7 @@ class Trainer:
         deployed: Tensor,
         memory: Memory | None = None,
         accept: Accept | None = None,
+        rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
         """A round's local work: what is to be done is handed out, and what was done taken in.
 
@@ -220,6 +221,7 @@ class Trainer:
             memory: of rule and shift, updated in place; None: that before round 0, and nothing is kept.
             accept: says, from round, cohort and which rows are finite [n], at which positions rows are taken; the
                 others are as if they had not computed. None, here or as its answer: all are.
+            rounds: [n] that in which each row began, by which its samples are drawn and its rate is scheduled; None: t.
         """
         memory = self.memory(deployed) if memory is None else memory
         handed = dict(start) if isinstance(start, dict) else {"params": start}
@@ -229,8 +231,9 @@ class Trainer:
         of_round = self.rule.round_state(carry["params"])
         carry |= of_round
         if self.rule.knows_round or self.shift.knows_round:
-            carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
-        plan = self.batches.plan(cohort, t)
+            began = np.full(len(cohort), t) if rounds is None else rounds
+            carry["round"] = torch.as_tensor(began, dtype=torch.int64).to(start.device)
+        plan = self.batches.plan(cohort, t, rounds)
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
         server_model = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
         answered = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
@@ -256,9 +259,14 @@ class Trainer:
             self.rule.after_round(memory.clients, cohort)
         for name in ("round", *of_round):
             end.pop(name, None)
-        lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
         sent, loss = server_model if answered is None else self.shift.newest_deployment(answered), loss / steps
-        return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
+        return Report(
+            cohort, start, end, loss, self.rate(t), rates, samples, sent, finite, rows, weight, memory, deployed
+        )
+
+    def rate(self, t: int) -> Tensor:
+        """[R] learning rate of the first local step of round t."""
+        return self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
 
     @torch.no_grad()
     def run_local_steps(self, work: LocalTask) -> LocalResult:

@@ -2,6 +2,7 @@
 
 from fedsim.availability.clock.clock import Clock, DeadlineFilter, Devices, NoClock
 from fedsim.availability.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay
+from fedsim.availability.clock.events import Events
 from fedsim.availability.clock.work import AllWork, GeometricWork, UniformWork, Work
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "DeadlineFilter",
     "Delay",
     "Devices",
+    "Events",
     "GeometricDelay",
     "GeometricWork",
     "LognormalDelay",

@@ -14,7 +14,7 @@ from fedsim.availability import Availability
 from fedsim.availability.availability import by_group
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, OneOf, Positive, Validated
-from fedsim.core.effects import EffectiveIf
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
@@ -50,6 +50,11 @@ class Clock(Validated):
     deadline: float | None = None
     first: int | None = None
     late: str = "drop"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Does the server step after a number of arrivals, whichever clients they come from?"""
+        return False
 
     @property
     def may_drop_clients(self) -> bool:
@@ -107,7 +112,7 @@ class Devices(Clock):
             deadline, which is then the clock tick of an asynchronous server.
     """
 
-    effective_if = (
+    effective_if: Declarations = (
         EffectiveIf("link_spread", lambda component, run: component.down or component.up, "{at}.down or {at}.up"),
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
     )

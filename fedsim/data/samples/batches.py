@@ -93,13 +93,13 @@ class Batches:
         """The workload of the cohort's clients in round t."""
         return self.data.workload(self.work, cohort.host.virtual)
 
-    def plan(self, cohort: Cohort, t: int) -> Plan:
-        """The work of the cohort in round t."""
+    def plan(self, cohort: Cohort, t: int, rounds: np.ndarray | None = None) -> Plan:
+        """The work of the cohort in round t; `rounds` [n] are those in which its rows began, where they differ."""
         requested_load, steps = self.load(cohort), cohort.host.steps
         load = requested_load if steps is None else dataclasses.replace(requested_load, steps=steps)
         replicate, names = np.divmod(cohort.host.virtual, self.federation.clients)
         seeds = np.array(self.federation.seeds, dtype=np.int64)[replicate]
-        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.client, seeds, names, requested_load)
+        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.client, seeds, names, requested_load, rounds)
 
 
 @dataclass
@@ -115,6 +115,7 @@ class Plan:
         clients: [n] the client's number of each row, from 0 in every replicate.
         seeds, names: [n] the replicate's seed of each row, and the client's number (host).
         planned_work: the workload if all clients completed the full work of the round; used by schedules.
+        rounds: [n] in which each row began, by which its samples are drawn; None: all in t.
     """
 
     batches: Batches
@@ -126,6 +127,12 @@ class Plan:
     seeds: np.ndarray
     names: np.ndarray
     planned_work: Workload | None = None
+    rounds: np.ndarray | None = None
+
+    def of(self, rows: np.ndarray) -> Plan:
+        """The loads of the rows at these positions, as rows of one round."""
+        planned_work = None if self.planned_work is None else self.planned_work.of(rows)
+        return dataclasses.replace(self, load=self.load.of(rows), planned_work=planned_work, rounds=None)
 
     def chunk(self, rows: np.ndarray) -> Chunk:
         """The batches of the rows at these positions in the cohort, in the order of `load.order`."""
@@ -146,7 +153,10 @@ class Plan:
         stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])
         rows, clients = (torch.cat([getattr(p, name) for p in plans]) for name in ("rows", "clients"))
         seeds, names = (np.concatenate([getattr(p, name) for p in plans]) for name in ("seeds", "names"))
-        return Plan(batches, first.t, load, rows, stored, clients, seeds, names)
+        rounds = None
+        if any(plan.rounds is not None for plan in plans):
+            rounds = np.concatenate([np.full(len(p.names), p.t) if p.rounds is None else p.rounds for p in plans])
+        return Plan(batches, first.t, load, rows, stored, clients, seeds, names, rounds=rounds)
 
 
 class Chunk:
@@ -158,16 +168,17 @@ class Chunk:
     """
 
     def __init__(self, plan: Plan, rows: np.ndarray) -> None:
-        self._batches = plan.batches
+        self._batches, self._t = plan.batches, plan.t
         all_rows = len(rows) == len(plan.load.steps) and bool((rows == np.arange(len(rows))).all())
         pick = slice(None) if all_rows else torch.as_tensor(rows, device=plan.rows.device)
         load = plan.load.of(rows)
         self.steps, self.sizes = load.steps, load.batch_sizes()
         self.rows = plan.rows[pick]
         stored = self.rows if plan.stored is plan.rows else plan.stored[pick]
-        redraw_round = None if self._batches.redraw is None else plan.t - plan.t % self._batches.redraw
+        t = plan.t if plan.rounds is None else plan.rounds[rows]
+        redraw_round = None if self._batches.redraw is None else t - t % self._batches.redraw
         names = plan.seeds[rows], plan.names[rows]
-        self.clients, self.keys = plan.clients[pick], Keys(*names, self.rows.device, plan.t, redraw_round)
+        self.clients, self.keys = plan.clients[pick], Keys(*names, self.rows.device, t, redraw_round)
         feed_options = (self.keys, load, self.sizes, self._batches.work.sampling)
         self._feed = self._batches.data.feed(stored, self.clients, *feed_options)
         ragged = bool(np.any(self.sizes != self.sizes[:1]))
@@ -195,7 +206,7 @@ class Chunk:
 
     def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
         """The batch of those rows with contaminated samples, added after the shift, which does not affect them."""
-        contamination = self._batches.contamination.at(self.keys.t)
+        contamination = self._batches.contamination.at(self._t)
         if not contamination.active:
             return batch
         keys = self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop))

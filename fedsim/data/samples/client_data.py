@@ -28,12 +28,17 @@ class Keys:
     Args:
         seeds, clients: [c] int64, the replicate's seed and the client's number of each row (host).
         device: of the keys.
-        t: round.
+        t: round; [c] where rows began in different ones.
         drawn_round: the round in whose first step the samples of all steps were drawn; None: each step draws its own.
     """
 
     def __init__(
-        self, seeds: np.ndarray, clients: np.ndarray, device: torch.device, t: int, drawn_round: int | None = None
+        self,
+        seeds: np.ndarray,
+        clients: np.ndarray,
+        device: torch.device,
+        t: int | np.ndarray,
+        drawn_round: int | np.ndarray | None = None,
     ) -> None:
         self.seeds, self.clients, self.device, self.t, self.drawn_round = seeds, clients, device, t, drawn_round
         self._of_round: dict[rng.Purpose, np.ndarray] = {}
@@ -42,14 +47,15 @@ class Keys:
         """[c] (host), computed on first use."""
         if purpose not in self._of_round:
             t = self.t if self.drawn_round is None or purpose not in DRAWS else self.drawn_round
-            self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
+            key = rng.fold_host(rng.fold_host(self.seeds, int(purpose)), t)
+            self._of_round[purpose] = rng.fold_host(key, self.clients)
         return self._of_round[purpose]
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Positions [u] of rows with distinct (seed, client), and for every row [c] the index of its representative;
-        None if all rows differ.
+        None if all rows differ, or may do so.
         """
-        if (np.diff(self.clients) > 0).all():
+        if (np.diff(self.clients) > 0).all() or isinstance(self.t, np.ndarray):
             return None
         _, seed = np.unique(self.seeds, return_inverse=True)
         number = seed * (self.clients.max() + 1) + self.clients
@@ -58,7 +64,10 @@ class Keys:
 
     def at(self, positions: np.ndarray) -> Keys:
         """The keys of the rows at these positions."""
-        return Keys(self.seeds[positions], self.clients[positions], self.device, self.t, self.drawn_round)
+        t, drawn = (
+            value[positions] if isinstance(value, np.ndarray) else value for value in (self.t, self.drawn_round)
+        )
+        return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn)  # type: ignore[arg-type]
 
     def of_step(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c'] keys of some rows at a local step."""

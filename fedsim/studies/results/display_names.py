@@ -13,6 +13,7 @@ CLASSES = {
     "AFACS": "AFA-CS",
     "AmplifiedFedAvg": "Amplified FedAvg",
     "AmplifiedScaffold": "Amplified SCAFFOLD",
+    "CA2FL": "CA²FL",
     "CAFed": "CA-Fed",
     "CentredClipping": "centred clipping",
     "Debiasing": "debiasing",

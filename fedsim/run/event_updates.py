@@ -1,0 +1,231 @@
+"""Updates of an event-driven run: what clients in flight began with, and what comes of it, until it arrives.
+
+A client's local work depends on the model that it started from and on its own random numbers alone, so it may be
+computed at any time between its start and its arrival. It is computed when the first client that is still to be
+computed arrives, in one call of the trainer with all others in flight: their start models are known by then. With c
+clients in flight and one arrival per server update such a call has in the order of √c rows or more, where computing at
+the start would take one row at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability.clock import Delay
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.memory import Memory
+from fedsim.core.report import Report
+from fedsim.run.delayed_updates import CARRY, ROWS, DelayedUpdates
+from fedsim.run.event_clock import EventClock
+from fedsim.strategies import Strategy
+from fedsim.trainer import TaskGenerator, Trainer
+from fedsim.trainer.trainer import Accept
+
+HANDED = "handed "  # what the strategy gave beside the start row
+HOST = ("virtual", "began", "steps", "samples", "pending", "count", "probability")  # numbers of the host, [k] each
+FREE = -1  # in the place of a virtual client
+
+
+class Slots:
+    """Rows of clients in flight, each in a slot until it arrives. Slots are reused, so that an update costs its own
+    row, not those of all in flight.
+
+    Args:
+        rows: name → [k, …], empty before the first client starts.
+        federation: of the run.
+    """
+
+    def __init__(self, rows: dict[str, Tensor], federation: Federation) -> None:
+        self.rows, self.federation = rows, federation
+        device = federation.device if federation.storage == "device" else torch.device("cpu")
+        for name, value in rows.items():  # a checkpoint's are on the host
+            rows[name] = value if name in HOST else value.to(device)
+        self._device = device
+
+    def places(self, condition: np.ndarray) -> np.ndarray:
+        """Slots that are in use and fulfil this [k], in the order of their virtual clients."""
+        virtual = self.host("virtual")
+        places = np.flatnonzero(condition & (virtual != FREE))
+        return places[np.argsort(virtual[places])]
+
+    def host(self, name: str) -> np.ndarray:
+        """[k] numbers of the host, which may be changed."""
+        return self.rows[name].numpy() if name in self.rows else np.zeros(0, dtype=np.int64)
+
+    def occupy(self, count: int) -> np.ndarray:
+        """So many free slots, in ascending order; there are as many slots as were ever in use at once."""
+        if count:
+            self.rows.setdefault("virtual", torch.zeros(0, dtype=torch.int64))
+        free = np.flatnonzero(self.host("virtual") == FREE)
+        if (missing := count - len(free)) > 0:
+            size = len(self.host("virtual"))
+            for name, value in self.rows.items():
+                self.rows[name] = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
+            free = np.append(free, np.arange(size, size + missing))
+        return free[:count]
+
+    def write(self, places: np.ndarray, rows: dict[str, Tensor]) -> None:
+        """Rows [n, …] by name, into n slots."""
+        if not len(places):
+            return
+        pick = torch.as_tensor(places)
+        for name, value in rows.items():
+            device = torch.device("cpu") if name in HOST else self._device
+            if name not in self.rows:
+                self.rows[name] = value.new_zeros(len(self.host("virtual")), *value.shape[1:], device=device)
+            self.rows[name][pick.to(device)] = value.to(device)
+
+    def read(self, places: np.ndarray, name: str) -> Tensor:
+        """[n, …] copies, on the device where rows are computed."""
+        value = self.rows[name]
+        return value[torch.as_tensor(places).to(value.device)].to(self.federation.device)
+
+    def cohort(self, places: np.ndarray, t: int, planned: bool = False) -> Cohort:
+        """The clients in these slots; `planned`: with the steps that they are to do."""
+        virtual, steps = self.host("virtual")[places], self.host("steps")[places]
+        count, probability = (self.host(name)[places] for name in ("count", "probability"))
+        rows = self.federation.rows_of(virtual)
+        return Cohort(self.federation, rows, count, probability, t, steps if planned and (steps >= 0).all() else None)
+
+    def named(self, places: np.ndarray, prefix: str) -> dict[str, Tensor]:
+        """What these slots hold under names that begin so, by the rest of the name."""
+        return {name.removeprefix(prefix): self.read(places, name) for name in self.rows if name.startswith(prefix)}
+
+
+class EventUpdates(DelayedUpdates):
+    """Keeps the rows of clients in flight in `Memory.in_flight`, and hands those that arrive to the server.
+
+    Args:
+        delay, pace, strategy, trainer: see `DelayedUpdates`.
+
+    Attributes:
+        lazy: whether work is computed when it is needed; else at its start, because it reads or changes what other
+            clients or evaluations read in between.
+    """
+
+    pace: EventClock
+
+    def __init__(self, delay: Delay, pace: EventClock, strategy: Strategy[Any], trainer: Trainer) -> None:
+        super().__init__(delay, pace, strategy, trainer)
+        columns, batches = trainer.model.columns, trainer.batches
+        self.lazy = not (
+            trainer.shift.active or columns.is_divided or batches.contamination.active or trainer.rule.own_models
+        )
+
+    @property
+    def active(self) -> bool:
+        return self.pace.clock.asynchronous
+
+    def setup(self) -> None:
+        self.delay.setup(self.federation)
+        if self.delay.active:
+            raise ConfigError("delay and clock=events both say when an update arrives; give delay=none")
+        if self.federation.ranks.count > 1:
+            raise ConfigError(
+                f"clock=events runs in one process, and there are {self.federation.ranks.count} ranks; start one, or "
+                "give clock=devices"
+            )
+        if self.active:
+            self._check(self.strategy, self.trainer.rule, self.trainer.model)
+
+    def check_dropping(self, on_nonfinite: str) -> None:
+        if self.active and on_nonfinite == "drop_client":
+            raise ConfigError(
+                "on_nonfinite=drop_client makes a client absent in a round, and under clock=events its update would be "
+                "missing in a buffer; give on_nonfinite=stop, or drop_replicate"
+            )
+
+    def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
+        self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
+        if not memory.queue:
+            return active
+        free = ~np.isin(active.host.virtual, memory.queue["virtual"].numpy())
+        return active if free.all() else active.subset(np.flatnonzero(free))
+
+    def steps(
+        self,
+        start: Tensor | dict[str, Tensor],
+        cohort: Cohort,
+        t: int,
+        deployed: Tensor,
+        memory: Memory,
+        accept: Accept | None = None,
+    ) -> TaskGenerator[Report]:
+        if not self.active:
+            return (yield from self.trainer.steps(start, cohort, t, deployed, memory, accept))
+        slots = Slots(memory.in_flight, self.federation)
+        self._begin(slots, start, cohort, t)
+        arrived = slots.places(np.isin(slots.host("virtual"), self.pace.arrived))
+        pending = slots.places(slots.host("pending") > 0)
+        if not (self.lazy and not memory.clients and not memory.server):
+            report = yield from self._compute(slots, pending, t, deployed, memory)
+        elif slots.host("pending")[arrived].any():
+            report = yield from self._compute(slots, pending, t, deployed, memory, slots.host("began")[pending])
+        elif not len(arrived):
+            report = yield from self._compute(slots, arrived, t, deployed, memory)
+        else:
+            none = deployed[:0, 0]
+            report = Report(cohort, deployed[:0], {}, none, self.trainer.rate(t), none, np.zeros(0, dtype=np.int64))
+            report = replace(report, deployed=deployed, memory=memory, server=deployed)
+        return self._deliver(slots, arrived, t, report)
+
+    def _begin(self, slots: Slots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
+        """Put the cohort's start rows into slots."""
+        handed = start if isinstance(start, dict) else {"params": start}
+        places, host, n = slots.occupy(len(cohort)), cohort.host, len(cohort)
+        steps = np.full(n, -1) if host.steps is None else host.steps
+        numbers = (host.virtual, np.full(n, t), steps, np.zeros(n), np.ones(n), host.count, host.probability)
+        kinds = (np.int64,) * 5 + (np.float64,) * 2
+        rows = {k: torch.as_tensor(v.astype(kind)) for k, v, kind in zip(HOST, numbers, kinds, strict=True)}
+        slots.write(places, rows | {HANDED + name: value for name, value in handed.items() if name != "params"})
+        slots.write(places, {"start": handed["params"]})
+        self.held_back = np.bincount(host.virtual // self.federation.clients, minlength=self.federation.replicates)
+
+    def _compute(
+        self,
+        slots: Slots,
+        places: np.ndarray,
+        t: int,
+        deployed: Tensor,
+        memory: Memory,
+        rounds: np.ndarray | None = None,
+    ) -> TaskGenerator[Report]:
+        """The local work of the clients in these slots, in one call of the trainer; `rounds` [n] are those in which
+        they began, None: all in this one."""
+        cohort, start = slots.cohort(places, t, planned=True), {"params": deployed[:0]}
+        if len(places):
+            start = slots.named(places, HANDED) | {"params": slots.read(places, "start")}
+        report = yield from self.trainer.steps(start, cohort, t, deployed, memory, rounds=rounds)
+        rows = {name: value for name, attribute in ROWS.items() if (value := getattr(report, attribute)) is not None}
+        rows |= {CARRY + name: value for name, value in report.carry.items()}
+        rows["samples"] = torch.as_tensor(report.samples.astype(np.int64))
+        rows["pending"] = torch.zeros(len(places), dtype=torch.int64)
+        slots.write(places, rows)
+        return report
+
+    def _deliver(self, slots: Slots, places: np.ndarray, t: int, report: Report) -> Report:
+        """The report of the updates that arrive; their slots become free."""
+        if not len(places):
+            nobody = np.zeros(0, dtype=np.int64)
+            if len(report.cohort):
+                report = _without_rows(report)
+            return replace(report, cohort=report.cohort.subset(nobody), samples=nobody, staleness=nobody)
+        cohort, began = slots.cohort(places, t), slots.host("began")[places]
+        of_replicate = cohort.host.virtual // self.federation.clients
+        self.held_back = self.held_back - np.bincount(of_replicate, minlength=self.federation.replicates)
+        samples, carry = slots.host("samples")[places], slots.named(places, CARRY)
+        rows = {attribute: slots.read(places, name) for name, attribute in ROWS.items() if name in slots.rows}
+        slots.host("virtual")[places] = FREE
+        return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=t - began, **rows)  # type: ignore[arg-type]
+
+
+def _without_rows(report: Report) -> Report:
+    """What it says of the round and of replicates."""
+    rows = {name: value[:0] for name in ROWS.values() if (value := getattr(report, name)) is not None}
+    return replace(report, carry={name: value[:0] for name, value in report.carry.items()}, **rows)
