@@ -29,7 +29,11 @@ ANSWERS = ("power", "stability")  # of data that react to the model (`fedsim.eva
 
 
 def check(names: Any) -> None:
-    """Check a list of diagnostics. Raises: ConfigError: it is not a list of valid names."""
+    """Check a list of diagnostics.
+
+    Raises:
+        ConfigError: it is not a list of valid names.
+    """
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"diagnostics={names!r} must be a list, such as [fairness,staleness]")
     for name in names:

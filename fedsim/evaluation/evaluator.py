@@ -43,10 +43,12 @@ class Evaluator:
     Args:
         model, data, shift: of the run.
         client_samples: samples of its own data on which a client is evaluated, the same in every evaluation. Those of a
-            stream have the moments of its law (`Stream.exact`). loop: evaluate models one by one, even if they could be
-            vmapped. max_clients: clients evaluated on their own data; of a larger population, an evenly spaced subset.
-            metrics: metrics of the user. validation: the clients' validation samples, if models are evaluated on them.
-            spreads: additional measures of the spread over clients, see `fedsim.evaluation.spread`.
+            stream have the moments of its law (`Stream.exact`).
+        loop: evaluate models one by one, even if they could be vmapped.
+        max_clients: clients evaluated on their own data; of a larger population, an evenly spaced subset.
+        metrics: metrics of the user.
+        validation: the clients' validation samples, if models are evaluated on them.
+        spreads: additional measures of the spread over clients, see `fedsim.evaluation.spread`.
     """
 
     def __init__(

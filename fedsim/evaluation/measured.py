@@ -23,8 +23,8 @@ class Measured:
 
     Attributes:
         metrics: name → [R].
-        client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels. client_metrics:
-            name → [R, m'] of the user's metrics, NaN if undefined for a client.
+        client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels.
+        client_metrics: name → [R, m'] of the user's metrics, NaN if undefined for a client.
         by_client: column of their mean → [R, n] accuracies (losses without labels) on the samples of each of n clients
             that the column is about; NaN for a client without samples. The most relevant first.
         client_loss: [R, m'] loss on each evaluated client's own data.
@@ -46,8 +46,11 @@ class Measured:
 
 
 def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
-    """Column → [R] measures of the spread over clients. Args: by_client: see `Measured`. pairs: column, and name of the
-    measure.
+    """Column → [R] measures of the spread over clients.
+
+    Args:
+        by_client: see `Measured`.
+        pairs: column, and name of the measure.
     """
     return {
         f"{of}_{name}": np.array([spread(values, name, "accuracy" in of) for values in by_client[of]])

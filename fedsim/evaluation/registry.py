@@ -43,12 +43,15 @@ RISING = ("accuracy", "f1", "auc", "jain", "precision", "recall", "iou", "r2", "
 
 @dataclass(frozen=True)
 class MetricDescription:
-    """The names and the description of a metric. Attributes:
-    column: its key in metrics.csv, on the command line, in `Run.frame` and in Weights & Biases, MLflow and trackio.
-    label: its name in pictures, reports and LaTeX tables.
-    description: one sentence, also in the header of metrics.csv. group: group of TensorBoard tags; '' if no curve
-        is drawn. better: 'higher' or 'lower'; None if unknown. unit: unit in figures and tables: '%', 's', 'bytes';
-        '' for a plain number.
+    """The names and the description of a metric.
+
+    Attributes:
+        column: its key in metrics.csv, on the command line, in `Run.frame` and in Weights & Biases, MLflow and trackio.
+        label: its name in pictures, reports and LaTeX tables.
+        description: one sentence, also in the header of metrics.csv.
+        group: group of TensorBoard tags; '' if no curve is drawn.
+        better: 'higher' or 'lower'; None if unknown.
+        unit: unit in figures and tables: '%', 's', 'bytes'; '' for a plain number.
     """
 
     column: str
@@ -372,8 +375,9 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
     """The entry of a column, of 'newcomers COLUMN', and of 'personal_… or localized_…'.
 
     Args:
-        column: as in metrics.csv. meanings: descriptions of a run's columns
-            (`fedsim.studies.results.runs.Run.meanings`), which define users' metrics and their direction.
+        column: as in metrics.csv.
+        meanings: descriptions of a run's columns (`fedsim.studies.results.runs.Run.meanings`), which define users'
+            metrics and their direction.
     """
     meanings = meanings or {}
     if column.startswith(NEWCOMERS):

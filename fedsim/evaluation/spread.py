@@ -17,7 +17,10 @@ FAIRNESS = (f"best{TENTH}", "variance", "jain")  # in addition to the worst tent
 def spread(values: np.ndarray, name: str, rises: bool) -> float:
     """'worst10', 'best5' (per cent of the clients, at least one of them), 'variance' or 'jain' of [n] numbers.
 
-    Args: values: one per client; NaN is excluded. name: of the measure. rises: whether higher is better.
+    Args:
+        values: one per client; NaN is excluded.
+        name: of the measure.
+        rises: whether higher is better.
     """
     valid_values = values[~np.isnan(values)].astype(np.float64)
     if not len(valid_values):

@@ -20,8 +20,12 @@ from fedsim.data.datasets.dataset import Dataset
 
 
 class PooledData(Dataset):
-    """The data of m members as those of one client. Args: inner: the members' data. members: m. one_at_a_time: each
-    batch comes from one member, whose number is in the entry 'member' [c, B].
+    """The data of m members as those of one client.
+
+    Args:
+        inner: the members' data.
+        members: m.
+        one_at_a_time: each batch comes from one member, whose number is in the entry 'member' [c, B].
     """
 
     def __init__(self, inner: Dataset, members: int, one_at_a_time: bool = False) -> None:

@@ -24,11 +24,12 @@ class Synthetic(Dataset):
         clients: m.
         alpha, beta: heterogeneity of models and inputs.
         features, classes: dimensions.
-        samples: samples of every client; None: lognormal(4, 2) + 50, as in Li et al. max_samples: cap on a lognormal
-            draw, whose tail reaches tens of thousands; None: no cap, as in Li et al.'s program (the cap does not change
-            later draws).
+        samples: samples of every client; None: lognormal(4, 2) + 50, as in Li et al.
+        max_samples: cap on a lognormal draw, whose tail reaches tens of thousands; None: no cap, as in Li et al.'s
+            program (the cap does not change later draws).
         test_fraction: share of each client's samples held out into the common test set, ⌊test_fraction · n_i⌋ of them;
-            Li et al. hold out a tenth. seed: of the draw; all replicates have the same data.
+            Li et al. hold out a tenth.
+        seed: of the draw; all replicates have the same data.
     """
 
     effective_if = (

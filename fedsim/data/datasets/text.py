@@ -42,17 +42,18 @@ class Text(Dataset):
         by: how the text is divided. 'blocks': into as many equal blocks as there are clients; 'speaker': a client holds
             the speeches of one speaker, in order, without the names; the clients are the speakers with the most text,
             in descending order.
-        clients: m; None or 'all': all speakers with at least one sequence. speaker: regular expression that matches the
-            start of a speech (`^` and `$` match at line ends); its first group is the name. None: a line NAME. or NAME:
-            in capitals, or after an empty line a capitalised name with a colon.
+        clients: m; None or 'all': all speakers with at least one sequence.
+        speaker: regular expression that matches the start of a speech (`^` and `$` match at line ends); its first group
+            is the name. None: a line NAME. or NAME: in capitals, or after an empty line a capitalised name with a
+            colon.
         test_fraction: share of each client's characters that is held out; 0: no test set.
 
     Attributes:
         alphabet: characters of the training sequences, sorted.
 
     Raises:
-        MissingDataError: the file does not exist, or is not text. ConfigError: the text is too short for that many
-            clients.
+        MissingDataError: the file does not exist, or is not text.
+        ConfigError: the text is too short for that many clients.
     """
 
     def __init__(

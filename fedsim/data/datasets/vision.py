@@ -32,8 +32,8 @@ class Images(Dataset):
         root: folder of the files, see `data_root`.
         download: whether to download missing files, if the source allows it.
         augment: random crop and flip of training images.
-        pool: average blocks of pool × pool pixels into one: a smaller problem for a small machine. std: divisor of
-            centred pixels, a number above 0 per channel; None: `std` of the data set.
+        pool: average blocks of pool × pool pixels into one: a smaller problem for a small machine.
+        std: divisor of centred pixels, a number above 0 per channel; None: `std` of the data set.
     """
 
     source: str

@@ -43,7 +43,8 @@ class Dirichlet(Partition):
         min_size: fewest samples a client may hold; a split below it is redrawn.
         min_of_class: 'proportional': a client whose ν_i corresponds to fewer than this many of N/m samples of a class
             gets none of it (10 in the program of apfl's authors); a class without such a client is not used. 0: no
-            threshold. attempts: redraws before an error is raised.
+            threshold.
+        attempts: redraws before an error is raised.
         validation: of every partition.
     """
 

@@ -21,8 +21,10 @@ class Flwr(Partition):
     """A partitioner of `flwr_datasets.partitioner`, applied to the column `label` and, if samples belong to natural
     clients, `client`. Needs the extra `flwr`.
 
-    The partitioner's own seed is used, so all replicates have the same partition. Args: partitioner: given by
-    `_target_` on the command line. It must make as many parts as there are clients.
+    The partitioner's own seed is used, so all replicates have the same partition.
+
+    Args:
+        partitioner: given by `_target_` on the command line. It must make as many parts as there are clients.
         validation: of every partition.
     """
 

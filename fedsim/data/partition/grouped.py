@@ -12,8 +12,10 @@ NAMED = 2  # owners that a client's name names
 
 
 class Grouped(Partition):
-    """The k natural clients of the data in m groups of ⌊k/m⌋ or ⌈k/m⌉: a client has all samples of its group. Args:
-    shuffle: whether groups are drawn at random for every replicate; else they are consecutive.
+    """The k natural clients of the data in m groups of ⌊k/m⌋ or ⌈k/m⌉: a client has all samples of its group.
+
+    Args:
+        shuffle: whether groups are drawn at random for every replicate; else they are consecutive.
         validation: of every partition.
     """
 

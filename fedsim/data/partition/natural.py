@@ -10,9 +10,13 @@ from fedsim.data.partition.partition import Partition, Samples, Table
 
 
 class Natural(Partition):
-    """Client i has the samples of natural client i of the data. Args: shuffle: whether the order of natural clients is
-    drawn for every replicate; if there are more than m, only m are used. seed: for choosing m natural clients for all
-    replicates, if there are more and `shuffle` is false; test samples of the others are excluded too.
+    """Client i has the samples of natural client i of the data.
+
+    Args:
+        shuffle: whether the order of natural clients is drawn for every replicate; if there are more than m, only m are
+            used.
+        seed: for choosing m natural clients for all replicates, if there are more and `shuffle` is false; test samples
+            of the others are excluded too.
         validation: of every partition.
     """
 

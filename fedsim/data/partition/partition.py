@@ -112,9 +112,12 @@ class Partition(Validated, ABC):
 
     Args:
         validation: share of every client's samples that is split off at random for validation, in [0, 1) (apfl §5:
-            0.2). A client keeps at least one training sample; one with too few has no validation samples. Attributes:
-            name: its name on the command line. remedy: what to change if a client is empty. by_owner: whether clients
-            are natural clients of the data or groups of them.
+            0.2). A client keeps at least one training sample; one with too few has no validation samples.
+
+    Attributes:
+        name: its name on the command line.
+        remedy: what to change if a client is empty.
+        by_owner: whether clients are natural clients of the data or groups of them.
     """
 
     name = "custom"

@@ -24,10 +24,14 @@ from fedsim.data.samples.work import LocalWork, Workload
 
 
 class Batches:
-    """The batches of a run under given local work. Args: data: the clients' samples. work: number of steps, batch size
-    and sampling. contamination: applied to every batch after the shift. keyed: whether batches have an entry 'key' for
-    dropout. redraw: number of rounds for which a stream's clients reuse one drawn batch; None: a fresh batch for every
-    step.
+    """The batches of a run under given local work.
+
+    Args:
+        data: the clients' samples.
+        work: number of steps, batch size and sampling.
+        contamination: applied to every batch after the shift.
+        keyed: whether batches have an entry 'key' for dropout.
+        redraw: number of rounds for which a stream's clients reuse one drawn batch; None: a fresh batch for every step.
     """
 
     def __init__(
@@ -100,13 +104,17 @@ class Batches:
 
 @dataclass
 class Plan:
-    """The work of n rows in a round. Attributes: batches: the batches of the run. t: round. load: workload of every
-    row, in the cohort's order.
+    """The work of n rows in a round.
+
+    Attributes:
+        batches: the batches of the run.
+        t: round.
+        load: workload of every row, in the cohort's order.
         rows: [n] virtual clients of the run.
         stored: [n] their numbers in `batches.data`: the same, unless `data` holds the clients of several runs.
         clients: [n] the client's number of each row, from 0 in every replicate.
-        seeds, names: [n] the replicate's seed of each row, and the client's number (host). planned_work: the workload
-            if all clients completed the full work of the round; used by schedules.
+        seeds, names: [n] the replicate's seed of each row, and the client's number (host).
+        planned_work: the workload if all clients completed the full work of the round; used by schedules.
     """
 
     batches: Batches

@@ -85,7 +85,8 @@ class ClientData(ABC):
     """The samples of every virtual client.
 
     Args:
-        dataset: on the federation's device. federation: clients and replicates.
+        dataset: on the federation's device.
+        federation: clients and replicates.
     """
 
     def __init__(self, dataset: Dataset, federation: Federation) -> None:
@@ -93,7 +94,11 @@ class ClientData(ABC):
 
     @abstractmethod
     def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
-        """The workload of the given virtual clients [n]. Raises: ConfigError: such samples do not allow this work."""
+        """The workload of the given virtual clients [n].
+
+        Raises:
+            ConfigError: such samples do not allow this work.
+        """
 
     @abstractmethod
     def one_epoch(self, work: LocalWork) -> LocalWork:
@@ -104,8 +109,9 @@ class ClientData(ABC):
         """The training samples of c rows in a round.
 
         Args:
-            rows, clients: [c] their virtual clients, and the numbers of these in their replicate, from 0. keys: keys of
-                these rows in the round. load: workload of these rows.
+            rows, clients: [c] their virtual clients, and the numbers of these in their replicate, from 0.
+            keys: keys of these rows in the round.
+            load: workload of these rows.
             sizes: [c, S] samples in the batch of every row and step.
             sampling: 'pass' or 'replacement'.
         """
@@ -121,9 +127,13 @@ class ClientData(ABC):
         self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
     ) -> Batch:
         """A client's fixed samples, the same in every call. Stored samples are an evenly spaced subsample of the
-        client's; those of a stream represent its law (`Stream.exact`), which does not depend on the seed. Args: rows:
-        [n] virtual clients. width: see `width`. dtype: of model inputs. purpose, by_seed: of a stream's draws, and
-        whether they differ between replicates.
+        client's; those of a stream represent its law (`Stream.exact`), which does not depend on the seed.
+
+        Args:
+            rows: [n] virtual clients.
+            width: see `width`.
+            dtype: of model inputs.
+            purpose, by_seed: of a stream's draws, and whether they differ between replicates.
 
         Returns:
             'x' [n, width, …] prepared, 'y' [n, width, …] if there are targets, 'client' and 'row' [n]; 'weight' [n,

@@ -13,7 +13,9 @@ class ClientSamples:
     """Up to `limit` samples of each virtual client; those of a stream have the moments of its law (`Stream.exact`).
 
     Args:
-        data: training or validation samples of clients. limit: samples per client; None: all. dtype: of model inputs.
+        data: training or validation samples of clients.
+        limit: samples per client; None: all.
+        dtype: of model inputs.
 
     Attributes:
         width: q, samples per client in `batch`.

@@ -20,8 +20,11 @@ from fedsim.data.samples.work import LocalWork, Workload
 
 
 class Stored(ClientData):
-    """Client data given by an index table per replicate. Args: dataset: on the federation's device. federation: clients
-    and replicates.
+    """Client data given by an index table per replicate.
+
+    Args:
+        dataset: on the federation's device.
+        federation: clients and replicates.
         tables: one index table per replicate.
 
     Attributes:

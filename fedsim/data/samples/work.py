@@ -19,11 +19,12 @@ STEPS = 10  # if neither steps nor epochs are given
 class LocalWork(Validated):
     """Attributes:
 
-    steps: local steps per round; give this or `epochs`. epochs: passes over the client's own data per round.
-        batch_size: samples per step; None: all samples of the client. In a pass, a client with fewer samples uses all
+    steps: local steps per round; give this or `epochs`.
+    epochs: passes over the client's own data per round.
+    batch_size: samples per step; None: all samples of the client. In a pass, a client with fewer samples uses all
         of them.
-    sampling: 'pass' goes through the client's data in random order and reshuffles after every pass;
-        'replacement' draws every batch of `batch_size` independently with replacement.
+    sampling: 'pass' goes through the client's data in random order and reshuffles after every pass; 'replacement'
+        draws every batch of `batch_size` independently with replacement.
     drop_last: whether a pass drops its last, short batch (a client's only batch is not dropped).
     """
 
@@ -45,12 +46,15 @@ class LocalWork(Validated):
 
 @dataclass
 class Workload:
-    """The work of n rows in a round, on the host. Attributes: num_samples: [n] samples of each row; 0 for a stream.
-    size: [n] batch size.
-    per_pass: [n] batches in one pass over the row's data.
-    steps: [n] local steps.
-    short_last: whether the last batch of a pass is shorter, if the batch size does not divide the number of
-        samples.
+    """The work of n rows in a round, on the host.
+
+    Attributes:
+        num_samples: [n] samples of each row; 0 for a stream.
+        size: [n] batch size.
+        per_pass: [n] batches in one pass over the row's data.
+        steps: [n] local steps.
+        short_last: whether the last batch of a pass is shorter, if the batch size does not divide the number of
+            samples.
     """
 
     num_samples: np.ndarray

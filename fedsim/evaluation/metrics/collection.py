@@ -27,7 +27,8 @@ class Metrics:
         metric_config: see `EvaluationOptions.metrics`.
         model, data: of the run.
 
-    Raises: ConfigError: a metric is unknown, has other arguments, or does not fit the run's outputs and targets.
+    Raises:
+        ConfigError: a metric is unknown, has other arguments, or does not fit the run's outputs and targets.
     """
 
     def __init__(self, metric_config: Any, model: RowModel, data: ClientData) -> None:

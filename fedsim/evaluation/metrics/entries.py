@@ -23,11 +23,14 @@ TAKEN = ("loss", "accuracy")  # names of built-in columns
 
 @dataclass(frozen=True)
 class Entry:
-    """One requested metric. Attributes: column: its name in columns: test_COLUMN, train_COLUMN, …
-    name: of torchmetrics' functional metric; or
-    target: a callable (output, target) → number or [B], or a class; or its dotted path.
-    better: 'higher' or 'lower'; None: as defined by the metric itself.
-    arguments: of the metric.
+    """One requested metric.
+
+    Attributes:
+        column: its name in columns: test_COLUMN, train_COLUMN, …
+        name: of torchmetrics' functional metric; or
+        target: a callable (output, target) → number or [B], or a class; or its dotted path.
+        better: 'higher' or 'lower'; None: as defined by the metric itself.
+        arguments: of the metric.
     """
 
     column: str
@@ -44,7 +47,11 @@ class Entry:
 
 
 def entries(metrics: Any) -> list[Entry]:
-    """The requested metrics. Raises: ConfigError: an entry is not a metric, or its column name is taken."""
+    """The requested metrics.
+
+    Raises:
+        ConfigError: an entry is not a metric, or its column name is taken.
+    """
     if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics={metrics!r} must be a list of {FORMS}")
     parsed_entries = [_entry(metric) for metric in metrics]

@@ -40,9 +40,15 @@ METRIC = targets.Kind(
 
 @dataclass
 class Metric:
-    """One checked metric. Attributes: column: its name in columns. label: the metric as written by a user. better:
-    'higher' or 'lower'; None if unknown. tally: accumulator for one set, which is copied for further sets. min_samples:
-    number of samples below which a set has no value. bytes_per_sample: stored bytes per sample of a set.
+    """One checked metric.
+
+    Attributes:
+        column: its name in columns.
+        label: the metric as written by a user.
+        better: 'higher' or 'lower'; None if unknown.
+        tally: accumulator for one set, which is copied for further sets.
+        min_samples: number of samples below which a set has no value.
+        bytes_per_sample: stored bytes per sample of a set.
     """
 
     column: str

@@ -28,9 +28,12 @@ NO_MEANING = ("validate_args", "sync_on_compute")  # arguments that a user canno
 
 @dataclass(frozen=True)
 class Task:
-    """The task given by outputs and targets. Attributes: kind: 'binary', 'multiclass' or 'multilabel'; None for
-    regression. size: number of classes, labels or targets. positions: whether labels belong to positions, some of which
-    may have none.
+    """The task given by outputs and targets.
+
+    Attributes:
+        kind: 'binary', 'multiclass' or 'multilabel'; None for regression.
+        size: number of classes, labels or targets.
+        positions: whether labels belong to positions, some of which may have none.
     """
 
     kind: str | None = None
@@ -70,8 +73,13 @@ class Task:
 
 
 class Named(Streamed):
-    """A metric of torchmetrics. Args: metric: an object of its class. task: of the run. metric_task: task of the
-    metric. scores: whether it needs scores [B, positions, C]: perplexity.
+    """A metric of torchmetrics.
+
+    Args:
+        metric: an object of its class.
+        task: of the run.
+        metric_task: task of the metric.
+        scores: whether it needs scores [B, positions, C]: perplexity.
     """
 
     def __init__(self, metric: Any, task: Task, metric_task: str | None, scores: bool) -> None:
@@ -99,8 +107,8 @@ class Ranked(Named):
     which it is defined.
 
     Args:
-        average: over classes, 'macro' or 'weighted' by their samples; None for a single score. negatives: whether it
-            needs negative samples too, as AUROC does.
+        average: over classes, 'macro' or 'weighted' by their samples; None for a single score.
+        negatives: whether it needs negative samples too, as AUROC does.
     """
 
     def __init__(self, metric: Any, task: Task, metric_task: str | None, average: str | None, negatives: bool) -> None:
@@ -140,7 +148,11 @@ RANKED = {"auroc": True, "average_precision": False}  # name → whether it need
 
 
 def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: str) -> Streamed:
-    """The metric for a task. Raises: ConfigError: unknown name or argument, or torchmetrics is not installed."""
+    """The metric for a task.
+
+    Raises:
+        ConfigError: unknown name or argument, or torchmetrics is not installed.
+    """
     function, metric_class = _lookup(name)
     argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
     _check_arguments(name, settings, argument_names)

@@ -109,7 +109,11 @@ class Streamed(Tally):
 
 
 def number(result: Any) -> Tensor:
-    """[] float64 of a metric's result. Raises: ConfigError: it is not a single number."""
+    """[] float64 of a metric's result.
+
+    Raises:
+        ConfigError: it is not a single number.
+    """
     try:
         value = result if isinstance(result, Tensor) else torch.as_tensor(result, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):

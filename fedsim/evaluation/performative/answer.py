@@ -32,9 +32,11 @@ class Answer:
     minimum.
 
     Args:
-        diagnostics: diagnostics, of which 'power' and 'stability' are used. model, shift, data: of the run. Raises:
-            ConfigError: the data do not react to the model, or only by weights, or parts of the model stay with
-            clients.
+        diagnostics: diagnostics, of which 'power' and 'stability' are used.
+        model, shift, data: of the run.
+
+    Raises:
+        ConfigError: the data do not react to the model, or only by weights, or parts of the model stay with clients.
     """
 
     def __init__(self, diagnostics: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:

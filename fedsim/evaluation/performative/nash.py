@@ -22,7 +22,8 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
         box: Θ.
         tolerance: of the gradients, relative to 1 + ‖θ‖.
 
-    Raises: NoReferenceError: no equilibrium is found, or gradient play diverges from it.
+    Raises:
+        NoReferenceError: no equilibrium is found, or gradient play diverges from it.
     """
     shift = risk.shift
     assert isinstance(shift, Players)

@@ -33,7 +33,8 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
         box: Θ.
         tolerance: of the gradient.
 
-    Raises: NoReferenceError: the performative risk is unbounded below, or no minimum was found.
+    Raises:
+        NoReferenceError: the performative risk is unbounded below, or no minimum was found.
     """
     best: tuple[Tensor, float] | None = None
     for number, start in enumerate(starts, 1):

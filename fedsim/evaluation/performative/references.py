@@ -36,9 +36,12 @@ NUMBERS = 5_000_000  # largest number of input entries
 
 @dataclass
 class Solved:
-    """The reference points of one replicate. Attributes: points: 'distance_to_ps' and 'distance_to_po' → [d] float64,
-    if they exist. risks: their performative risks R(θ, θ). verdicts: for both, 'found' or a sentence with the reason
-    why not.
+    """The reference points of one replicate.
+
+    Attributes:
+        points: 'distance_to_ps' and 'distance_to_po' → [d] float64, if they exist.
+        risks: their performative risks R(θ, θ).
+        verdicts: for both, 'found' or a sentence with the reason why not.
     """
 
     points: dict[str, Tensor] = field(default_factory=dict)
@@ -47,8 +50,10 @@ class Solved:
 
 
 class References(dict[str, Tensor]):
-    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, if they exist in all replicates. Attributes: replicates:
-    the points of each; empty if points are not requested.
+    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, if they exist in all replicates.
+
+    Attributes:
+        replicates: the points of each; empty if points are not requested.
     """
 
     def __init__(self, replicates: list[Solved] | None = None) -> None:
@@ -80,8 +85,11 @@ class References(dict[str, Tensor]):
 
 
 def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
-    """θ^PS and θ^PO of every replicate, if they exist; missing points are logged. Args: model, shift, data: of the run.
-    initial: [R, d] initial models, from which the search starts (for θ^PO also from θ^PS and from zero).
+    """θ^PS and θ^PO of every replicate, if they exist; missing points are logged.
+
+    Args:
+        model, shift, data: of the run.
+        initial: [R, d] initial models, from which the search starts (for θ^PO also from θ^PS and from zero).
     """
     if not shift.active or shift.references == "none":
         return References()
@@ -105,9 +113,14 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
 
 
 def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
-    """[R, d] float64 minimisers of the risk on the clients' data before any model is deployed. Args: model, data: of
-    the run. initial: [R, d] initial models, from which the search starts. Raises: ConfigError: no minimiser is found,
-    or it is not unique.
+    """[R, d] float64 minimisers of the risk on the clients' data before any model is deployed.
+
+    Args:
+        model, data: of the run.
+        initial: [R, d] initial models, from which the search starts.
+
+    Raises:
+        ConfigError: no minimiser is found, or it is not unique.
     """
     still, search = NoShift(), Search()
     try:
@@ -154,9 +167,11 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
 
 
 def check_gradient(risk: Risk, start: Tensor) -> None:
-    """Check that gradients flow through a user's shift; otherwise θ^PO would be wrong. Raises: NoReferenceError: the
-    risk changes with the deployed model, near the start or far from it, but its gradient with respect to that model is
-    zero or cannot be computed.
+    """Check that gradients flow through a user's shift; otherwise θ^PO would be wrong.
+
+    Raises:
+        NoReferenceError: the risk changes with the deployed model, near the start or far from it, but its gradient with
+            respect to that model is zero or cannot be computed.
     """
     if type(risk.shift).__module__.startswith("fedsim."):
         return

@@ -22,10 +22,15 @@ class Risk:
 
     The expectation is a mean over a fixed base sample of every client, to which the shift is applied: all the client's
         stored data, or a stream's `exact` sample. For the latter, means of functions that are at most quadratic in the
-        base noise are exact; others are means over `samples` keyed draws. Contamination is ignored. Args: model: of the
-        run; used in double precision and evaluation mode. shift: set up for the run. data: the clients' samples.
-        replicate: number of the replicate. samples: largest number per client; None: all stored samples, or 1,000 of a
-        stream. search: the search that evaluates it, which may stop it.
+        base noise are exact; others are means over `samples` keyed draws. Contamination is ignored.
+
+    Args:
+        model: of the run; used in double precision and evaluation mode.
+        shift: set up for the run.
+        data: the clients' samples.
+        replicate: number of the replicate.
+        samples: largest number per client; None: all stored samples, or 1,000 of a stream.
+        search: the search that evaluates it, which may stop it.
     """
 
     def __init__(

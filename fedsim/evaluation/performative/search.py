@@ -17,8 +17,11 @@ class Search:
     """Counts evaluations of the risk; all replicates of a run share it.
 
     Args:
-        seconds: after which a search is stopped; None: no limit. clock: monotonic time in seconds. Attributes: doing:
-            the current activity.
+        seconds: after which a search is stopped; None: no limit.
+        clock: monotonic time in seconds.
+
+    Attributes:
+        doing: the current activity.
     """
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +30,11 @@ class Search:
         self.evaluations = 0
 
     def tick(self) -> None:
-        """Count one evaluation of the risk. Raises: NoReferenceError: the time limit is exceeded."""
+        """Count one evaluation of the risk.
+
+        Raises:
+            NoReferenceError: the time limit is exceeded.
+        """
         current_time = self._clock()
         spent, self.evaluations = current_time - self._began, self.evaluations + 1
         if self.seconds is not None and spent > self.seconds:

@@ -30,8 +30,10 @@ def stable_point(
             gradient descent diverges; 'repeated' iterates θ ← argmin_Θ R(·, θ). 'auto' is 'gradient' up to 300
             parameters and 'repeated' above, or if 'gradient' finds none.
         tolerance: relative to 1 + ‖θ‖: of the gradient; of the distance to the limit, estimated from the last
-            contraction. Raises: NoReferenceError: there is no point that repeated training could reach, as with ε̄ ≥ 1
-            in mean estimation.
+            contraction.
+
+    Raises:
+        NoReferenceError: there is no point that repeated training could reach, as with ε̄ ≥ 1 in mean estimation.
     """
     checks.choice("method", method, METHODS)
     start = project(start.detach().to(torch.float64), box)

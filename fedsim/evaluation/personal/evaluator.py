@@ -30,9 +30,14 @@ ROWS = 256  # clients whose models are computed and scored together
 
 
 class PersonalEvaluator:
-    """Three models per client on its own validation samples, for the clients selected by `options.over`. Args: options:
-    see `Personal`. federation: clients and replicates. strategy: defines clients' start rows. own_models: computes the
-    models. scores: scores them.
+    """Three models per client on its own validation samples, for the clients selected by `options.over`.
+
+    Args:
+        options: see `Personal`.
+        federation: clients and replicates.
+        strategy: defines clients' start rows.
+        own_models: computes the models.
+        scores: scores them.
     """
 
     def __init__(
@@ -71,8 +76,8 @@ class PersonalEvaluator:
         Args:
             state: of the strategy.
             memory: of rule and shift; read only.
-            t: the next round, on whose batches the localized models train. online: participants of the last round; None
-                before the first.
+            t: the next round, on whose batches the localized models train.
+            online: participants of the last round; None before the first.
         """
         cohort = self._cohort(online)
         score_blocks: dict[str, list[Tensor]] = {}

@@ -27,10 +27,16 @@ class Newcomers:
     """The last clients, which did not participate in training. They start from x^T (if the server has several models,
     from the one with the lowest loss for them) with new client memory (a personal model starts as x^T) and a new
     learning-rate schedule whose rounds are their epochs, and train locally. 'localized' is the model after their local
-    steps (plain ones with `personal.localize=sgd`), 'personal' the personal model of the rule. Args: options: number of
-    newcomers and epochs. members: the federation that trained. strategy: of the run; newcomers receive what it sends to
-    the local rule besides the model, as clients without stored memory. trainer_of: makes trainers of all clients,
-    newcomers included. rule: of the run. scores: scores models of all clients.
+    steps (plain ones with `personal.localize=sgd`), 'personal' the personal model of the rule.
+
+    Args:
+        options: number of newcomers and epochs.
+        members: the federation that trained.
+        strategy: of the run; newcomers receive what it sends to the local rule besides the model, as clients without
+            stored memory.
+        trainer_of: makes trainers of all clients, newcomers included.
+        rule: of the run.
+        scores: scores models of all clients.
     """
 
     def __init__(

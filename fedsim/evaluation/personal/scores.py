@@ -31,8 +31,11 @@ class ClientScores:
 
     Args:
         evaluator: of the run.
-        validation: the validation samples; None for a stream, which draws the same for both. train_samples: largest
-            number of training samples per client. Attributes: names: of the scores.
+        validation: the validation samples; None for a stream, which draws the same for both.
+        train_samples: largest number of training samples per client.
+
+    Attributes:
+        names: of the scores.
     """
 
     def __init__(self, evaluator: Evaluator, validation: ClientData | None, train_samples: int) -> None:

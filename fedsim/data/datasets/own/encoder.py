@@ -115,8 +115,10 @@ class Encoder:
         return self._features(train), None if test is None else self._features(test)
 
     def encode(self, table: Columns) -> Tensor:
-        """[n, d] features of other rows. Raises: ConfigError: a column or value is missing, or a word is not a category
-        of the data set.
+        """[n, d] features of other rows.
+
+        Raises:
+            ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
         lacking = [name for name in self.words if name not in table.of]
         if lacking:

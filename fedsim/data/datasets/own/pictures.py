@@ -28,8 +28,10 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
 
 
 def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
-    """[H, W, 3] uint8 of one image, resized (bilinear) if a size is set; and whether it is grey. Raises: ValueError:
-    its pixels are not bytes.
+    """[H, W, 3] uint8 of one image, resized (bilinear) if a size is set; and whether it is grey.
+
+    Raises:
+        ValueError: its pixels are not bytes.
     """
     if image.mode in WIDE:
         raise ValueError(f"its pixels are not bytes (mode {image.mode})")
@@ -43,8 +45,10 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
 def stack_images(
     source: str, images_by_name: Iterable[tuple[str, tuple[np.ndarray, bool]]], colours: str | None
 ) -> np.ndarray:
-    """[N, H, W, C] uint8 of all images, given with their names; one channel if all are or become grey. Raises:
-    ConfigError: they differ in size.
+    """[N, H, W, C] uint8 of all images, given with their names; one channel if all are or become grey.
+
+    Raises:
+        ConfigError: they differ in size.
     """
     images: list[np.ndarray] = []
     first, grey = "", True

@@ -53,8 +53,10 @@ class Part:
 
 
 def array(source: str, name: str, values: Any) -> np.ndarray:
-    """Convert any sequence to an array of numbers, words or, failing these, objects. Raises: ConfigError: entries
-    differ in shape.
+    """Convert any sequence to an array of numbers, words or, failing these, objects.
+
+    Raises:
+        ConfigError: entries differ in shape.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -111,7 +113,10 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
         samples: the samples.
         kind: 'numbers', 'tokens' or 'pixels'; None: floats are numbers, and bytes are pixels.
         channels: of images, 'first' or 'last'; None: the dimension of size 1, 3 or 4.
-        gaps: whether NaN may mark missing values. Raises: ConfigError: they are not numbers, not finite, or empty.
+        gaps: whether NaN may mark missing values.
+
+    Raises:
+        ConfigError: they are not numbers, not finite, or empty.
     """
     source, x, channels = samples.source, array(samples.source, "x", samples.x), samples.channels or channels
     if not x.ndim or not len(x):
@@ -221,8 +226,10 @@ def require_finite(samples: Part, x: Tensor) -> None:
 
 
 def names(samples: Part, count: int) -> list[str] | None:
-    """[N] the name of each sample's client as in the data; None if the data name no clients. Raises: ConfigError: there
-    is not one per sample, or one is missing.
+    """[N] the name of each sample's client as in the data; None if the data name no clients.
+
+    Raises:
+        ConfigError: there is not one per sample, or one is missing.
     """
     if samples.clients is None:
         return None
@@ -243,8 +250,10 @@ def names(samples: Part, count: int) -> list[str] | None:
 
 
 def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None:
-    """Raise an error for entries that are not a single value, such as the dictionaries of detection data sets. Args:
-    source, name: their origin and name, for messages.
+    """Raise an error for entries that are not a single value, such as the dictionaries of detection data sets.
+
+    Args:
+        source, name: their origin and name, for messages.
         values: [N, …] entries of any kind.
         remedy: what would work.
     """

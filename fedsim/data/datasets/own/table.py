@@ -30,20 +30,23 @@ class Table(OwnData):
 
     Args:
         path: of the file; in Python also a data frame (pandas, polars, pyarrow) or a mapping from names to columns.
-        target: column to predict. features: columns of features; None: all columns without another role. client: column
-            of the row's client; None: the partition decides. split: column with 'train' or 'test'; None:
-            `test_fraction` is held out. test_path: a second table with the test rows.
+        target: column to predict.
+        features: columns of features; None: all columns without another role.
+        client: column of the row's client; None: the partition decides.
+        split: column with 'train' or 'test'; None: `test_fraction` is held out.
+        test_path: a second table with the test rows.
         categories: 'onehot' converts a categorical column to one feature 0 or 1 per category; 'ordinal' numbers the
             categories in alphabetical order; 'refuse' raises an error.
         max_categories: a column with more categories raises an error, since it is probably text or an identifier.
-            missing: treatment of missing features: 'refuse' raises an error; 'drop' drops the row; 'mean' and 'median'
-            impute numbers by that of the training rows, and categories by the most frequent one. strategic: columns
-            that people change strategically in response to a model (shift=strategic); None: none. separator: of the
-            columns of a CSV file; None: inferred among , ; tab and |.
+        missing: treatment of missing features: 'refuse' raises an error; 'drop' drops the row; 'mean' and 'median'
+            impute numbers by that of the training rows, and categories by the most frequent one.
+        strategic: columns that people change strategically in response to a model (shift=strategic); None: none.
+        separator: of the columns of a CSV file; None: inferred among , ; tab and |.
         **options: of `OwnData`.
 
     Attributes:
         feature_names: [d] name of every feature; 'column=word' for one-hot features.
+
 
     Example:
         >>> people = {"age": [31, 52, 44], "job": ["cook", "smith", "cook"], "ill": ["no", "yes", "yes"]}
@@ -101,9 +104,13 @@ class Table(OwnData):
         self.strategic = None if strategic is None else self._numbers(strategic)
 
     def encode(self, rows: Any) -> Tensor:
-        """[n, d] the model's input for other rows, encoded and standardised like the training rows. Args: rows: a path,
-        a data frame, or a mapping from names to columns; other columns are ignored. Raises: ConfigError: a column or
-        value is missing, or a word is not a category of the data set.
+        """[n, d] the model's input for other rows, encoded and standardised like the training rows.
+
+        Args:
+            rows: a path, a data frame, or a mapping from names to columns; other columns are ignored.
+
+        Raises:
+            ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
         return self._encoder.encode(columns(rows, self._separator, "rows"))
 

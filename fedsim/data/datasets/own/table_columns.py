@@ -20,8 +20,12 @@ MOST_OPEN = 2**20  # characters of a field of a CSV file: a quote that is never 
 
 @dataclass
 class Columns:
-    """The columns of a table. Attributes: source: its origin, for messages. of: the columns by name, [N] each, as read:
-    columns of a CSV file are strings. row_label: the name of row n in messages.
+    """The columns of a table.
+
+    Attributes:
+        source: its origin, for messages.
+        of: the columns by name, [N] each, as read: columns of a CSV file are strings.
+        row_label: the name of row n in messages.
     """
 
     source: str
@@ -43,8 +47,10 @@ class Columns:
 
 
 def columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
-    """Read the columns of a path, a data frame (pandas, polars or pyarrow) or a mapping. Raises: ConfigError: it cannot
-    be read, or is not a table.
+    """Read the columns of a path, a data frame (pandas, polars or pyarrow) or a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a table.
     """
     if isinstance(table, (str, Path)):
         path = Path(table).expanduser()

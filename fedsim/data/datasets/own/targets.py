@@ -37,9 +37,11 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
 
     Args:
         sources: training and test samples.
-        counts: of their samples. classes: C, if labels are 0 … C − 1 already, not all of which need to occur; None
-            numbers the labels that occur. Raises: ConfigError: a label is missing or a number with decimals, or there
-            is only one class.
+        counts: of their samples.
+        classes: C, if labels are 0 … C − 1 already, not all of which need to occur; None numbers the labels that occur.
+
+    Raises:
+        ConfigError: a label is missing or a number with decimals, or there is only one class.
     """
     labels_by_part = [_label_names(source, count) for source, count in zip(sources, counts, strict=True)]
     names = sort_names(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]

@@ -23,10 +23,11 @@ class TorchData(OwnData):
 
     Args:
         train, test: the Datasets; without `test` a share of `train` is held out.
-        x, y: where inputs and targets are in a sample: an index of a tuple, or a key of a mapping. client: likewise for
-            the sample's client; or an attribute of the Dataset, [N] clients. None: the partition decides. size,
-            colours: of Pillow images, see `fedsim.data.datasets.ImageFolder`. name: the name of the data in reports;
-            None: the class of `train`.
+        x, y: where inputs and targets are in a sample: an index of a tuple, or a key of a mapping.
+        client: likewise for the sample's client; or an attribute of the Dataset, [N] clients. None: the partition
+            decides.
+        size, colours: of Pillow images, see `fedsim.data.datasets.ImageFolder`.
+        name: the name of the data in reports; None: the class of `train`.
         **options: of `OwnData`.
     """
 
