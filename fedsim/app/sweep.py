@@ -314,12 +314,12 @@ def conclude(problem: str | None = None) -> bool:
         print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
     missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
-        reason = in_one_line(record.message) or "its process ended without a word, or goes on elsewhere"
+        reason = in_one_line(record.message) or "its process died without reporting, or still runs elsewhere"
         print_to_stderr(f"fedsim: {WORDS[record.status]}: {_label(record, records)}: {reason}")
     if problem is not None:
         print_to_stderr(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:
-        print_to_stderr(f"the same command with out={folder} runs what is missing")
+        print_to_stderr(f"the same command with out={folder} runs the missing ones")
     return not missing and problem is None
 
 

@@ -72,7 +72,9 @@ class TraceLog(Recorded):
         """Sessions, sorted and united, and the rounds that they fill."""
         first, last = times(table, start), times(table, end)
         if first.kind != last.kind:
-            raise ConfigError(f"{self.source}: {start!r} and {end!r} are times of different kinds; make them alike")
+            raise ConfigError(
+                f"{self.source}: {start!r} and {end!r} are times of different kinds; use the same kind for both"
+            )
         wrong = last.of < first.of
         if wrong.any():
             row = int(wrong.argmax())
@@ -82,7 +84,7 @@ class TraceLog(Recorded):
         ends = last.of.max() if until is None else instant("until", until, first.kind)
         if not ends > begins:
             raise ConfigError(
-                f"{self.source}: no time lies between its beginning and its end; see availability.begin and until"
+                f"{self.source}: no time lies between its beginning and end; see availability.begin and until"
             )
         rounds = float(ends - begins) / self._step
         self.length = max(1, math.ceil(rounds - 1e-9))

@@ -19,7 +19,7 @@ Match = Annotated[str, OneOf(*MATCHES)]
 Unknown = Annotated[str, OneOf("refuse", "ignore")]
 Missing = Annotated[str, OneOf("refuse", "away")]
 SHOWN = 3  # names in a message
-RECORD = "plays back a record, which tells who was there and not how probable that was"
+RECORD = "replays recorded availability, whose probabilities are unknown"
 
 
 class Recorded(Availability):

@@ -36,8 +36,8 @@ class PerSeed:
         """[R, 1, …] with as many dimensions as `rows` [R, …] have, of their type and on their device."""
         if not rows.dim() or len(rows) != len(self.values):
             raise ValueError(
-                f"a number for each of {len(self.values)} replicates meets a tensor {list(rows.shape)}, which begins "
-                "with something else; rows of clients take cohort.of_rows(setting)"
+                f"a number for each of {len(self.values)} replicates meets a tensor {list(rows.shape)}, whose first "
+                "dimension differs; for rows of clients use cohort.of_rows(setting)"
             )
         dtype = rows.dtype if rows.is_floating_point() else torch.get_default_dtype()
         column = torch.tensor(self.values, dtype=dtype).reshape(len(rows), *[1] * (rows.dim() - 1))

@@ -19,16 +19,17 @@ class EvaluationOptions(Validated):
 
     every: rounds between evaluations; the initial and the last model are always evaluated.
     of: 'global' evaluates the server's model x^t; 'client_mean' the mean over clients of the models they have (see
-        `EvaluatedModels`). With a list, the first model has the plain columns, and further ones have columns with their
-        name as prefix, such as client_mean_test_accuracy. metrics: metrics in addition to losses and accuracies: names
-        of torchmetrics' functional metrics, alone or as {name: …} with arguments; and callables (output, target) → one
-        number for the whole set, or one per sample [B], alone or as {_target_: package.function} with arguments;
-        outputs and targets are those of the loss. `column` sets the name of a metric's columns, `better` ('higher' or
-        'lower') its direction, if the metric does not define one.
+        `EvaluatedModels`). With a list, the first model has the plain columns, and further ones have columns with
+        their name as prefix, such as client_mean_test_accuracy.
+    metrics: metrics in addition to losses and accuracies: names of torchmetrics' functional metrics, alone or as
+        {name: …} with arguments; and callables (output, target) → one number for the whole set, or one per sample
+        [B], alone or as {_target_: package.function} with arguments; outputs and targets are those of the loss.
+        `column` sets the name of a metric's columns, `better` ('higher' or 'lower') its direction, if the metric
+        does not define one.
     client_samples: samples of its own training data on which each client is evaluated.
-    diagnostics: additional metrics of clients, see `fedsim.evaluation.diagnostics`: 'fairness', 'worst5' or 'best20' (a
-        percentage of the clients), 'absent', 'drift', 'staleness', 'utility'; for data that react to the model 'power',
-        'stability'.
+    diagnostics: additional metrics of clients, see `fedsim.evaluation.diagnostics`: 'fairness', 'worst5' or
+        'best20' (a percentage of the clients), 'absent', 'drift', 'staleness', 'utility'; for data that react to
+        the model 'power', 'stability'.
     """
 
     every: Count = 10

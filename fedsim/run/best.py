@@ -49,7 +49,7 @@ class BestModels:
                 header, models = file.metadata(), file.get_tensor("model")
             record, damaged_name = json.loads(header["best"]), checksums.damaged_name(header, {"model": models})
             if damaged_name is not None:
-                raise ValueError(f"it is damaged: the checksum of {damaged_name} is another")
+                raise ValueError(f"it is damaged: the checksum of {damaged_name} differs")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be read (%s); the best model is searched from here on", self.path, error)
             return

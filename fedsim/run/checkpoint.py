@@ -119,7 +119,7 @@ def read(
             )
             raise CheckpointError(
                 f"checkpoint {path}: {name} is {description}, expected {list(shape)} of "
-                f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
+                f"{str(expected.dtype).removeprefix('torch.')}; it belongs to another model"
             )
     if memory is not None and ranks.is_first:
         memory.in_flight, memory.queue = _in_flight(path, tensors, like.model), _group(tensors, QUEUE)
@@ -159,7 +159,7 @@ def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor
         len({len(rows) for rows in in_flight_rows.values()}) != 1
         or in_flight_rows["start"].shape[1:] != model.shape[1:]
     ):
-        raise CheckpointError(f"checkpoint {path}: the rows under way do not fit together; they are another model's")
+        raise CheckpointError(f"checkpoint {path}: the delayed rows do not match; they belong to another model")
     return in_flight_rows
 
 
@@ -173,19 +173,19 @@ def _load(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start afresh") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start over") from error
     if header.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
+        raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start over")
     stored_identity, progress, made_of, versions = _read_header(path, header, tensors)
     stored_identity = current_names(stored_identity)
     for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
             raise CheckpointError(
-                f"checkpoint {path} belongs to another run: {key} was {stored_identity.get(key)!r}, "
-                f"now {identity.get(key)!r}; give the same settings, or another out"
+                f"checkpoint {path} belongs to another run: {key} was {stored_identity.get(key)!r}, now "
+                f"{identity.get(key)!r}; use the same settings, or another out"
             )
     if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
-        raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
+        raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start over")
     progress.unanswered = progress.unanswered or [0] * replicates  # an earlier version has not counted them
     current_versions = _versions()
     if version_changes := [
@@ -213,11 +213,12 @@ def _read_header(
             raise ValueError("it has no checksums")
         damaged_name = checksums.damaged_name(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
+        raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start over") from error
     if damaged_name is not None:
         raise CheckpointError(
-            f"checkpoint {path} is damaged: {damaged_name} is not what was written (its checksum differs); restore "
-            "the file from a copy, or delete it to start afresh"
+            f"checkpoint {path} is damaged: {damaged_name} has changed since it was written (its checksum differs); "
+            "restore "
+            "the file from a copy, or delete it to start over"
         )
     return identity, progress, content, versions
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 ON_NONFINITE = ("stop", "drop_client", "drop_replicate")
 _NEVER = torch.iinfo(torch.int64).max
 _NAMED = 10  # clients a message lists
-BEFORE = "the loss was no finite number before any training: look at the data, and at what the model gives for them"
+BEFORE = "the loss was not finite before training: check the data and the model's outputs for them"
 
 
 def in_one_line(error: Exception) -> str:
@@ -55,8 +55,8 @@ def check_start(model: RowModel, rows: Tensor) -> None:
     first = int((~torch.isfinite(rows)).any(0).nonzero()[0])
     name = [*model.shapes, *model.statistics][int(np.searchsorted(ends, first, side="right"))]
     raise ConfigError(
-        f"model: {type(model.training_module).__name__} begins with values that are no finite numbers (in {name}); "
-        "mend how it is initialised"
+        f"model: {type(model.training_module).__name__} is initialised with non-finite values (in {name}); correct its "
+        "initialisation"
     )
 
 

@@ -153,7 +153,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["model=custom"], "model._target_ is missing"),
     (
         ["model=custom", "model._target_=bad_models.BegunIll"],
-        "BegunIll begins with values that are no finite numbers",
+        "BegunIll is initialised with non-finite values",
     ),
     (["model=custom", "model._target_=no.such.Net"], "model._target_='no.such.Net' cannot be imported"),
     (["model=custom", "model._target_=os.getcwd"], "model._target_='os.getcwd' is of the package os, which config"),

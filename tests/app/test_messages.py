@@ -185,13 +185,13 @@ class BegunIll(Mean):
 
 def test_what_is_no_number_before_any_training_is_no_matter_of_rates() -> None:
     run = Simulation(Quadratics(clients=2, dimension=3), Log, clients=2, rounds=2, execution=Execution("loop"))
-    with pytest.raises(DivergenceError, match=r"in round 0 .*; the loss was no finite number before any training"):
+    with pytest.raises(DivergenceError, match=r"in round 0 .*; the loss was not finite before training"):
         run.run()
 
 
 def test_a_model_that_begins_as_no_number_is_refused() -> None:
     run = Simulation(Quadratics(clients=2, dimension=3), BegunIll, clients=2, rounds=1)
-    with pytest.raises(ConfigError, match=r"BegunIll begins with values that are no finite numbers \(in \w+\)"):
+    with pytest.raises(ConfigError, match=r"BegunIll is initialised with non-finite values \(in \w+\)"):
         run.initial_state()
 
 

@@ -79,7 +79,7 @@ def test_a_signal_late_in_a_run_keeps_that_run_and_stops_its_sweep(
         stopped = fedsim(tmp_path, *sweep_of_two)
     assert stopped.code == 1
     assert "sweep of 1 runs in o: 1 done" in stopped.err
-    assert "the same command with out=o runs what is missing" in stopped.err
+    assert "the same command with out=o runs the missing ones" in stopped.err
     assert len(list((tmp_path / "o").glob("*/summary.json"))) == len(list((tmp_path / "o").glob("*/config.yaml"))) == 1
     again = fedsim(tmp_path, *sweep_of_two)
     assert again.code == 0

@@ -190,7 +190,7 @@ def test_a_log_of_the_datas_own_clients_trains_and_what_it_cannot_tell_is_refuse
     assert shuffled.population.names is None
     at = [names.index("976911") for names in shuffled.population.names_by_replicate]
     assert [shuffled.counts(0)[r].argmax() for r in range(3)] == at
-    with pytest.raises(ConfigError, match=r"fedavg_known divides .*=TraceLog plays back a record"):
+    with pytest.raises(ConfigError, match=r"fedavg_known divides .*=TraceLog replays recorded availability"):
         simulation(4, strategy=FedAvgKnown())
     with pytest.raises(ConfigError, match=r"rounds=5 exceeds the 4 rounds of availability\.path="):
         simulation(5, repeat=False)

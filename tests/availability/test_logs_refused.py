@@ -68,7 +68,7 @@ BAD = {
     "a round of no length": (LOG, 0, "round=0 must be positive"),
     "a negative round": (LOG, -2.5, "round=-2.5 must be positive"),
     "rounds without number": (LOG, 1e-300, "cuts"),
-    "no time passes": ("client,from,to\nann,3,3\n", 1, "no time lies between its beginning and its end"),
+    "no time passes": ("client,from,to\nann,3,3\n", 1, "no time lies between its beginning and end"),
     "ragged": ("client,from,to\nann,1,2\nbob,1\n", 1, "line 3 has 2 entries"),
     "two columns of a name": ("client,from,from\nann,1,2\n", 1, "several columns are named 'from'"),
     "two columns for one": (LOG, {"round": 1, "end": "from"}, "must be columns of their own"),

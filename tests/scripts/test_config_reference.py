@@ -21,7 +21,7 @@ def test_the_page_is_up_to_date_and_has_every_choice() -> None:
 def test_where_a_docstring_names_another_class_the_page_says_what_that_says() -> None:
     from fedsim.local import SGD
 
-    assert SCRIPT["documented"](SGD)["epochs"] == "passes over the client's own data a round"
+    assert SCRIPT["documented"](SGD)["epochs"] == "passes over the client's own data per round"
 
 
 def test_what_a_docstring_says_of_its_arguments() -> None:

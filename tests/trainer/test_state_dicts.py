@@ -141,7 +141,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         run.model(5)
     with pytest.raises(ConfigError, match=r"replicate=2, but .* has 2"):
         run.model(replicate=2)
-    with pytest.raises(ConfigError, match="keep no models"):
+    with pytest.raises(ConfigError, match="have no models of their own"):
         run.client_model(0, seed=0)
     with pytest.raises(ConfigError, match=r"client=3, but .* has the clients 0 to 2"):
         run.client_model(3, seed=0)
@@ -188,12 +188,12 @@ def test_a_changed_bit_is_told_where_a_model_is_loaded_and_only_where_it_matters
     mine = f"clients.{json.loads(header_of(tmp_path / CHECKPOINT)['model'])['own'][0]}"
     with_a_changed_bit(tmp_path / CHECKPOINT, mine)
     assert all(torch.equal(value, whole[name]) for name, value in fedsim.load(tmp_path).model(0).items())
-    with pytest.raises(CheckpointError, match=rf"{CHECKPOINT} is damaged: {mine} is not what was written"):
+    with pytest.raises(CheckpointError, match=rf"{CHECKPOINT} is damaged: {mine} has changed since it was written"):
         run.client_model(0, 0)
     with_a_changed_bit(tmp_path / CHECKPOINT, "model")
     with_a_changed_bit(tmp_path / BEST, "model")
     for which, name in (("last", CHECKPOINT), ("best", BEST)):
-        with pytest.raises(CheckpointError, match=f"{name} is damaged: model is not what was written"):
+        with pytest.raises(CheckpointError, match=f"{name} is damaged: model has changed since it was written"):
             run.model(0, which)
         with pytest.raises(CheckpointError, match=f"{name} is damaged"):
             fedsim.load(tmp_path).model(0, which)

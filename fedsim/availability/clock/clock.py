@@ -192,7 +192,7 @@ class DeadlineFilter(Availability):
     law = "in time"
 
     def __init__(self, process: Availability, clock: Clock) -> None:
-        reason = f"counts the first clock.first={clock.first} that are done, and nobody knows how likely that is"
+        reason = f"counts the first clock.first={clock.first} that are done, so participation probabilities are unknown"
         self.process, self.unknown_reason = process, process.unknown_reason or (reason if clock.first else "")
         self.population, self.federation = process.population, process.federation
 

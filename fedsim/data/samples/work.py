@@ -19,11 +19,12 @@ STEPS = 10  # if neither steps nor epochs are given
 class LocalWork(Validated):
     """Attributes:
 
-    steps: local steps per round; give this or `epochs`. epochs: passes over the client's own data per round.
-        batch_size: samples per step; None: all samples of the client. In a pass, a client with fewer samples uses all
+    steps: local steps per round; give this or `epochs`.
+    epochs: passes over the client's own data per round.
+    batch_size: samples per step; None: all samples of the client. In a pass, a client with fewer samples uses all
         of them.
-    sampling: 'pass' goes through the client's data in random order and reshuffles after every pass;
-        'replacement' draws every batch of `batch_size` independently with replacement.
+    sampling: 'pass' goes through the client's data in random order and reshuffles after every pass; 'replacement'
+        draws every batch of `batch_size` independently with replacement.
     drop_last: whether a pass drops its last, short batch (a client's only batch is not dropped).
     """
 

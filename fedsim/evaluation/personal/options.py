@@ -18,18 +18,18 @@ LOCALIZE = ("rule", "sgd")
 class Personal(Validated):
     """Attributes:
 
-    over: clients whose models are scored at every evaluation: 'all' except newcomers, those that were 'online' in the
-        last round (apfl §5; before the first round: all), or 'none', which costs nothing.
-    at: when personal models are scored: at the 'start' of a round, mixed with or computed from the server's model; or
-        at the 'end' of its local steps, after which they are discarded like the localized ones (apfl's program measures
-        both before averaging).
-    localize: how a client's localized model is computed: by the local 'rule' with everything the strategy sends, as in
-        training; or by as many plain steps of 'sgd' from the same row, on the same samples and at the same rates (apfl
-        §5, where SCAFFOLD's model too is fine-tuned by "local SGD": no control variate, no proximal term).
-    newcomers: this number of clients (the last ones) do not participate in training; after it they receive x^T, train
-        locally for `newcomer_epochs` epochs, and are scored after each (apfl Fig. 6). 0: none. newcomer_epochs: epochs
-        of their training; for a stream, rounds of local steps. train_samples: number of a client's training samples on
-        which its training loss is measured.
+    over: clients whose models are scored at every evaluation: 'all' except newcomers, those that were 'online' in
+        the last round (apfl §5; before the first round: all), or 'none', which costs nothing.
+    at: when personal models are scored: at the 'start' of a round, mixed with or computed from the server's model;
+        or at the 'end' of its local steps, after which they are discarded like the localized ones (apfl's program
+        measures both before averaging).
+    localize: how a client's localized model is computed: by the local 'rule' with everything the strategy sends, as
+        in training; or by as many plain steps of 'sgd' from the same row, on the same samples and at the same rates
+        (apfl §5, where SCAFFOLD's model too is fine-tuned by "local SGD": no control variate, no proximal term).
+    newcomers: this number of clients (the last ones) do not participate in training; after it they receive x^T,
+        train locally for `newcomer_epochs` epochs, and are scored after each (apfl Fig. 6). 0: none.
+    newcomer_epochs: epochs of their training; for a stream, rounds of local steps.
+    train_samples: number of a client's training samples on which its training loss is measured.
     """
 
     effective_if = (

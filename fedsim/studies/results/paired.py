@@ -70,7 +70,7 @@ class Paired:
         reach = f"{factor * low:.4g} to {factor * high:.4g}{unit}"
         summary = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {reach}"
         if low <= 0 <= high:
-            return f"{summary}: no difference is shown"
+            return f"{summary}: not significant"
         return f"{summary}: {'better' if (low > 0) == rises else 'worse'}"
 
 

@@ -117,10 +117,13 @@ def read_clients(path: Path) -> Clients | None:
         demand(stored_clients.present is not None, "present is missing")
         for name, array in of.items():
             fits = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
-            demand(fits, f"{name} is not what was written")
+            demand(fits, f"{name} has changed since it was written")
         for name in ("names", "accuracy_names", "labels"):
             array = getattr(stored_clients, name)
-            demand(array is None or (array.ndim == 1 and array.dtype.kind in "Uiuf"), f"{name} is not what was written")
+            demand(
+                array is None or (array.ndim == 1 and array.dtype.kind in "Uiuf"),
+                f"{name} has changed since it was written",
+            )
         rows = {
             len(array)
             for array in (stored_clients.samples, stored_clients.class_fractions, stored_clients.present)

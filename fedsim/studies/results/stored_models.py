@@ -56,7 +56,9 @@ class _File:
             except (SafetensorError, ValueError) as error:
                 damage = str(error)
             if damage is not None:
-                raise CheckpointError(f"{self._path} is damaged: {damage} is not what was written; take a copy of it")
+                raise CheckpointError(
+                    f"{self._path} is damaged: {damage} has changed since it was written; restore it from a copy"
+                )
             self._checked_files.add((*self._version, name))
         return self._file.get_slice(name)
 
@@ -123,8 +125,8 @@ class StoredModels:
             clustered = bool(header.get("clustered"))
             if not (header["kept"] or clustered or naming.private_parameters):
                 raise ConfigError(
-                    f"the clients of {self.folder} keep no models: neither its local rule, its strategy nor columns "
-                    "that stay with the client make any"
+                    f"the clients of {self.folder} have no models of their own, since neither the local rule, the "
+                    "strategy nor the columns define any"
                 )
             row = file.rows("models")[at] if header["kept"] else file.rows("model")[replicate]
             if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:

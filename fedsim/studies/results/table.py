@@ -301,7 +301,8 @@ def _notes(table_or_result: Table, confidence: float, against: dict[str, str]) -
         if isinstance(cell, Difference)
     ]
     method_note = (
-        f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, each by itself"
+        f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, "
+        "without correction for multiple comparisons"
     )
     return [*sentences, f"{method_note}, and k/n says that k of n pairs are better"]
 

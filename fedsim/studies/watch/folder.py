@@ -87,7 +87,7 @@ class WatchedFolder:
 
     def __init__(self, folder: Path, seconds: float = 2.0) -> None:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder; give that of a run or of a sweep")
+            raise ConfigError(f"{folder} is not a folder; give the folder of a run or a sweep")
         self.folder, self.seconds = folder, seconds
         self._read_runs: dict[Path, tuple[Fingerprint, Run | None, str]] = {}
         self._snapshot: Snapshot | None = None

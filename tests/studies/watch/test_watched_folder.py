@@ -163,7 +163,7 @@ def test_so_many_runs_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         WatchedFolder(tmp_path / "absent")
 
 

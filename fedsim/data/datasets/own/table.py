@@ -47,6 +47,7 @@ class Table(OwnData):
     Attributes:
         feature_names: [d] name of every feature; 'column=word' for one-hot features.
 
+
     Example:
         >>> people = {"age": [31, 52, 44], "job": ["cook", "smith", "cook"], "ill": ["no", "yes", "yes"]}
         >>> data = Table(people, target="ill", test_fraction=0, standardise=False)
