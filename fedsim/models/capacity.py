@@ -100,10 +100,10 @@ class Widths(Capacity):
         ranks = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], (np.arange(m) + 0.5) / m, side="right")
         if self.assign == "size":
             sizes = federation.sizes.reshape(federation.replicates, m)
-            places = np.argsort(np.argsort(sizes, axis=1, kind="stable"), axis=1, kind="stable")
+            ascending_rank = np.argsort(np.argsort(sizes, axis=1, kind="stable"), axis=1, kind="stable")
         else:
-            places = rng.of_seeds(federation.seeds, lambda draw: draw.permutation(m), rng.Purpose.CAPACITY)
-        self.level = torch.as_tensor(ranks[places].reshape(-1)).to(federation.device)
+            ascending_rank = rng.of_seeds(federation.seeds, lambda draw: draw.permutation(m), rng.Purpose.CAPACITY)
+        self.level = torch.as_tensor(ranks[ascending_rank].reshape(-1)).to(federation.device)
 
     def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
         level = self.level[cohort.virtual]

@@ -48,11 +48,11 @@ class Slots:
             rows[name] = value if name in HOST else value.to(device)
         self._device = device
 
-    def places(self, condition: np.ndarray) -> np.ndarray:
+    def occupied_where(self, condition: np.ndarray) -> np.ndarray:
         """Slots that are in use and fulfil this [k], in the order of their virtual clients."""
         virtual = self.host("virtual")
-        places = np.flatnonzero(condition & (virtual != FREE))
-        return places[np.argsort(virtual[places])]
+        slot_indices = np.flatnonzero(condition & (virtual != FREE))
+        return slot_indices[np.argsort(virtual[slot_indices])]
 
     def host(self, name: str) -> np.ndarray:
         """[k] numbers of the host, which may be changed."""
@@ -70,32 +70,34 @@ class Slots:
             free = np.append(free, np.arange(size, size + missing))
         return free[:count]
 
-    def write(self, places: np.ndarray, rows: dict[str, Tensor]) -> None:
+    def write(self, slot_indices: np.ndarray, rows: dict[str, Tensor]) -> None:
         """Rows [n, …] by name, into n slots."""
-        if not len(places):
+        if not len(slot_indices):
             return
-        pick = torch.as_tensor(places)
+        pick = torch.as_tensor(slot_indices)
         for name, value in rows.items():
             device = torch.device("cpu") if name in HOST else self._device
             if name not in self.rows:
                 self.rows[name] = value.new_zeros(len(self.host("virtual")), *value.shape[1:], device=device)
             self.rows[name][pick.to(device)] = value.to(device)
 
-    def read(self, places: np.ndarray, name: str) -> Tensor:
+    def read(self, slot_indices: np.ndarray, name: str) -> Tensor:
         """[n, …] copies, on the device where rows are computed."""
         value = self.rows[name]
-        return value[torch.as_tensor(places).to(value.device)].to(self.federation.device)
+        return value[torch.as_tensor(slot_indices).to(value.device)].to(self.federation.device)
 
-    def cohort(self, places: np.ndarray, t: int, planned: bool = False) -> Cohort:
+    def cohort(self, slot_indices: np.ndarray, t: int, planned: bool = False) -> Cohort:
         """The clients in these slots; `planned`: with the steps that they are to do."""
-        virtual, steps = self.host("virtual")[places], self.host("steps")[places]
-        count, probability = (self.host(name)[places] for name in ("count", "probability"))
+        virtual, steps = self.host("virtual")[slot_indices], self.host("steps")[slot_indices]
+        count, probability = (self.host(name)[slot_indices] for name in ("count", "probability"))
         rows = self.federation.rows_of(virtual)
         return Cohort(self.federation, rows, count, probability, t, steps if planned and (steps >= 0).all() else None)
 
-    def named(self, places: np.ndarray, prefix: str) -> dict[str, Tensor]:
+    def with_prefix(self, slot_indices: np.ndarray, prefix: str) -> dict[str, Tensor]:
         """What these slots hold under names that begin so, by the rest of the name."""
-        return {name.removeprefix(prefix): self.read(places, name) for name in self.rows if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): self.read(slot_indices, name) for name in self.rows if name.startswith(prefix)
+        }
 
 
 class EventUpdates(DelayedUpdates):
@@ -161,8 +163,8 @@ class EventUpdates(DelayedUpdates):
             return (yield from self.trainer.steps(start, cohort, t, deployed, memory, accept))
         slots = Slots(memory.in_flight, self.federation)
         self._begin(slots, start, cohort, t)
-        arrived = slots.places(np.isin(slots.host("virtual"), self.pace.arrived))
-        pending = slots.places(slots.host("pending") > 0)
+        arrived = slots.occupied_where(np.isin(slots.host("virtual"), self.pace.arrived))
+        pending = slots.occupied_where(slots.host("pending") > 0)
         if not (self.lazy and not memory.clients and not memory.server):
             report = yield from self._compute(slots, pending, t, deployed, memory)
         elif slots.host("pending")[arrived].any():
@@ -178,19 +180,19 @@ class EventUpdates(DelayedUpdates):
     def _begin(self, slots: Slots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
         """Put the cohort's start rows into slots."""
         handed = start if isinstance(start, dict) else {"params": start}
-        places, host, n = slots.occupy(len(cohort)), cohort.host, len(cohort)
+        slot_indices, host, n = slots.occupy(len(cohort)), cohort.host, len(cohort)
         steps = np.full(n, -1) if host.steps is None else host.steps
         numbers = (host.virtual, np.full(n, t), steps, np.zeros(n), np.ones(n), host.count, host.probability)
         kinds = (np.int64,) * 5 + (np.float64,) * 2
         rows = {k: torch.as_tensor(v.astype(kind)) for k, v, kind in zip(HOST, numbers, kinds, strict=True)}
-        slots.write(places, rows | {HANDED + name: value for name, value in handed.items() if name != "params"})
-        slots.write(places, {"start": handed["params"]})
+        slots.write(slot_indices, rows | {HANDED + name: value for name, value in handed.items() if name != "params"})
+        slots.write(slot_indices, {"start": handed["params"]})
         self.held_back = np.bincount(host.virtual // self.federation.clients, minlength=self.federation.replicates)
 
     def _compute(
         self,
         slots: Slots,
-        places: np.ndarray,
+        slot_indices: np.ndarray,
         t: int,
         deployed: Tensor,
         memory: Memory,
@@ -198,30 +200,30 @@ class EventUpdates(DelayedUpdates):
     ) -> TaskGenerator[Report]:
         """The local work of the clients in these slots, in one call of the trainer; `rounds` [n] are those in which
         they began, None: all in this one."""
-        cohort, start = slots.cohort(places, t, planned=True), {"params": deployed[:0]}
-        if len(places):
-            start = slots.named(places, HANDED) | {"params": slots.read(places, "start")}
+        cohort, start = slots.cohort(slot_indices, t, planned=True), {"params": deployed[:0]}
+        if len(slot_indices):
+            start = slots.with_prefix(slot_indices, HANDED) | {"params": slots.read(slot_indices, "start")}
         report = yield from self.trainer.steps(start, cohort, t, deployed, memory, rounds=rounds)
         rows = {name: value for name, attribute in ROWS.items() if (value := getattr(report, attribute)) is not None}
         rows |= {CARRY + name: value for name, value in report.carry.items()}
         rows["samples"] = torch.as_tensor(report.samples.astype(np.int64))
-        rows["pending"] = torch.zeros(len(places), dtype=torch.int64)
-        slots.write(places, rows)
+        rows["pending"] = torch.zeros(len(slot_indices), dtype=torch.int64)
+        slots.write(slot_indices, rows)
         return report
 
-    def _deliver(self, slots: Slots, places: np.ndarray, t: int, report: Report) -> Report:
+    def _deliver(self, slots: Slots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
         """The report of the updates that arrive; their slots become free."""
-        if not len(places):
+        if not len(slot_indices):
             nobody = np.zeros(0, dtype=np.int64)
             if len(report.cohort):
                 report = _without_rows(report)
             return replace(report, cohort=report.cohort.subset(nobody), samples=nobody, staleness=nobody)
-        cohort, began = slots.cohort(places, t), slots.host("began")[places]
+        cohort, began = slots.cohort(slot_indices, t), slots.host("began")[slot_indices]
         of_replicate = cohort.host.virtual // self.federation.clients
         self.held_back = self.held_back - np.bincount(of_replicate, minlength=self.federation.replicates)
-        samples, carry = slots.host("samples")[places], slots.named(places, CARRY)
-        rows = {attribute: slots.read(places, name) for name, attribute in ROWS.items() if name in slots.rows}
-        slots.host("virtual")[places] = FREE
+        samples, carry = slots.host("samples")[slot_indices], slots.with_prefix(slot_indices, CARRY)
+        rows = {attribute: slots.read(slot_indices, name) for name, attribute in ROWS.items() if name in slots.rows}
+        slots.host("virtual")[slot_indices] = FREE
         return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=t - began, **rows)  # type: ignore[arg-type]
 
 

@@ -124,7 +124,8 @@ class FoldedRun:
         def parts(entries: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: self.part(value, fold) for name, value in entries.items()}
 
-        return Memory(parts(memory.clients), parts(memory.server), parts(memory.evaluated), parts(memory.uplink))
+        clients, server = parts(memory.clients), parts(memory.server)
+        return Memory(clients, server, parts(memory.evaluated), parts(memory.uplink))
 
     def measured_of(self, measured: Measured, fold: FoldTracker) -> Measured:
         """The run's numbers, of what was measured of the fold's replicates."""
