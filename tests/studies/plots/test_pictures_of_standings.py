@@ -40,7 +40,7 @@ def test_lines_between_tracks_lie_between_their_columns() -> None:
     assert middles == {"one": 0.5, "two": 2.0, "three": 4.0}
 
 
-@pytest.mark.parametrize("count", [2, 7, 16])
+@pytest.mark.parametrize("count", [2, 9])
 def test_a_diagram_of_ranks_has_the_best_on_the_left_and_every_text_inside(count: int) -> None:
     ranks = np.sort(np.random.default_rng(count).uniform(1, count, count))
     names = [f"algorithm {number}" for number in range(count)]
@@ -68,7 +68,6 @@ def test_wins_and_cells_are_named_and_every_text_lies_inside() -> None:
     for drawing, across in (
         (standings.wins(names, counts, 4), names),
         (standings.heat(names, columns, values, "points"), columns),
-        (standings.ranks_by_cell(names, columns, values.argsort(0) + 1), columns),
     ):
         axes = drawing.axes[0]
         assert lies_inside(drawing)
