@@ -197,10 +197,10 @@ class Comparison:
 
     def _absent_labels(self, numbers: list[Number], substitutes: Substitutes) -> list[str]:
         """The labels that the comparison names, no number has, and no label of this scale stands for."""
-        named: dict[str, dict[str, None]] = {}
-        for side in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
-            for axis, labels in side.items():
-                named.setdefault(axis, {}).update(dict.fromkeys(labels))
+        sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
+        named: dict[str, list[str]] = {}
+        for axis, labels in (item for side in sides for item in side.items()):
+            named[axis] = list(dict.fromkeys([*named.get(axis, []), *labels]))
         absent = []
         for axis, axis_labels in named.items():
             here, elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
