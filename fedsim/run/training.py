@@ -56,7 +56,7 @@ class Training:
         trainers.setup_shift()
         trainer = trainers(components.local)
         if server.strategy.needs_full_gradients:
-            population.federation.ask = FullDataQuery.of(trainers, trainer)
+            population.federation.full_data_oracle = FullDataQuery.of(trainers, trainer)
         traffic = Traffic.of(server.strategy, trainer.rule, server.model, server.uplink)
         pace = RoundClock(components.clock, components.work, trainer, traffic)
         pace.setup()
