@@ -23,9 +23,7 @@ from fedsim.trainer.device_memory import out_of_memory
 from fedsim.trainer.executors import Executor
 
 MIN_STEP_SECONDS = 0.01  # seconds of a step below which nothing else is tried
-TARGET_STEP_SECONDS = (
-    0.05  # seconds of a step above which no more rows are taken: several share what a step costs beside them
-)
+TARGET_STEP_SECONDS = 0.05  # of a step above which no more rows are taken: several share what a step costs beside them
 ROWS = 64  # at most
 REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
 MARGIN = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it

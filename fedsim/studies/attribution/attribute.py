@@ -19,13 +19,8 @@ from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
 from fedsim.studies.results.paired import Paired
 from fedsim.studies.results.reading import read_rows
 
-DEFAULT_METRIC_ORDER = (
-    "test_accuracy",
-    "distance_to_optimum",
-    "performative_risk",
-    "test_loss",
-    "train_loss",
-)  # the first there is
+# the first that a run has
+DEFAULT_METRIC_ORDER = ("test_accuracy", "distance_to_optimum", "performative_risk", "test_loss", "train_loss")
 
 
 @dataclass(frozen=True)
