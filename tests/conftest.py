@@ -125,7 +125,7 @@ def one_thread() -> None:
 def no_trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Executors by the stated rule: a trial looks at the clock, by which equal runs may get unlike ones."""
     if "trial" not in request.module.__name__:
-        monkeypatch.setattr("fedsim.trainer.trial.WORTH", math.inf)
+        monkeypatch.setattr("fedsim.trainer.trial.MIN_STEP_SECONDS", math.inf)
 
 
 @pytest.fixture(scope="session", name="Scripted")

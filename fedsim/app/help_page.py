@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 
-WIDTH = 100
+LINE_WIDTH = 100
 SECTIONS = {  # what comes first in a run comes first
     "data": ("dataset", "dataset/augment", "partition", "contamination"),
     "availability": ("availability", "availability/base", "availability/trajectory"),
@@ -70,7 +70,7 @@ def page(choices: dict[str, list[str]]) -> str:
         for group in section_groups:
             lines += textwrap.wrap(
                 ", ".join(choices[group]),
-                WIDTH,
+                LINE_WIDTH,
                 initial_indent=f"  {group:{width}}",
                 subsequent_indent=" " * (width + 2),
             )

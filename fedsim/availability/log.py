@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
+from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
 from fedsim.availability.times import duration, instant, times
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
@@ -49,8 +49,8 @@ class TraceLog(Recorded):
         until: float | str | None = None,
         repeat: bool = True,
         match: Match = "names",
-        unknown: Unknown = "refuse",
-        missing: Missing = "refuse",
+        unknown: UnmatchedRecords = "refuse",
+        missing: MissingRecords = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         self.cover = cover
@@ -137,7 +137,7 @@ class TraceLog(Recorded):
             started_mask, completed_time + np.minimum(moment, self._end[session]) - self._start[session], 0.0
         )
 
-    def record(self, t: int) -> np.ndarray:
+    def recorded_probabilities(self, t: int) -> np.ndarray:
         """[n] zeros and ones."""
         covered = self._until((t + 1) * self._step) - self._until(t * self._step)
         threshold = self.cover * self._step

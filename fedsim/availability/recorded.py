@@ -16,8 +16,8 @@ from fedsim.core.errors import ClientCountError, ConfigError
 
 MATCHES = ("names", "order", "draw")
 Match = Annotated[str, OneOf(*MATCHES)]
-Unknown = Annotated[str, OneOf("refuse", "ignore")]
-Missing = Annotated[str, OneOf("refuse", "away")]
+UnmatchedRecords = Annotated[str, OneOf("refuse", "ignore")]
+MissingRecords = Annotated[str, OneOf("refuse", "away")]
 SHOWN = 3  # names in a message
 RECORD = "replays recorded availability, whose probabilities are unknown"
 
@@ -51,8 +51,8 @@ class Recorded(Availability):
         path: Any,
         repeat: bool,
         match: Match,
-        unknown: Unknown,
-        missing: Missing,
+        unknown: UnmatchedRecords,
+        missing: MissingRecords,
     ) -> None:
         self.path, self.repeat = Path(path).expanduser() if isinstance(path, (str, Path)) else path, repeat
         self.source = f"availability.path={self.path}" if isinstance(self.path, Path) else "availability.path"
@@ -61,7 +61,7 @@ class Recorded(Availability):
         self.missing = missing
 
     @abstractmethod
-    def record(self, t: int) -> np.ndarray:
+    def recorded_probabilities(self, t: int) -> np.ndarray:
         """[n] probabilities of the recorded clients in round t < length."""
 
     def record_of(self) -> dict[str, np.ndarray]:
@@ -82,7 +82,7 @@ class Recorded(Availability):
 
     def _draw(self, seed: int, clients: int) -> np.ndarray:
         """[m] records for the clients of a replicate."""
-        recorded = len(self.record(0))
+        recorded = len(self.recorded_probabilities(0))
         if recorded < clients:
             raise ClientCountError(
                 f"{self.source} has {recorded} clients, too few to draw {{clients}} from; set clients={{settable}}",
@@ -95,7 +95,7 @@ class Recorded(Availability):
         """[m] the record of each client, −1 for none."""
         recorded = self.names
         if recorded is None or self.match == "order":
-            count = len(self.record(0))
+            count = len(self.recorded_probabilities(0))
             refused = (count > clients and self.strangers == "refuse") or (count < clients and self.missing == "refuse")
             if refused:
                 option = "availability.unknown=ignore" if count > clients else "availability.missing=away"
@@ -151,7 +151,7 @@ class Recorded(Availability):
             )
 
     def probabilities(self, t: int) -> np.ndarray:
-        return np.append(self.record(t % self.length), 0.0)[self._record_index]
+        return np.append(self.recorded_probabilities(t % self.length), 0.0)[self._record_index]
 
     def counts(self, t: int) -> np.ndarray:
         return bernoulli(self.probabilities(t), self.population, t)

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing
 
 SECOND = 1_000_000  # in microseconds, in which timestamps are counted
-UNITS = {
+MICROSECONDS_PER_UNIT = {
     "ms": SECOND // 1000,
     "s": SECOND,
     "min": 60 * SECOND,
@@ -54,14 +54,14 @@ def duration(key: str, value: float | str, kind: str) -> float:
             )
         return checks.positive(key, value)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value) if isinstance(value, str) else None
-    if match is None or match[2] not in UNITS or float(match[1]) <= 0:
+    if match is None or match[2] not in MICROSECONDS_PER_UNIT or float(match[1]) <= 0:
         raise ConfigError(
             key=key,
             value=value,
             needs=f"must be a length such as 1h or 30min, since the times in the log are timestamps; units "
-            f"are {', '.join(UNITS)}",
+            f"are {', '.join(MICROSECONDS_PER_UNIT)}",
         )
-    length = round(float(match[1]) * UNITS[match[2]])
+    length = round(float(match[1]) * MICROSECONDS_PER_UNIT[match[2]])
     if length < 1:
         raise ConfigError(key=key, value=value, needs="is shorter than a microsecond")
     return length

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.availability import Population
-from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
+from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
 from fedsim.availability.trace_table import probabilities, rounds
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
@@ -44,8 +44,8 @@ class Trace(Recorded):
         header: str | bool = "auto",
         round: str | None = None,
         match: Match = "names",
-        unknown: Unknown = "refuse",
-        missing: Missing = "refuse",
+        unknown: UnmatchedRecords = "refuse",
+        missing: MissingRecords = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         if not isinstance(header, bool):
@@ -69,7 +69,7 @@ class Trace(Recorded):
         self.length = len(self._table)
         self.unknown_reason = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
 
-    def record(self, t: int) -> np.ndarray:
+    def recorded_probabilities(self, t: int) -> np.ndarray:
         return self._table[t]
 
     def setup(self, population: Population) -> None:

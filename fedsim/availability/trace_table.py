@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.log import check_roles, numbered_clients
-from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
+from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
 
@@ -34,8 +34,8 @@ class TraceTable(Recorded):
         available: str | None = "available",
         repeat: bool = True,
         match: Match = "names",
-        unknown: Unknown = "refuse",
-        missing: Missing = "refuse",
+        unknown: UnmatchedRecords = "refuse",
+        missing: MissingRecords = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         table = columns(self.path, key="availability.path")
@@ -56,7 +56,7 @@ class TraceTable(Recorded):
                 f"{self.source}: {table.row_label(row)} is another of {names[client_index[row]]!r} in the same round"
             )
 
-    def record(self, t: int) -> np.ndarray:
+    def recorded_probabilities(self, t: int) -> np.ndarray:
         round_slice = slice(*np.searchsorted(self._when, [t, t + 1]))
         record_values = np.zeros(len(self.names or []))
         record_values[self._who[round_slice]] = self._said[round_slice]

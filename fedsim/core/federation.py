@@ -27,7 +27,7 @@ from fedsim.core.statistics import CohortIndex, RowStatistics
 
 
 @dataclass(frozen=True)
-class Answers:
+class FullDataGradients:
     """Attributes (n clients, in the cohort's order):
 
     loss: [n] the mean loss of all the client's data.
@@ -38,7 +38,7 @@ class Answers:
     gradient: Tensor
 
 
-Ask = Callable[[Any, Tensor], Answers]  # of a cohort's clients, at their replicate's model [R, d]
+FullDataOracle = Callable[[Any, Tensor], FullDataGradients]  # of a cohort's clients, at their replicate's model [R, d]
 
 WEIGHTINGS = ("uniform", "data")
 Weighting = Annotated[str, OneOf(*WEIGHTINGS)]
@@ -60,7 +60,7 @@ class Federation:
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
         num_newcomers: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
-        ask: clients' answers about all their data, if `needs_full_gradients`; see `fedsim.core.federation`.
+        full_data_oracle: gives loss and gradient of all data of clients, if `needs_full_gradients`; else None.
         local_clients: [m'] numbers of this rank's clients, the same in every replicate; all m in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
@@ -78,7 +78,7 @@ class Federation:
     weighting: str = "uniform"
     members: int | None = None
     names: tuple[str, ...] | None = None
-    ask: Ask | None = None
+    full_data_oracle: FullDataOracle | None = None
     num_newcomers: int = 0
 
     def __post_init__(self) -> None:

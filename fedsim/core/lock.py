@@ -21,7 +21,7 @@ from fedsim.core.errors import ConfigError
 
 NAME = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
-TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+LOCK_HELD_ERRNOS = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 LARGEST = 4096  # bytes of the file, which names one process
 ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
 
@@ -155,7 +155,7 @@ def _lock(file: int) -> bool:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in TAKEN:
+        if error.errno in LOCK_HELD_ERRNOS:
             raise BlockingIOError(error.errno, error.strerror) from None
         if error.errno not in WITHOUT_LOCKS:
             raise

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, PeerError
 
-PATIENCE = timedelta(minutes=30)  # a rank that is silent for so long is given up; one that ended is noticed at once
+RANK_TIMEOUT = timedelta(minutes=30)  # a rank that is silent for so long is given up; one that ended is noticed at once
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Ranks:
     local: int = 0
 
     @classmethod
-    def join(cls, patience: timedelta = PATIENCE) -> Ranks:
+    def join(cls, patience: timedelta = RANK_TIMEOUT) -> Ranks:
         """This process among those that torchrun started; alone where it did not. Joining again changes nothing."""
         environment = os.environ
         count = int(environment.get("WORLD_SIZE", "1"))

@@ -144,10 +144,10 @@ def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
     return folded
 
 
-def row_keys_host(seeds: np.ndarray, purpose: Purpose, clients: np.ndarray, *counters: int) -> np.ndarray:
-    """`row_keys` of host integers [n]."""
-    key = seeds
-    for counter in (int(purpose), *counters):
+def row_keys_host(seeds: np.ndarray, purpose: Purpose, clients: np.ndarray, *counters: int | np.ndarray) -> np.ndarray:
+    """`row_keys` of host integers [n]; a counter may differ between rows."""
+    key = fold_host(seeds, int(purpose))
+    for counter in counters:
         key = fold_host(key, counter)
     return fold_host(key, clients)
 

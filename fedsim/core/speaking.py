@@ -60,16 +60,16 @@ class BrokenPipeTolerantStream:
 
     Args:
         stream: that is written to; all but writing is its own.
-        plain: control characters are written as escapes.
+        escape_control: control characters are written as escapes.
     """
 
-    def __init__(self, stream: Any, plain: bool = False) -> None:
-        self._stream, self._plain = stream, plain
+    def __init__(self, stream: Any, escape_control: bool = False) -> None:
+        self._stream, self._escape_control = stream, escape_control
 
     def write(self, text: str) -> int:
         """The number of characters, read or not."""
         try:
-            text = printable(text) if self._plain else text
+            text = printable(text) if self._escape_control else text
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:  # of a stream that knows ASCII alone, say
@@ -108,14 +108,14 @@ class BrokenPipeTolerantStream:
 def ignore_broken_pipes() -> None:
     """From now on standard output and standard error may lose their readers; progress is drawn on the latter, so that
     control characters are escaped on the former alone."""
-    sys.stdout, sys.stderr = (_patient(sys.stdout, plain=True), _patient(sys.stderr))
+    sys.stdout, sys.stderr = (_tolerate_broken_pipe(sys.stdout, escape_control=True), _tolerate_broken_pipe(sys.stderr))
 
 
-def _patient(stream: Any, plain: bool = False) -> Any:
+def _tolerate_broken_pipe(stream: Any, escape_control: bool = False) -> Any:
     return (
         stream
         if stream is None or isinstance(stream, BrokenPipeTolerantStream)
-        else BrokenPipeTolerantStream(stream, plain)
+        else BrokenPipeTolerantStream(stream, escape_control)
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from fedsim.core import rng
 
 LAST_BITS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
-WIDEST = 64  # times that: how far values can be apart that are connected by others between them
+MAX_TIE_STEPS = 64  # times that: how far values can be apart that are connected by others between them
 
 
 def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -
     """Positions of the k largest values; NaN counts as the smallest.
 
     Those that are tied with the k-th largest are admitted by their breakers. Values are tied with it if steps of
-    at most the `slack` lead to it from one to the next, the first of them at most `WIDEST` steps away.
+    at most the `slack` lead to it from one to the next, the first of them at most `MAX_TIE_STEPS` steps away.
     """
     values = np.where(np.isnan(values), -np.inf, values)
     order = np.lexsort((breakers, -values))
@@ -54,8 +54,12 @@ def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, i
         return int((ordered > value).sum()), int((ordered >= value).sum())
     step = slack(value, ordered, relative)
     first, last = rank, rank + 1
-    while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= WIDEST * step:
+    while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= MAX_TIE_STEPS * step:
         first -= 1
-    while last < len(ordered) and ordered[last - 1] - ordered[last] <= step and value - ordered[last] <= WIDEST * step:
+    while (
+        last < len(ordered)
+        and ordered[last - 1] - ordered[last] <= step
+        and value - ordered[last] <= MAX_TIE_STEPS * step
+    ):
         last += 1
     return first, last

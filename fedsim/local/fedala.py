@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.ditto import RECEIVED
-from fedsim.local.fedrep import TAKEN
+from fedsim.local.fedrep import STEPS_TAKEN
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
@@ -80,7 +80,7 @@ class FedALA(SGD):
         return {MIXING: federation.broadcast(initial_mixing.to(federation.device))}
 
     def round_state(self, params: Tensor) -> Carry:
-        return {RECEIVED: params[:, self.top].clone(), TAKEN: params.new_zeros(len(params))}
+        return {RECEIVED: params[:, self.top].clone(), STEPS_TAKEN: params.new_zeros(len(params))}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
         row = self.mix(carry, carry["params"][self.top], carry[MIXING])
@@ -95,10 +95,15 @@ class FedALA(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        mixes, received = carry[TAKEN] < self.mixing_steps, carry[RECEIVED]
+        mixes, received = carry[STEPS_TAKEN] < self.mixing_steps, carry[RECEIVED]
         slope = gradient[self.top] * (received - carry["personal"][self.top])
         mixing = torch.where(mixes, (carry[MIXING] - self.mixing_lr * slope).clamp(0.0, 1.0), carry[MIXING])
         trained = self.descend(carry, gradient, lr)
         params = torch.where(mixes, self.mix(carry, received, mixing), trained)
         personal = torch.where(mixes, carry["personal"], trained)
-        return carry | {"params": params, "personal": personal, MIXING: mixing, TAKEN: carry[TAKEN] + 1}, loss
+        return carry | {
+            "params": params,
+            "personal": personal,
+            MIXING: mixing,
+            STEPS_TAKEN: carry[STEPS_TAKEN] + 1,
+        }, loss

@@ -16,7 +16,7 @@ from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, GradientStep, HeavyBall, Moments, Objective
 from fedsim.local.sgd import SGD
 
-KEPT = ("round", "client")
+STATE_LIFETIMES = ("round", "client")
 
 
 class Optimiser(SGD):
@@ -34,7 +34,7 @@ class Optimiser(SGD):
     rows: tuple[str, ...] = ()  # names of what it remembers, [d] each
     numbers: tuple[str, ...] = ()  # and [] each
 
-    def __init__(self, state: Annotated[str, OneOf(*KEPT)] = "round", **options: Any) -> None:
+    def __init__(self, state: Annotated[str, OneOf(*STATE_LIFETIMES)] = "round", **options: Any) -> None:
         super().__init__(**options)
         self.state = state
 

@@ -53,7 +53,7 @@ class InverseSqrt(Schedule):
         return (t / self.period + 1.0) ** -0.5
 
 
-UNITS = ("step", "epoch", "round")
+SCHEDULE_UNITS = ("step", "epoch", "round")
 
 
 def elapsed(unit: str, t: int, k: int, steps: int, per_pass: int) -> int:
@@ -67,7 +67,7 @@ class PerStep(Schedule):
     """η · decay^n, n = local steps so far over all rounds (apfl §5: 1 % per iteration, decay 0.99), or passes through a
     client's data with `unit: epoch` (its authors' program), or rounds with `unit: round`."""
 
-    def __init__(self, decay: PositiveFraction = 0.99, unit: Annotated[str, OneOf(*UNITS)] = "step") -> None:
+    def __init__(self, decay: PositiveFraction = 0.99, unit: Annotated[str, OneOf(*SCHEDULE_UNITS)] = "step") -> None:
         self.decay = decay
         self.unit = unit
         self.steady = unit == "round"
@@ -101,7 +101,7 @@ class Cosine(Schedule):
 class Inverse(Schedule):
     """η / (n + offset), n = local steps so far, or as `PerStep` counts (p-fedavg's a / (t + b): lr is a)."""
 
-    def __init__(self, offset: Positive = 1.0, unit: Annotated[str, OneOf(*UNITS)] = "step") -> None:
+    def __init__(self, offset: Positive = 1.0, unit: Annotated[str, OneOf(*SCHEDULE_UNITS)] = "step") -> None:
         self.offset = offset
         self.unit = unit
         self.steady = unit == "round"

@@ -12,7 +12,7 @@ import torch
 from fedsim.core.errors import ConfigError
 
 PRECISIONS = ("full", "tf32", "bf16")
-UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # of x86 and ARM, in Linux's words
+BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # of x86 and ARM, in Linux's words
 
 
 def check_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -52,10 +52,10 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
         return None
     entries = (line.partition(":") for line in lines)
     words = {word for name, _, value in entries if name.strip() in ("flags", "Features") for word in value.split()}
-    return tuple(unit for unit in UNITS if unit in words)
+    return tuple(unit for unit in BF16_CPU_FLAGS if unit in words)
 
 
 def told_of_units() -> str:
     """The same in words."""
     units = bfloat16_units()
-    return "unknown" if units is None else ", ".join(units) or f"none of {', '.join(UNITS)}"
+    return "unknown" if units is None else ", ".join(units) or f"none of {', '.join(BF16_CPU_FLAGS)}"

@@ -123,5 +123,5 @@ def newcomers_of(
     scores = scores_of(evaluator, components.personal, population.tables)
     newcomers = Newcomers(components.personal, population.federation, strategy, trainers, components.local, scores)
     if strategy.needs_full_gradients:
-        everybody.federation.ask = FullDataQuery.of(trainers, newcomers.trainer)
+        everybody.federation.full_data_oracle = FullDataQuery.of(trainers, newcomers.trainer)
     return trainers, newcomers

@@ -43,7 +43,7 @@ from fedsim.run.contracts import (
     trial_copy,
     user_code_errors,
 )
-from fedsim.run.sample_contract import INVARIANCES, Trial
+from fedsim.run.sample_contract import INVARIANCES, SampleTrial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
 from fedsim.run.uplink_contract import check_stages
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 CLIENTS = 3  # of every replicate
 KNOWN = 256  # outcomes that are remembered
-_outcomes: OrderedDict[Hashable, list[tuple[Invariance[Trial], str]]] = OrderedDict()
+_outcomes: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
 
 def dry_run(run: Setup, state: State, memory: Memory) -> None:
@@ -97,7 +97,7 @@ def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
         finally:
             rewind()
     if _outcomes[outcome_key]:
-        trial = Trial(run, state, memory)
+        trial = SampleTrial(run, state, memory)
         for invariance, broken in _outcomes[outcome_key]:
             invariance.otherwise(trial, broken)
 
@@ -131,7 +131,7 @@ def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
 
 
 def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
-    trial, violations = Trial(run, state, memory), []
+    trial, violations = SampleTrial(run, state, memory), []
     for invariance in INVARIANCES:
         violation = invariance.violation(trial)
         if violation is not None:

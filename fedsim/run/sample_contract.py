@@ -57,7 +57,7 @@ SECONDS = 1.0  # of what may be left out where models are slow
 class MadeUpChunk:
     """Batches of some of the clients: as `fedsim.data.samples.Chunk`, which it stands for."""
 
-    def __init__(self, trial: Trial, rows: list[int], t: int) -> None:
+    def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
         self.steps = np.array([STEPS[row] for row in rows])
         self.sizes = np.array([SIZES[row] for row in rows])
@@ -91,7 +91,7 @@ class MadeUpChunk:
         return contamination(batch, self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
 
 
-class Trial:
+class SampleTrial:
     """Copies of a run's shift, contamination and local rule, and three clients of its own to try them on.
 
     Args:
@@ -104,7 +104,7 @@ class Trial:
         trainer = run.trainer
         run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
         self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
-        self.rule, self.shift, self.contamination = self.components
+        self.local_rule, self.shift, self.contamination = self.components
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
         width = run.data.width(7)
@@ -117,7 +117,7 @@ class Trial:
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
         run = self.run
-        federation, columns, shift, rule = run.federation, run.model.columns, self.shift, self.rule
+        federation, columns, shift, rule = run.federation, run.model.columns, self.shift, self.local_rule
         memory = Memory({name: value.clone() for name, value in memory.clients.items()}, {
             name: value.clone() for name, value in memory.server.items()
         })  # fmt: skip
@@ -191,13 +191,13 @@ class Trial:
         return result
 
     def loop(self) -> LoopExecutor:
-        return LoopExecutor(self.rule, self.run.model, self.shift, 1, self.contamination.active)
+        return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
     def slow(self) -> bool:
         return time.perf_counter() - self.began > SECONDS
 
 
-def _order(trial: Trial) -> str | None:
+def _order(trial: SampleTrial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
     with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
         loop_executor = trial.loop()
@@ -219,13 +219,13 @@ def _order(trial: Trial) -> str | None:
     return _waits(trial, loop_executor)
 
 
-def _other_than_before(trial: Trial, row: int, carry: Named, loss: Tensor) -> str | None:
+def _other_than_before(trial: SampleTrial, row: int, carry: Named, loss: Tensor) -> str | None:
     """What differs from the client's steps in `trial.exact`."""
     right, right_loss = trial.exact[row]
     return identical(right | {"loss": right_loss}, carry | {"loss": loss})
 
 
-def _remembers(trial: Trial, name: str) -> str:
+def _remembers(trial: SampleTrial, name: str) -> str:
     labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.before, strict=True)
     for kind, component, before in labelled_parts:
         paths = changed_paths(component, before)
@@ -242,7 +242,7 @@ def _remembers(trial: Trial, name: str) -> str:
     )
 
 
-def _waits(trial: Trial, executor: LoopExecutor) -> str | None:
+def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
     """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
     for kind, component, before in zip(
         ("local", "shift", "contamination"), trial.components, trial.before, strict=True
@@ -263,7 +263,7 @@ def _waits(trial: Trial, executor: LoopExecutor) -> str | None:
     return None
 
 
-def _shift_padding(trial: Trial) -> str | None:
+def _shift_padding(trial: SampleTrial) -> str | None:
     """A shift on batches of 2 and of 7 samples, alone, padded, and of several clients at once."""
     shift = trial.shift
     if not shift.active or not brings_foreign(shift):
@@ -308,7 +308,7 @@ def _differs(unpadded: Named, padded: Named) -> bool:
     )
 
 
-def _contamination_padding(trial: Trial) -> str | None:
+def _contamination_padding(trial: SampleTrial) -> str | None:
     """A contamination on several clients at once, padded, and on each alone."""
     contamination: Contamination = trial.contamination
     if not contamination.active or not brings_foreign(contamination):
@@ -331,13 +331,15 @@ def _contamination_padding(trial: Trial) -> str | None:
     return None
 
 
-def _executors(trial: Trial) -> str | None:
+def _executors(trial: SampleTrial) -> str | None:
     """Local steps of all three clients together, by the executors that the run may take."""
     trainer = trial.run.trainer
     for choice in trainer.candidates:
         if choice.executor == "loop":
             continue
-        candidate_executor = executor(choice, trial.rule, trial.run.model, trial.shift, trial.contamination.active)
+        candidate_executor = executor(
+            choice, trial.local_rule, trial.run.model, trial.shift, trial.contamination.active
+        )
         try:
             with torch.no_grad():
                 carry, loss = trial.local_steps(candidate_executor, [0, 1, 2], 0)
@@ -359,13 +361,13 @@ def _error_text(error: Exception) -> str:
     return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
 
 
-def _one_at_a_time(trial: Trial, reason: str) -> None:
+def _one_at_a_time(trial: SampleTrial, reason: str) -> None:
     """What holds where padding does not: one client after another, on batches as they are."""
     for trainers in trial.run.all_trainers:
         trainers.restrict_to_loop(reason)
 
 
-def _shift_one_at_a_time(trial: Trial, reason: str) -> None:
+def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
     _one_at_a_time(trial, reason)
     for trainers in trial.run.all_trainers:
         trainers.shift.unpadded = True

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Answers, Cohort, Federation
+from fedsim.core.federation import Cohort, Federation, FullDataGradients
 from fedsim.core.memory import Memory
 from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report
@@ -145,7 +145,7 @@ class StrategyTrial:
             shares=None if federation.shares is None else federation.shares[:m],
             names=None if federation.names is None else federation.names[:m],
         )  # fmt: skip
-        trial_federation.ask = None if federation.ask is None else _made_up_answers
+        trial_federation.full_data_oracle = None if federation.full_data_oracle is None else _made_up_gradients
         return trial_federation
 
     def play(
@@ -192,7 +192,7 @@ class StrategyTrial:
                 raise ConfigError(
                     f"{label}: start must return rows {shape}, one per client, and returns {describe_type(start)}"
                 )
-            report = _report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
+            report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if between and earlier is not None:
                 with contextlib.suppress(ConfigError):
                     _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), self.rounds[turn - 1])
@@ -328,10 +328,10 @@ def _mixes(trial: StrategyTrial, changed: int, affected: int, moment: str) -> st
     )
 
 
-def _made_up_answers(cohort: Cohort, models: Tensor) -> Answers:
+def _made_up_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
     """Losses and gradients of nobody's data."""
     rows = cohort.broadcast(models)
-    return Answers(1 + rows.square().mean(1), rows)
+    return FullDataGradients(1 + rows.square().mean(1), rows)
 
 
 INVARIANCES = (
@@ -354,7 +354,7 @@ def check_strategy(run: Setup, memory: Memory) -> None:
         trial.rewind()
 
 
-def _report(
+def _synthetic_report(
     run: Setup, state: State, memory: Memory, cohort: Cohort, carry: Named, replicates: range, t: int
 ) -> Report:
     """Rows that have moved a little, each in its own way: by its replicate, its client and the round."""

@@ -59,7 +59,7 @@ class Training:
         trainers.setup_shift()
         trainer = trainers(components.local)
         if server.strategy.needs_full_gradients:
-            population.federation.ask = FullDataQuery.of(trainers, trainer)
+            population.federation.full_data_oracle = FullDataQuery.of(trainers, trainer)
         traffic = Traffic.of(server.strategy, trainer.rule, server.model, server.uplink)
         pace, delivery = time_of(components, trainer, traffic, server)
         return cls(contamination, newcomer_shift, trainers, trainer, traffic, pace, delivery)

@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.fedexp import Iterates
-from fedsim.strategies.strategy import ServerStep, answers
+from fedsim.strategies.strategy import ServerStep, full_data_gradients
 
 
 @dataclass
@@ -58,7 +58,7 @@ class AFL(ServerStep[AFLState]):
         cohort = report.cohort
         mixture = cohort.gather(state.mixture)
         iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
-        unprojected = mixture + self.mixture_lr * answers(cohort, state.iterate).loss
+        unprojected = mixture + self.mixture_lr * full_data_gradients(cohort, state.iterate).loss
         cohort.scatter(state.mixture, onto_simplex(cohort, unprojected, mixture))
         steps = state.steps + cohort.nonempty
         mean = state.model + (iterate - state.model) / steps.clamp(min=1)[:, None]

@@ -14,7 +14,7 @@ from fedsim.core import ties
 from fedsim.core.constraints import Fraction, NonNegative, Positive, PositivePerSeed, Real
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
 
 @dataclass
@@ -101,7 +101,7 @@ class CAFed(ServerStep[CAFedState]):
         active[rows] = 1
         old = torch.where(state.taken[rows] > 0, self.smoothness, 0.0).to(active.dtype)
         loss = state.loss.clone()
-        loss[rows] = old * state.loss[rows] + (1 - old) * answers(cohort, state.model).loss
+        loss[rows] = old * state.loss[rows] + (1 - old) * full_data_gradients(cohort, state.model).loss
         missed = state.missed + ((1 - active) * (1 - state.here) if t else 0.0)
         return CAFedState(state.model, loss, active, state.taken + active, state.stayed + active * state.here, missed)
 

@@ -17,7 +17,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
 AVERAGES = ("models", "gradients")
 
@@ -100,7 +100,7 @@ class IFCA(ServerStep[IFCAState]):
     def start(self, state: IFCAState, cohort: Cohort) -> Tensor:
         if self.k == 1:
             return cohort.broadcast(state.model)
-        losses = torch.stack([answers(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
+        losses = torch.stack([full_data_gradients(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
         lowest_loss = losses.min(1, keepdim=True).values
         equal = losses <= lowest_loss + ties.tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
         return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]

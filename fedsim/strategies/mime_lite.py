@@ -11,7 +11,7 @@ from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
 
 @dataclass
@@ -54,7 +54,7 @@ class MimeLite(ServerStep[MimeLiteState]):
 
     def aggregate(self, state: MimeLiteState, report: Report, t: int) -> MimeLiteState:
         cohort, weights = report.cohort, report.cohort.weights(self.weighting)
-        gradient = cohort.mean(answers(cohort, state.model).gradient, weights)
+        gradient = cohort.mean(full_data_gradients(cohort, state.model).gradient, weights)
         model = state.model - self.server_lr * cohort.mean(report.innovation, weights)
         momentum = gradient + self.momentum * state.momentum
         return MimeLiteState(model, cohort.unless_empty(momentum, state.momentum))

@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.selection import draw_rows
-from fedsim.strategies.strategy import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
 LOSSES = ("asked", "last")
 
@@ -64,7 +64,11 @@ class PowerOfChoice(ServerStep[LossesState]):
 
     def cohort(self, state: LossesState, active: Cohort) -> Cohort:
         candidates = draw_rows(active, self.candidates, active.weights("data"))
-        losses = answers(candidates, state.model).loss if self.needs_full_gradients else state.losses[candidates.rows]
+        losses = (
+            full_data_gradients(candidates, state.model).loss
+            if self.needs_full_gradients
+            else state.losses[candidates.rows]
+        )
         return candidates.largest(losses, self.k)
 
     def aggregate(self, state: LossesState, report: Report, t: int) -> LossesState:

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from fedsim.availability import Availability
 from fedsim.core.constraints import PositivePerSeed, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
-from fedsim.core.federation import Answers, Cohort, Federation
+from fedsim.core.federation import Cohort, Federation, FullDataGradients
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
@@ -46,7 +46,8 @@ class Strategy(Validated, ABC, Generic[S]):
         side_information: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; ''
             for nothing.
         sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
-        needs_full_gradients: whether clients compute loss and gradient of all their data at a model (`answers`).
+        needs_full_gradients: whether clients compute loss and gradient of all their data at a model
+            (`full_data_gradients`).
         clustered: whether the server has several models, and clients take that which suits them (`start`): the model
             that a client has, for personal evaluation, and that newcomers begin with. Its state has them as `clusters`
             [R, k, d], and as `choice` [R·m] int64 which of them each client trained last, −1 before.
@@ -121,11 +122,13 @@ class Strategy(Validated, ABC, Generic[S]):
         return state.model
 
 
-def answers(cohort: Cohort, models: Tensor) -> Answers:
+def full_data_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
     """What the cohort's clients say of all their data at their replicate's model [R, d]; for strategies with
     `needs_full_gradients`."""
-    assert cohort.federation.ask is not None, "a strategy that asks clients says so by needs_full_gradients = True"
-    return cohort.federation.ask(cohort, models)
+    assert cohort.federation.full_data_oracle is not None, (
+        "a strategy that asks clients says so by needs_full_gradients = True"
+    )
+    return cohort.federation.full_data_oracle(cohort, models)
 
 
 class ServerStep(Strategy[S]):

@@ -294,7 +294,7 @@ class Agreement:
         return True
 
 
-KEPT = 32  # modules of which the process remembers what it found
+MAX_REMEMBERED_MODULES = 32  # modules of which the process remembers what it found
 _remembered: OrderedDict[Hashable, Agreement] = OrderedDict()
 
 
@@ -309,6 +309,6 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
     cache_key = (key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
     if cache_key not in _remembered:
         _remembered[cache_key] = Agreement(model, batches, make)
-        if len(_remembered) > KEPT:
+        if len(_remembered) > MAX_REMEMBERED_MODULES:
             _remembered.popitem(last=False)
     return _remembered[cache_key]

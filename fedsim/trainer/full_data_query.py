@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core.federation import Answers, Cohort
+from fedsim.core.federation import Cohort, FullDataGradients
 from fedsim.data.samples import Batch
 from fedsim.local import LocalRule
 from fedsim.local.rule import Carry, Objective
@@ -46,7 +46,7 @@ class FullDataQuery:
         size = trainer.rule.work.batch_size if trainers.data.dataset.stream else None
         return cls(trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size)))
 
-    def __call__(self, cohort: Cohort, models: Tensor) -> Answers:
+    def __call__(self, cohort: Cohort, models: Tensor) -> FullDataGradients:
         """Of the cohort's clients at their replicate's model [R, d]."""
         model = self.trainer.model
         rows = cohort.broadcast(models)
@@ -54,4 +54,4 @@ class FullDataQuery:
         remembered = self.trainer.remembered
         memory = None if remembered is None else remembered.read_only()
         report = self.look.run(handed, cohort, cohort.round, models, memory)
-        return Answers(report.loss, model.columns.shared_part(report.carry[GRADIENT]))
+        return FullDataGradients(report.loss, model.columns.shared_part(report.carry[GRADIENT]))

@@ -29,8 +29,8 @@ from fedsim.shift import Shift
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
-WORTH = 40  # calls that cost as much as recording does
-KEPT = 64  # recordings, by shapes
+RECORDING_COST_IN_CALLS = 40  # calls that cost as much as recording does
+MAX_RECORDINGS = 64  # recordings, by shapes
 COUNTED = 1024  # kinds of shapes
 OURS = ("fedsim", "torch", "torchvision")
 REFERENCES = (aten.detach.default, aten.alias.default)
@@ -68,7 +68,7 @@ class Replay:
     """
 
     def __init__(self, function: Callable[..., Any], worth: int | None = None) -> None:
-        self.function, self.worth = function, WORTH if worth is None else worth
+        self.function, self.worth = function, RECORDING_COST_IN_CALLS if worth is None else worth
         self._calls: dict[Hashable, int] = {}
         self._recorded: OrderedDict[Hashable, Callable[[list[Tensor]], Any]] = OrderedDict()
         self._refused = False
@@ -108,7 +108,7 @@ class Replay:
 
     def _forget(self) -> None:
         """What has not been asked for longest, where too much is kept."""
-        if len(self._recorded) > KEPT:
+        if len(self._recorded) > MAX_RECORDINGS:
             self._recorded.popitem(last=False)
 
 

@@ -22,14 +22,14 @@ from fedsim.trainer.choose import Choice
 from fedsim.trainer.device_memory import out_of_memory
 from fedsim.trainer.executors import Executor
 
-WORTH = 0.01  # seconds of a step below which nothing else is tried
-ENOUGH = 0.05  # seconds of a step above which no more rows are taken: several share what a step costs beside them
+MIN_STEP_SECONDS = 0.01  # seconds of a step below which nothing else is tried
+TARGET_STEP_SECONDS = 0.05  # of a step above which no more rows are taken: several share what a step costs beside them
 ROWS = 64  # at most
 REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
 MARGIN = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
-HOPELESS = 3.0  # times another's time: not timed again
+HOPELESS_RATIO = 3.0  # times another's time: not timed again
 
-FOUND: dict[Hashable, str] = {}
+FASTEST_NAMES: dict[Hashable, str] = {}
 
 Contender = Callable[[int], None]
 
@@ -53,13 +53,15 @@ def fastest_name(
 
     stated, start_count = next(iter(contenders)), min(rows, min_count)
     count, elapsed = _rows_to_time(lambda count: seconds(stated, count), start_count, min(rows, ROWS))
-    if elapsed < WORTH:
+    if elapsed < MIN_STEP_SECONDS:
         return stated
     best = {stated: math.inf}
     for name in contenders:
         if name != stated:
             seconds(name, start_count)  # warms up
-            if seconds(name, start_count) > HOPELESS * elapsed:  # a few rows take longer than all of them do there
+            if (
+                seconds(name, start_count) > HOPELESS_RATIO * elapsed
+            ):  # a few rows take longer than all of them do there
                 continue
         best[name] = math.inf
         seconds(name, count)  # warms up, with memory for so many rows
@@ -90,7 +92,7 @@ def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) 
     count = start_count
     seconds(count)  # warms up
     elapsed = seconds(count)
-    while elapsed < ENOUGH and count < most:
+    while elapsed < TARGET_STEP_SECONDS and count < most:
         count = min(most, 4 * count)
         elapsed = seconds(count)
     return count, elapsed
@@ -99,7 +101,7 @@ def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) 
 def _look_repeatedly(best: dict[str, float], seconds: Callable[[str], float]) -> None:
     """Lower the best times by `REPEATS` looks in turn, so that a slow moment of the machine meets all of them."""
     for look in range(REPEATS):
-        limit = HOPELESS * min(best.values())
+        limit = HOPELESS_RATIO * min(best.values())
         for name in best:
             if look == 0 or best[name] <= limit:
                 best[name] = min(best[name], seconds(name))
@@ -147,10 +149,10 @@ def fastest_executor(
         return candidates[0].executor
     count = min(len(plan.load.steps), *(choice.chunk for choice in candidates))
     key = (like, tuple(candidates), int(plan.load.size.max()), count, tuple(sorted(rows.carry)))
-    if key not in FOUND:
+    if key not in FASTEST_NAMES:
         contenders = {choice.executor: timed_step(make_executor(choice), plan, rows) for choice in candidates}
-        FOUND[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
-    return FOUND[key]
+        FASTEST_NAMES[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
+    return FASTEST_NAMES[key]
 
 
 def benchmark(contenders: Mapping[str, Contender], rows: TimedRows, count: int, workers: int) -> str:

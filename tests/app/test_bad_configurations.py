@@ -97,7 +97,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
         "batch_size=1000000000000: one client's batch needs",
     ),
     (["batch_size=many"], "batch_size='many' must be a whole number below 2^63 or null"),
-    (["local_steps=2", "local_epochs=2"], "exclude each other"),
+    (["local_steps=2", "local_epochs=2"], "mutually exclusive"),
     (["local.sampling=random"], "local.sampling='random' is unknown"),
     (["local.clip=0"], "local.clip=0"),
     (["local.drop_last=maybe"], "local.drop_last='maybe' must be true or false"),

@@ -129,5 +129,5 @@ def test_the_model_constructors_mistakes_are_errors_of_the_configuration() -> No
 def test_epochs_replace_the_default_steps_and_both_are_refused() -> None:
     assert build(configuration("local_epochs=2"))[0].trainer.rule.work.epochs == 2
     assert build(configuration())[0].trainer.rule.work.steps == 10
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="mutually exclusive"):
         build(configuration("local_epochs=2", "local_steps=3"))

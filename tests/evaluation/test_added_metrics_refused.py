@@ -81,13 +81,13 @@ def test_without_torchmetrics_the_extra_is_named_and_functions_still_work(monkey
 
 def test_more_outputs_than_may_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch):
     """Three replicates' 20 outputs: four scores and a label of 8 bytes; calibration keeps two numbers of each."""
-    monkeypatch.setattr(collection, "KEPT", 8 * 3 * 20 * (CLASSES + 1) - 1)
+    monkeypatch.setattr(collection, "MAX_STORED_BYTES", 8 * 3 * 20 * (CLASSES + 1) - 1)
     bounded = {"name": "auroc", "thresholds": 50}
     of(labelled(20), Linear, [bounded, own.margin, own.Largest, "calibration_error"])
     for metric, remedy in (("auroc", "add thresholds=200"), (own.spread, r"return one number per sample, \[B\]")):
         with pytest.raises(ConfigError, match=f"GiB for the test set's 60 outputs, more than 1; {remedy}"):
             of(labelled(20), Linear, [metric])
-    monkeypatch.setattr(collection, "KEPT", 8 * 3 * 20 * (CLASSES + 1))
+    monkeypatch.setattr(collection, "MAX_STORED_BYTES", 8 * 3 * 20 * (CLASSES + 1))
     of(labelled(20), Linear, ["auroc", own.spread])
 
 

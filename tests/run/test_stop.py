@@ -251,7 +251,7 @@ def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
     (tmp_path / BEST).write_bytes(content)
     result = simulation_of(rounds=4, stop=stop).run(tmp_path, resume=True, tracking=QUIET)
     assert (
-        f"{BEST} cannot be read (it is damaged: the checksum of model is another); the best model is searched"
+        f"{BEST} cannot be read (it is damaged: the checksum of model differs); the best model is searched"
         in caplog.text
     )
     assert min(result.extra["best"]["rounds"]) > 2

@@ -37,6 +37,7 @@ TESTED = {  # by a test of their own
     "mutants.py": "test_mutants.py",
     "notebook.py": "../test_notebook.py",
     "page_pictures.py": "test_page_pictures.py",
+    "thumbnails.py": "test_results_pages.py",
     "performance_page.py": "test_performance_page.py",
     "printed_output.py": "../test_printed_numbers.py",
     "same_numbers.py": "test_same_numbers.py",

@@ -235,12 +235,12 @@ def check(regression, name, counts=EVERYBODY, work=None, **clock):
 
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("name", ["fedasync", "fedbuff"])
-def test_models_and_times_are_those_of_the_loop(regression, name, clock):
+def test_models_and_times_as_the_formula_says_in_a_loop_over_arrivals(regression, name, clock):
     check(regression, name, **CLOCKS[clock])
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("fedasync", "fedbuff")])
-def test_further_strategies_act_on_arrivals_likewise(regression, name):
+def test_each_further_strategy_follows_the_formula_in_a_loop_over_arrivals(regression, name):
     check(regression, name, **CLOCKS["jitter"])
 
 

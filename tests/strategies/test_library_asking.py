@@ -140,7 +140,7 @@ def test_what_clients_answer_knows_the_columns_that_stay_with_them(federated, pl
     simulation = federated(QFFL(1.0), columns=ByName(stays=["bias"]))
     *_, last = play(simulation)
     cohort = last.report.cohort
-    found = simulation.federation.ask(cohort, last.after.model)
+    found = simulation.federation.full_data_oracle(cohort, last.after.model)
     own = cohort.gather(simulation.trainer.remembered.clients["own columns"])
     data = simulation.dataset
     assert found.gradient.shape == (len(cohort), 3)

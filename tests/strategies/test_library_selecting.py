@@ -221,10 +221,10 @@ def test_fedlaavg_asks_everybody_in_turn(federated, play):
 
 def test_only_the_candidates_are_asked_and_only_the_chosen_train(federated, play):
     simulation = federated(PowerOfChoice(1, 2), counts=everybody())
-    asked, ask = [], simulation.federation.ask
-    simulation.federation.ask = lambda cohort, model: asked.append(cohort) or ask(cohort, model)
+    asked, ask = [], simulation.federation.full_data_oracle
+    simulation.federation.full_data_oracle = lambda cohort, model: asked.append(cohort) or ask(cohort, model)
     played = list(play(simulation))
-    simulation.federation.ask = ask
+    simulation.federation.full_data_oracle = ask
     for some, one in zip(asked, played, strict=True):
         assert np.bincount(some.host.rows // CLIENTS).tolist() == [2, 2]
         assert np.bincount(one.report.cohort.host.rows // CLIENTS).tolist() == [1, 1]

@@ -46,7 +46,7 @@ class StandIn:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in = StandIn()
-    monkeypatch.setattr(replay, "WORTH", 2)
+    monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 2)
     monkeypatch.setattr(choose, "check_graphs", lambda *parts: None)
     monkeypatch.setattr(vmap_executor, "capturing", lambda device: stand_in)
     return stand_in

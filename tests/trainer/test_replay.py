@@ -60,7 +60,7 @@ COMPOSITIONS = {
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_replayed_steps_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third time that the same shapes are met on; here everything varies that may: rates, keys, who comes."""
-    monkeypatch.setattr(replay, "WORTH", 2)
+    monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 2)
     recorded = []
     made = replay.Recording.__init__
     monkeypatch.setattr(replay.Recording, "__init__", lambda self, *a: (recorded.append(self), made(self, *a))[1])
@@ -76,7 +76,7 @@ def test_replayed_steps_have_the_same_bits(name: str, monkeypatch: pytest.Monkey
 
 def test_few_recordings_serve_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are filled up to a few numbers; what was filled in is no result, and changes none."""
-    monkeypatch.setattr(replay, "WORTH", 0)
+    monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 0)
     options = {"clients": 40, "rounds": 30, "availability": Bernoulli(Uniform(0.5)), "seeds": (1,)}
 
     def drawn(compile: str) -> Simulation:
@@ -178,7 +178,7 @@ def hooked(shape, classes) -> nn.Module:
 
 
 def test_classes_of_others_are_replayed_if_they_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "WORTH", 0)
+    monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 0)
 
     def replays(simulation: Simulation) -> bool:
         return isinstance(simulation.trainer.executor._answer_and_step, Replay)

@@ -31,7 +31,7 @@ from fedsim.core import checks
 from fedsim.core.columns import OWN
 from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Answers, Cohort, Federation
+from fedsim.core.federation import Cohort, Federation, FullDataGradients
 from fedsim.core.memory import Memory
 from fedsim.local import LocalRule
 from fedsim.models.selectors import Selector
@@ -39,7 +39,7 @@ from fedsim.uplink import Uplink
 
 KINDS = ("strategy", "local", "columns", "uplink", "attack")
 CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
-MANY = 100  # clients of the availability processes
+PROCESS_CLIENTS = 100  # clients of the availability processes
 PAPER = re.compile(r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)")
 CHOSEN = ("none", "custom", "all", "by_name")  # no algorithms
 
@@ -171,12 +171,12 @@ def _algorithm_of(group: str, name: str) -> Algorithm:
 
 @functools.cache
 def _federation() -> Federation:
-    return Federation((0,), CLIENTS, np.ones(CLIENTS), ask=_empty_answers)
+    return Federation((0,), CLIENTS, np.ones(CLIENTS), full_data_oracle=_empty_gradients)
 
 
-def _empty_answers(cohort: Cohort, models: Tensor) -> Answers:
+def _empty_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
     """What clients of no data say of models."""
-    return Answers(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
+    return FullDataGradients(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
 
 
 def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
@@ -260,13 +260,13 @@ def _processes() -> dict[str, Any]:
         if name != "custom":
             with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
                 processes[name] = get_class(target("availability", name))()
-    processes["unknown"] = Unknown()
+    processes["unknown"] = UnknownProbabilities()
     for process in processes.values():
-        process.setup(Population((0,), MANY))
+        process.setup(Population((0,), PROCESS_CLIENTS))
     return processes
 
 
-class Unknown(Full):
+class UnknownProbabilities(Full):
     """Nobody knows its probabilities."""
 
     law = "unknown"

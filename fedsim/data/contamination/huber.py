@@ -97,7 +97,7 @@ class Huber(Contamination):
         drawn, fraction = rng.uniform(keys[:, None], slots, torch.float64), self.fractions[batch["client"]][:, None]
         contaminated = is_among_lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
         contaminated_batch = batch | {"contaminated": contaminated}
-        for name, corrupted in self.corrupt(batch, contaminated, rng.fold(keys, 1)).items():
+        for name, corrupted in self.replacement_values(batch, contaminated, rng.fold(keys, 1)).items():
             shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
             contaminated_batch[name] = torch.where(
                 contaminated.reshape(shape), corrupted.to(batch[name].dtype), batch[name]
@@ -108,7 +108,7 @@ class Huber(Contamination):
         return contaminated_batch
 
     @abstractmethod
-    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         """The replacements of contaminated samples: entries shaped like those of the batch, for all its samples."""
 
     @staticmethod

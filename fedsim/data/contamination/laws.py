@@ -33,7 +33,7 @@ class Gaussian(Huber):
         super().setup(federation, dataset)
         self.entry = real_entry(self, self.entry, dataset)
 
-    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {self.entry: self.mean + self.std * self.normals(keys, batch[self.entry])}
 
 
@@ -54,7 +54,7 @@ class FeatureNoise(Huber):
         super().setup(federation, dataset)
         real_inputs(self, dataset)
 
-    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {"x": batch["x"] + self.std * self.normals(keys, batch["x"])}
 
 
@@ -73,7 +73,7 @@ class LabelFlip(Huber):
             )
         self.classes = dataset.classes
 
-    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         slots = torch.arange(contaminated.shape[1], device=keys.device)
         return {"y": (batch["y"] + 1 + rng.integers(keys[:, None], slots, self.classes - 1)) % self.classes}
 
@@ -95,5 +95,5 @@ class Point(Huber):
         super().setup(federation, dataset)
         self.entry = real_entry(self, self.entry, dataset)
 
-    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {self.entry: torch.full_like(batch[self.entry], self.value)}

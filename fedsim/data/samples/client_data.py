@@ -47,8 +47,7 @@ class Keys:
         """[c] (host), computed on first use."""
         if purpose not in self._of_round:
             t = self.t if self.drawn_round is None or purpose not in DRAWS else self.drawn_round
-            key = rng.fold_host(rng.fold_host(self.seeds, int(purpose)), t)
-            self._of_round[purpose] = rng.fold_host(key, self.clients)
+            self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
         return self._of_round[purpose]
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray] | None:

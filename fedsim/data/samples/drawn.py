@@ -19,7 +19,7 @@ from fedsim.data.samples.client_data import Batch, ClientData, Keys
 from fedsim.data.samples.work import LocalWork, Workload
 
 DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
-LAW = 1000  # default number of samples that represent a client's law
+DEFAULT_SAMPLES_PER_CLIENT = 1000  # default number of samples that represent a stream client's distribution
 
 
 class Drawn(ClientData):
@@ -45,7 +45,7 @@ class Drawn(ClientData):
         return DrawnFeed(self.dataset, clients, keys, sizes.shape[1])
 
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
-        return self.dataset.exact_size(LAW if limit is None else limit)
+        return self.dataset.exact_size(DEFAULT_SAMPLES_PER_CLIENT if limit is None else limit)
 
     def fixed_samples(
         self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False

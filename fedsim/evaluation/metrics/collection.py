@@ -12,11 +12,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.metrics.entries import BETTER, parse_metrics
 from fedsim.evaluation.metrics.metric import Metric, build_metric, error_context
-from fedsim.evaluation.metrics.named import RANKED, Task
+from fedsim.evaluation.metrics.named import RANKED, PredictionTask
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
 
-KEPT = 2**30  # bytes of outputs that each metric of a whole test set may store
+MAX_STORED_BYTES = 2**30  # bytes of outputs that each metric of a whole test set may store
 TENTH = 10  # the worst clients are one in this many
 
 
@@ -45,13 +45,13 @@ class Metrics:
                 f"metrics need a tensor, and the model returns {type(output).__name__}; name its output by model.output"
             )
         target, labelled = target_of(pair), model.labelled
-        task = Task.of(output, target, labelled)
+        task = PredictionTask.of(output, target, labelled)
         for entry in metric_entries:
             shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"
             with error_context(f"metrics: {entry.label} does not fit {shapes} of dataset={dataset.name}"):
                 metric = build_metric(entry, task, output, target, dataset.name)
             count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
-            if count * metric.bytes_per_sample > KEPT:
+            if count * metric.bytes_per_sample > MAX_STORED_BYTES:
                 remedy = "return one number per sample, [B], or use a class with update and compute"
                 if entry.name is not None:
                     remedy = "add thresholds=200" if entry.name in RANKED else "remove it"
@@ -139,12 +139,12 @@ class Metrics:
                     values[k, i] = metric.tally.value()
         return values
 
-    def pooled(self, replicates: int) -> Pooled:
+    def pooled(self, replicates: int) -> PooledMetricAccumulator:
         """The accumulator of every replicate's metrics on one set."""
-        return Pooled(self, replicates)
+        return PooledMetricAccumulator(self, replicates)
 
 
-class Pooled:
+class PooledMetricAccumulator:
     """Metrics [R] of a whole set, whose batches all replicates process together."""
 
     def __init__(self, metrics: Metrics, replicates: int) -> None:

@@ -18,7 +18,7 @@ FORMS = (
 BETTER = ("higher", "lower")
 OWN_KEYS = ("name", "_target_", "column", "better")  # all others are arguments
 SUMMARIES = ("median", "worst10")  # over clients, after a column's name
-TAKEN = ("loss", "accuracy")  # names of built-in columns
+BUILT_IN_COLUMNS = ("loss", "accuracy")  # names of built-in columns
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def parse_metrics(metrics: Any) -> list[Entry]:
     columns = [entry.column for entry in parsed_entries]
     for column in columns:
         of = re.sub(r"_(median|worst10|by_client)$", "", column)
-        if columns.count(column) > 1 or of in TAKEN or (of != column and of in columns):
+        if columns.count(column) > 1 or of in BUILT_IN_COLUMNS or (of != column and of in columns):
             reason = "is the name of two metrics" if of in columns[1:] else "is the name of a built-in column"
             raise ConfigError(f"metrics: {column} {reason}; choose another with {{name: …, column: NAME}}")
     return parsed_entries

@@ -16,7 +16,7 @@ from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
-from fedsim.evaluation.metrics.named import Task, named_metric, prepare
+from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare
 from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
 from fedsim.trainer.device_memory import out_of_memory
 
@@ -64,7 +64,7 @@ class Metric:
         return f"; {self.better} is better" if self.better else UNDIRECTED
 
 
-def build_metric(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
+def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """Build the metric and check it on two and on three samples."""
     if entry.name is not None:
         tally: Tally = named_metric(entry.name, entry.arguments, task, dataset)

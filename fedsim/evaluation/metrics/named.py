@@ -27,7 +27,7 @@ NO_MEANING = ("validate_args", "sync_on_compute")  # arguments that a user canno
 
 
 @dataclass(frozen=True)
-class Task:
+class PredictionTask:
     """The task given by outputs and targets.
 
     Attributes:
@@ -41,7 +41,7 @@ class Task:
     positions: bool = False
 
     @classmethod
-    def of(cls, output: Tensor, target: Tensor, labelled: bool) -> Task:
+    def of(cls, output: Tensor, target: Tensor, labelled: bool) -> PredictionTask:
         """The task of outputs [B, …, C], [B, …, 1] or [B, k] and targets [B, …]; `labelled`: whether targets are
         labels.
         """
@@ -82,7 +82,7 @@ class Named(Streamed):
         scores: whether it needs scores [B, positions, C]: perplexity.
     """
 
-    def __init__(self, metric: Any, task: Task, metric_task: str | None, scores: bool) -> None:
+    def __init__(self, metric: Any, task: PredictionTask, metric_task: str | None, scores: bool) -> None:
         super().__init__(metric)
         self.task, self.metric_task, self.scores = task, metric_task, scores
 
@@ -111,7 +111,9 @@ class Ranked(Named):
         negatives: whether it needs negative samples too, as AUROC does.
     """
 
-    def __init__(self, metric: Any, task: Task, metric_task: str | None, average: str | None, negatives: bool) -> None:
+    def __init__(
+        self, metric: Any, task: PredictionTask, metric_task: str | None, average: str | None, negatives: bool
+    ) -> None:
         super().__init__(metric, task, metric_task, scores=False)
         self.average, self.negatives = average, negatives
         self._forget()
@@ -147,7 +149,7 @@ class Ranked(Named):
 RANKED = {"auroc": True, "average_precision": False}  # name → whether it needs negative samples
 
 
-def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: str) -> Streamed:
+def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, dataset: str) -> Streamed:
     """The metric for a task.
 
     Raises:
@@ -198,7 +200,7 @@ def _check_arguments(name: str, given: Mapping[str, Any], argument_names: list[s
 
 
 def _filled_arguments(
-    metric_class: Any, argument_names: list[str], task: Task, metric_task: str | None
+    metric_class: Any, argument_names: list[str], task: PredictionTask, metric_task: str | None
 ) -> dict[str, Any]:
     """The metric's arguments that follow from the task."""
     filled: dict[str, Any] = {"task": task.kind}

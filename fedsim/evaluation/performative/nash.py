@@ -8,7 +8,7 @@ from torch.func import jacrev, vmap
 
 from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import COLUMNS, Risk
-from fedsim.evaluation.performative.solvers import FLAT, Box, find_zero, free, project, slowest_decay
+from fedsim.evaluation.performative.solvers import FLAT_CURVATURE_RATIO, Box, find_zero, free, project, slowest_decay
 from fedsim.evaluation.performative.stable import TOLERANCE
 from fedsim.shift import Players
 
@@ -40,6 +40,6 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
     risk.search.doing = "searching for the Nash equilibrium by gradients"
     slope = jacrev(field, chunk_size=COLUMNS)
     point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
-    if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT:
+    if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
     return point

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.solvers import (
-    FLAT,
+    FLAT_CURVATURE_RATIO,
     Box,
     find_zero,
     free,
@@ -19,7 +19,7 @@ from fedsim.evaluation.performative.solvers import (
 )
 from fedsim.evaluation.performative.stable import MOST_PARAMETERS, TOLERANCE
 
-SETTLED = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, if found by L-BFGS-B only
+GRADIENT_TOLERANCE = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, if found by L-BFGS-B only
 
 
 def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
@@ -55,7 +55,7 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
         if polished is not None and float(risk.performative(polished)) <= best[1] + 1e-12 * (1 + abs(best[1])):
             theta = polished
     gradient = risk.performative_gradient(theta)
-    if not residual(theta, gradient, box) <= SETTLED * (1 + float(theta.norm())):
+    if not residual(theta, gradient, box) <= GRADIENT_TOLERANCE * (1 + float(theta.norm())):
         problem = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"
         if risk.shift.nonsmooth:
             raise NoReferenceError(
@@ -63,7 +63,10 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
             )
         raise NoReferenceError(f"{problem}; set shift.box")
     moving = free(theta, gradient, box)
-    if len(theta) <= MOST_PARAMETERS and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT:
+    if (
+        len(theta) <= MOST_PARAMETERS
+        and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT_CURVATURE_RATIO
+    ):
         raise NoReferenceError(
             f"the performative risk of shift={type(risk.shift).__name__} has no isolated minimum; set model.ridge"
         )

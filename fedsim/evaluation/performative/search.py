@@ -10,7 +10,7 @@ from fedsim.core.errors import NoReferenceError
 
 log = logging.getLogger(__name__)
 
-SILENT = 10.0  # largest time between log lines, if one evaluation of the risk does not take longer
+MAX_LOG_INTERVAL = 10.0  # largest time between log lines, if one evaluation of the risk does not take longer
 
 
 class Search:
@@ -43,7 +43,7 @@ class Search:
                 "if data react discontinuously, as to a threshold, the point may not exist; set "
                 f"shift.references=none, or raise shift.references_seconds={self.seconds:g} or set it to null"
             )
-        if current_time - self._last_message > SILENT:
+        if current_time - self._last_message > MAX_LOG_INTERVAL:
             self._last_message = current_time
             limit = "" if self.seconds is None else f" of at most {self.seconds:g} (shift.references_seconds)"
             log.info("reference points: %s; %.0f s%s", self.doing, spent, limit)

@@ -15,8 +15,8 @@ Box = tuple[float, float] | None
 Field = Callable[[Tensor], Tensor]
 
 STEPS = 200
-FAR = 1e8  # a point further out than this counts as divergence
-FLAT = 1e-11  # relative curvature below which a direction counts as flat
+DIVERGENCE_NORM = 1e8  # a point further out than this counts as divergence
+FLAT_CURVATURE_RATIO = 1e-11  # relative curvature below which a direction counts as flat
 
 
 def project(theta: Tensor, box: Box) -> Tensor:
@@ -58,7 +58,7 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
             return theta
         slope = jacobian(theta)
         finite = bool(torch.isfinite(slope).all()) and bool(torch.isfinite(gradient).all())
-        if not finite or float(theta.norm()) > FAR:
+        if not finite or float(theta.norm()) > DIVERGENCE_NORM:
             return None
         moving = free(theta, gradient, box)
         step = torch.zeros_like(theta)
@@ -101,12 +101,12 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
 
     if box is None:
         value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
-        away = on_host((start.cpu() - FAR * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
+        away = on_host((start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
         if away < value:  # a lower value at a point that is not returned as minimiser
             return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
     result = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    if not (np.isfinite(result.fun) and np.isfinite(result.x).all() and np.abs(result.x).max() < FAR):
+    if not (np.isfinite(result.fun) and np.isfinite(result.x).all() and np.abs(result.x).max() < DIVERGENCE_NORM):
         return None
     return torch.tensor(result.x, dtype=torch.float64, device=start.device), float(result.fun)

@@ -8,7 +8,15 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import Risk
-from fedsim.evaluation.performative.solvers import FLAT, Box, find_zero, free, minimise, project, slowest_decay
+from fedsim.evaluation.performative.solvers import (
+    FLAT_CURVATURE_RATIO,
+    Box,
+    find_zero,
+    free,
+    minimise,
+    project,
+    slowest_decay,
+)
 
 METHODS = ("auto", "gradient", "repeated")
 TOLERANCE = 1e-9
@@ -50,7 +58,7 @@ def stable_point(
         )
     gradient = risk.decoupled_gradient(point)
     slowest = slowest_decay(risk.decoupled_jacobian(point), free(point, gradient, box))
-    if abs(slowest) <= FLAT:
+    if abs(slowest) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError(
             f"the performatively stable point of shift={_name(risk)} is not unique: the loss is flat along some "
             "direction; set model.ridge"

@@ -19,7 +19,8 @@ from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
 from fedsim.studies.results.paired import Paired
 from fedsim.studies.results.reading import read_rows
 
-METRICS = ("test_accuracy", "distance_to_optimum", "performative_risk", "test_loss", "train_loss")  # the first there is
+# the first that a run has
+DEFAULT_METRIC_ORDER = ("test_accuracy", "distance_to_optimum", "performative_risk", "test_loss", "train_loss")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def attribute(
         config, choices: of the run, as composed.
         causes: up to five, from `causes_of`.
         folder: of the runs; those that are finished there are not run again.
-        metric: a column of metrics.csv; None: the first of `METRICS` that the run has.
+        metric: a column of metrics.csv; None: the first of `DEFAULT_METRIC_ORDER` that the run has.
         at_once: processes.
         trusted: packages that the user named.
 
@@ -98,7 +99,7 @@ def attribute(
             raise ConfigError(f"the run {job.setting.name} {outcome.status}: {outcome.message}")
     histories = [read_rows(job.folder / "metrics.csv") for job in jobs]
     columns = result_columns([histories[0][-1]])
-    name = metric or next((column for column in METRICS if column in columns), None)
+    name = metric or next((column for column in DEFAULT_METRIC_ORDER if column in columns), None)
     if name is None or name not in columns:
         raise ConfigError(f"--metric {name} is not among those of the run: {', '.join(columns)}")
     values = np.array([[row[name] for row in rows if row["round"] == rows[-1]["round"]] for rows in histories])

@@ -62,14 +62,14 @@ def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.nd
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
 
-def check(label: str, digests: Digests, committed: Digests, compared: list[str]) -> None:
+def check(label: str, digests: Digests, committed: Digests, shared_digests: list[str]) -> None:
     """Refuse a row made with other traces, splits, data, initial models or batches than the cell's.
 
     Raises:
         ConfigError: they differ; the message says in what.
     """
-    shared = [name for name in digests if name in committed and name.partition(":")[0] in compared]
-    mismatches = [name for name in shared if not match(committed[name], digests[name])]
+    names = [name for name in digests if name in committed and name.partition(":")[0] in shared_digests]
+    mismatches = [name for name in names if not match(committed[name], digests[name])]
     if mismatches:
         raise ConfigError(
             f"{label} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "

@@ -65,7 +65,7 @@ def markdown(standings: Standings, drawn: Sequence[str]) -> str:
         lines.append("")
     for name in drawn:
         lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
-    if unranked := standings.other_names:
+    if unranked := standings.unranked_reasons:
         reasons = dict.fromkeys(unranked.values())
         bullets = [
             f"- {in_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "

@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board
 from fedsim.studies.board.markdown import comparison_text, markdown
-from fedsim.studies.board.rows import DONE, Cells
+from fedsim.studies.board.rows import DONE, CellRows
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.submission import with_submitted
 from fedsim.studies.plots import standings as plots
@@ -119,7 +119,7 @@ def data(standings: Standings) -> dict[str, Any]:
     }
 
 
-def _cell(cells: Cells) -> dict[str, Any]:
+def _cell(cells: CellRows) -> dict[str, Any]:
     return {
         "track": cells.cell.track,
         "at": dict(cells.cell.at),

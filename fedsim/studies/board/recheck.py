@@ -10,7 +10,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.board.board import Board, Cell
 from fedsim.studies.board.digests import check
 from fedsim.studies.board.rows import DONE, Rates, read
-from fedsim.studies.board.tasks import Fill
+from fedsim.studies.board.tasks import FillCell
 
 TOLERANCE = 1e-6  # relative, of any number
 
@@ -34,7 +34,7 @@ def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch:
     if not names:
         raise ConfigError(f"{cell.name} has no row yet that could be made again")
     rates = Rates.read(folder).by_track[cell.track]
-    Fill(board, names, scratch / "runs", scratch / "results", {}, cell, rates)()
+    FillCell(board, names, scratch / "runs", scratch / "results", {}, cell, rates)()
     new_cells = read(scratch / "results", cell, board)
     worst = 0.0
     for name in names:

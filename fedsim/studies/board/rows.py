@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass
-class Cells:
+class CellRows:
     """The rows of a cell.
 
     Attributes:
@@ -64,13 +64,13 @@ class Cells:
     rows: dict[str, Row] = field(default_factory=dict)
     digests: Digests = field(default_factory=dict)
 
-    def add(self, name: str, row: Row, compared: list[str]) -> None:
+    def add(self, name: str, row: Row, shared_digests: list[str]) -> None:
         """Take a row.
 
         Raises:
             ConfigError: it was made with other traces, splits, data, initial models or batches.
         """
-        check(f"{name} in {self.cell.name}", row.digests, self.digests, compared)
+        check(f"{name} in {self.cell.name}", row.digests, self.digests, shared_digests)
         self.digests = row.digests | self.digests
         self.rows[name] = row
 
@@ -80,13 +80,13 @@ def path_of(folder: Path, cell: Cell) -> Path:
     return folder / f"{cell.name}.json"
 
 
-def read(folder: Path, cell: Cell, board: Board) -> Cells:
+def read(folder: Path, cell: Cell, board: Board) -> CellRows:
     """The rows of a cell; none where it has no file.
 
     Raises:
         ConfigError: the file is damaged, or has a row that does not belong beside the others.
     """
-    path, cells = path_of(folder, cell), Cells(cell)
+    path, cells = path_of(folder, cell), CellRows(cell)
     if not path.exists():
         return cells
     try:
@@ -107,7 +107,7 @@ def read(folder: Path, cell: Cell, board: Board) -> Cells:
     return cells
 
 
-def write(folder: Path, cells: Cells, board: Board) -> None:
+def write(folder: Path, cells: CellRows, board: Board) -> None:
     """The rows of a cell, so that its file is whole at every moment. What many rows share (digests, how they were made)
     stands once, and they have its number; a row is a line."""
     path = path_of(folder, cells.cell)

@@ -17,8 +17,8 @@ from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.metrics_csv import NAME as METRICS
 from fedsim.studies.board.board import Board, Cell
 from fedsim.studies.board.costs import Times
-from fedsim.studies.board.rows import Cells, Rates, read
-from fedsim.studies.board.tasks import Fill, Time, Tune
+from fedsim.studies.board.rows import CellRows, Rates, read
+from fedsim.studies.board.tasks import FillCell, TimeTrack, TuneTrack
 from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
 
 TUNED_TOGETHER = 4  # algorithms whose trials are kept at once
@@ -58,7 +58,7 @@ def compute(
         for name in entries:
             rates.check(board, track, name)
         batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
-        tunings += [Tune(board, batch, runs, folder, provenance, track) for batch in batches]
+        tunings += [TuneTrack(board, batch, runs, folder, provenance, track) for batch in batches]
     for number, (tune, results) in enumerate(_completed(tunings, jobs, runs), 1):
         rates.update(tune.track, results)
         rates.write(folder)
@@ -67,20 +67,20 @@ def compute(
     for cell in cells:
         rows = read(folder, cell, board).rows
         if missing := [name for name in entries if name not in rows]:
-            fillings.append(Fill(board, missing, runs, folder, provenance, cell, rates.by_track[cell.track]))
+            fillings.append(FillCell(board, missing, runs, folder, provenance, cell, rates.by_track[cell.track]))
     for number, (fill, name) in enumerate(_completed(fillings, jobs, runs), 1):
         best = best_row(read(folder, fill.cell, board), board)
         say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows{best}")
     times = Times.read(folder)
     for track in tracks:
         if missing := [name for name in entries if times.of(track, name) is None]:
-            results = Time(board, missing, runs, folder, provenance, track, rates.by_track[track])()
+            results = TimeTrack(board, missing, runs, folder, provenance, track, rates.by_track[track])()
             times.update(track, results)
             times.write(folder)
             say(f"timed in {track}: {', '.join(results)}")
 
 
-def best_row(cells: Cells, board: Board) -> str:
+def best_row(cells: CellRows, board: Board) -> str:
     """'; best so far: accuracy 0.83 (FedAWE)': the best row of the cell by the board's main measure; '' without one."""
     means = {name: float(row.of(board.main).mean()) for name, row in cells.rows.items() if row.of(board.main).size}
     means = {name: mean for name, mean in means.items() if math.isfinite(mean)}

@@ -14,7 +14,7 @@ from scipy import stats
 from fedsim.studies.board.board import Board
 from fedsim.studies.board.costs import Times
 from fedsim.studies.board.findings import Comparison
-from fedsim.studies.board.rows import DONE, REFUSED, Cells, Row, read
+from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row, read
 from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
 from fedsim.studies.results.paired import Paired, paired_difference
 
@@ -47,7 +47,7 @@ class Standings:
     """
 
     board: Board
-    cells: list[Cells]
+    cells: list[CellRows]
     times: Times = field(default_factory=Times)
 
     @classmethod
@@ -84,11 +84,11 @@ class Standings:
         return [names[index] for index in np.argsort(means, kind="stable")]
 
     @staticmethod
-    def _ran(cells: Cells, name: str) -> bool:
+    def _ran(cells: CellRows, name: str) -> bool:
         return name in cells.rows and cells.rows[name].status != REFUSED
 
     @property
-    def other_names(self) -> dict[str, str]:
+    def unranked_reasons(self) -> dict[str, str]:
         """Entries that are not ranked, and why."""
         reasons = {}
         for name in self.board.entries:

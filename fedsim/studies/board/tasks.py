@@ -28,7 +28,7 @@ from fedsim.studies.results.runs import load
 
 
 @dataclass(frozen=True)
-class Task:
+class BoardJob:
     """Attributes:
 
     board: whose work it is.
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Tune(Task):
+class TuneTrack(BoardJob):
     """Find the rates of some algorithms in a track."""
 
     track: str = ""
@@ -91,7 +91,7 @@ class Tune(Task):
 
 
 @dataclass(frozen=True)
-class Fill(Task):
+class FillCell(BoardJob):
     """Make the missing rows of a cell.
 
     Attributes:
@@ -145,7 +145,7 @@ class Fill(Task):
 
 
 @dataclass(frozen=True)
-class Time(Task):
+class TimeTrack(BoardJob):
     """Time some algorithms, one after another, in the first cell where their track was tuned.
 
     Attributes:

@@ -46,24 +46,24 @@ class Repetition:
     Attributes:
         candidate: which.
         differences: a sentence for every number that differs.
-        compared: how many numbers were compared.
+        num_compared: how many numbers were compared.
         seconds: it took.
     """
 
     candidate: Candidate
     differences: list[str]
-    compared: int
+    num_compared: int
     seconds: float
 
     @property
     def agrees(self) -> bool:
         """Was a number compared, and did none differ?"""
-        return self.compared > 0 and not self.differences
+        return self.num_compared > 0 and not self.differences
 
 
-def candidates(results: Iterable[Result], within: float | None = None) -> list[Candidate]:
-    """Trained runs of stored results that their recipes still have; `within`: those recorded to take at most so many
-    seconds."""
+def candidates(results: Iterable[Result], max_seconds: float | None = None) -> list[Candidate]:
+    """Trained runs of stored results that their recipes still have; `max_seconds`: those recorded to take at most so
+    many seconds."""
     runs = []
     for result in results:
         recipe = load(result.recipe)
@@ -72,7 +72,7 @@ def candidates(results: Iterable[Result], within: float | None = None) -> list[C
         settings = {setting.name: setting for setting in recipe.settings(result.scale)}
         for name, overrides in result.content["overrides"].items():
             seconds = result.content.get("seconds", {}).get(name)
-            if name not in settings or (within is not None and (seconds is None or seconds > within)):
+            if name not in settings or (max_seconds is not None and (seconds is None or seconds > max_seconds)):
                 continue
             setting = Setting(settings[name].labels, tuple(overrides))
             if stored_numbers(result, recipe, setting):
@@ -143,23 +143,23 @@ def record(repetition: Repetition, again: bool) -> None:
     write_json(result.folder / "report.json", result.content)
 
 
-def verify(results: list[Result], count: int, within: float | None = None) -> bool:
+def verify(results: list[Result], num_runs: int, max_seconds: float | None = None) -> bool:
     """Repeat so many runs, drawn at random, and print what came out; did all agree?
 
     Raises:
         ConfigError: there are fewer.
     """
-    runs = candidates(results, within)
-    if len(runs) < count:
-        limit = f" that are recorded to take at most {within:g} s" if within is not None else ""
-        raise ConfigError(f"--verify {count}: there are {len(runs)} runs of stored results{limit}")
+    runs = candidates(results, max_seconds)
+    if len(runs) < num_runs:
+        limit = f" that are recorded to take at most {max_seconds:g} s" if max_seconds is not None else ""
+        raise ConfigError(f"--verify {num_runs}: there are {len(runs)} runs of stored results{limit}")
     agree = True
-    for number, candidate in enumerate(random.SystemRandom().sample(runs, count), 1):
+    for number, candidate in enumerate(random.SystemRandom().sample(runs, num_runs), 1):
         with tempfile.TemporaryDirectory() as folder:
             repetition = repeat(candidate, Path(folder))
-        record(repetition, again=within is None)
-        outcome = "; ".join(repetition.differences) or f"{repetition.compared} numbers as stored"
+        record(repetition, again=max_seconds is None)
+        outcome = "; ".join(repetition.differences) or f"{repetition.num_compared} numbers as stored"
         where = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
-        print(f"[{number}/{count}] {where}: {outcome} ({repetition.seconds:.0f} s)")
+        print(f"[{number}/{num_runs}] {where}: {outcome} ({repetition.seconds:.0f} s)")
         agree &= repetition.agrees
     return agree

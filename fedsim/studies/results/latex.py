@@ -24,7 +24,7 @@ SPECIAL = {
     "–": "--",
     **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
 }
-WIDE = 22  # signs of a heading's line
+HEADING_WIDTH = 22  # signs of a heading's line
 BOLD = r"\textbf{{\boldmath {}}}"
 
 
@@ -109,7 +109,7 @@ def _unit(measure: Measure) -> str:
 
 def _heading(text: str) -> str:
     """A long heading on several lines."""
-    lines = [escape_latex(line) for line in textwrap.wrap(_one_line(text), WIDE, break_long_words=False)]
+    lines = [escape_latex(line) for line in textwrap.wrap(_one_line(text), HEADING_WIDTH, break_long_words=False)]
     if len(lines) < 2:
         return "".join(lines)
     return r"\begin{tabular}[b]{@{}r@{}}" + r" \\ ".join(lines) + r"\end{tabular}"

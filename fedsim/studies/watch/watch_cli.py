@@ -45,10 +45,6 @@ def main(arguments: list[str]) -> None:
         raise ConfigError("the page needs Bokeh, an extra; pip install 'fedsim-torch[watch]'") from error
     page_server = server(watched, options.port)
     address = f"http://{ADDRESS}:{page_server.port}/"
-    print(f"watching {options.folder} at {address} (Ctrl-C ends it)", flush=True)
-    page_server.start()
-    if not options.no_browser:
-        page_server.io_loop.add_callback(webbrowser.open, address)
     loop = page_server.io_loop
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -57,6 +53,10 @@ def main(arguments: list[str]) -> None:
     # a KeyboardInterrupt would be lost where it is raised in a finaliser or a callback that catches it
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        print(f"watching {options.folder} at {address} (Ctrl-C ends it)", flush=True)
+        page_server.start()
+        if not options.no_browser:
+            loop.add_callback(webbrowser.open, address)
         loop.start()
         print("no longer watching")
     finally:

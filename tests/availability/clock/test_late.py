@@ -55,7 +55,7 @@ def test_what_is_under_way_is_in_the_checkpoint(build, tmp_path, place):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     torn = {name: value[:-1] if name == "in_flight.due" else value for name, value in one.items()}
-    with pytest.raises(CheckpointError, match="rows under way"):
+    with pytest.raises(CheckpointError, match="the delayed rows do not match"):
         _in_flight(tmp_path, torn, whole.state.model)
 
 

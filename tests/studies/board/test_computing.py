@@ -23,7 +23,7 @@ from fedsim.studies.board.costs import Times
 from fedsim.studies.board.digests import NAMES, check, digests
 from fedsim.studies.board.recheck import recheck
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
-from fedsim.studies.board.tasks import Fill, Time
+from fedsim.studies.board.tasks import FillCell, TimeTrack
 from fedsim.studies.reproduce.recipe import Setting
 from fedsim.studies.reproduce.runner import Job, compose, plan
 from fedsim.studies.results.runs import load as load_run
@@ -91,7 +91,7 @@ def test_folders_that_are_gone_are_forgotten_too(small: Board, tmp_path: Path) -
 
 def test_what_cannot_run_is_not_timed_again(small: Board, tmp_path: Path) -> None:
     rates = {"FedAvg": {"lr": None}, "MIFA": {"lr": -1.0, "knob": None}}
-    found = Time(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
+    found = TimeTrack(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
     known = Times({"digits": found})
     assert [known.ms("digits", name) for name in found] == [None, None]
     assert known.of("digits", "FedAvg") is not None
@@ -199,7 +199,7 @@ def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_p
     board.base = [*other, "rounds=40", "eval_every=2"]
     cell = board.cell_named("kinked/full")
     rates = {name: {"lr": 0.01, "knob": None if name == "PFL" else 20} for name in ("PFL", "PoFL", "PG")}
-    Fill(board, list(rates), tmp_path / "runs", tmp_path / "results", {}, cell, rates)()
+    FillCell(board, list(rates), tmp_path / "runs", tmp_path / "results", {}, cell, rates)()
     found = read(tmp_path / "results", cell, board)
     assert {name: row.status for name, row in found.rows.items()} == dict.fromkeys(rates, DONE)
     assert (found.rows["PG"].digests.keys(), "traces" in found.digests) == ({"models"}, True)

@@ -20,7 +20,7 @@ from fedsim.studies.board.costs import Times
 from fedsim.studies.board.findings import Comparison, Finding
 from fedsim.studies.board.markdown import markdown
 from fedsim.studies.board.page import data, html, write_pages
-from fedsim.studies.board.rows import DONE, REFUSED, Cells, Row
+from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.results.friedman import rank_scores
 
@@ -48,7 +48,7 @@ def found(small: Board) -> Standings:
         if n == 2:
             rows["lost"].numbers["accuracy"][1] = math.nan
             rows["elsewhere"] = Row(REFUSED, "needs everybody")
-        cells.append(Cells(cell, rows))
+        cells.append(CellRows(cell, rows))
     times = {"digits": {name: {"ms": 1.5 + k} for k, name in enumerate(NAMES[:4])}}
     return Standings(small, cells, Times(times))
 
@@ -65,7 +65,7 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 def test_ranks_wins_and_differences_are_those_of_a_loop(found: Standings) -> None:
     assert sorted(found.ranked) == ["FedAvg", "MIFA", "lost", "slow"]
-    assert found.other_names == {"elsewhere": "needs everybody"}
+    assert found.unranked_reasons == {"elsewhere": "needs everybody"}
     scores = {name: naive_scores(found, name) for name in found.ranked}
     means = {
         name: np.mean([1 + sum(scores[o][n] > scores[name][n] for o in scores) for n in range(6)]) for name in scores

@@ -154,7 +154,7 @@ def test_results_come_out_again_and_a_changed_number_does_not(
     assert "1 numbers as stored" in capsys.readouterr().out
     assert "verified" not in result.content or provenance(result.content) != "unverified"
     with pytest.raises(ConfigError, match="there are 0 runs of stored results that are recorded to take at most 0 s"):
-        verify.verify(results, 1, within=0)
+        verify.verify(results, 1, max_seconds=0)
     for row in result.number_rows:
         row["values"] = [value + 1 for value in row["values"]]
     assert not verify.verify(results, 1)
@@ -192,8 +192,8 @@ def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[s
     assert provenance(written) == "verified"
     assert set(written["verified"].values()) == {source_hash()}
     assert written["seconds"].keys() == written["verified"].keys()
-    assert len(verify.candidates([old], within=1e9)) == 1
-    assert verify.verify([old], 1, within=1e9)
+    assert len(verify.candidates([old], max_seconds=1e9)) == 1
+    assert verify.verify([old], 1, max_seconds=1e9)
     assert json.loads(path.read_text()) == written
     assert verify.verify([old], 2)
     assert len(json.loads(path.read_text())["verified"]) == 2

@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 
 COLOURS = ("rgb", "grey")
 GREY = ("1", "L", "LA")
-WIDE = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
+MULTIBYTE_MODES = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
 
 
 def check_options(size: Sequence[int] | None, colours: str | None) -> None:
@@ -33,7 +33,7 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
     Raises:
         ValueError: its pixels are not bytes.
     """
-    if image.mode in WIDE:
+    if image.mode in MULTIBYTE_MODES:
         raise ValueError(f"its pixels are not bytes (mode {image.mode})")
     grey = image.mode in GREY
     image = image.convert("RGB")
