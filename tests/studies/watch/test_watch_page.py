@@ -85,6 +85,14 @@ def test_metric_band_and_runs_are_chosen_and_a_run_keeps_its_colour(tmp_path: Pa
     assert len(drawn(page)) == 3
 
 
+def test_the_page_is_refreshed_as_often_as_asked(tmp_path: Path) -> None:
+    document = Document()
+    Page(document, WatchedFolder(tmp_path, seconds=1.5))
+    (repeated,) = document.session_callbacks
+    assert repeated.period == 1500
+    assert callable(repeated.callback)
+
+
 def test_runs_beyond_the_colours_are_dashed(tmp_path: Path) -> None:
     """The first ten curves are solid and differ in colour; the next ten repeat the colours with dashes."""
     for number in range(12):

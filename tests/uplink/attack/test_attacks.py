@@ -161,3 +161,11 @@ def test_the_bound_of_min_max_is_where_the_farthest_honest_row_is_as_far_as_allo
     most = torch.tensor(7.0, dtype=torch.float64)
     gamma = MinMax().bound(centre, along, honest, most)
     assert (centre + gamma * along - honest).norm(dim=1).max().item() == pytest.approx(7.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_min_sum_goes_as_far_as_the_sum_of_squared_distances_allows(seed):
+    honest, along = torch.as_tensor(np.random.default_rng(seed).standard_normal((6, 4))).split([5, 1])
+    centre, limit = honest[0], torch.tensor(200.0, dtype=torch.float64)
+    reach = MinSum().bound(centre, along[0], honest, limit)
+    assert float((centre + reach * along[0] - honest).square().sum()) == pytest.approx(200.0)
