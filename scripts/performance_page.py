@@ -232,7 +232,7 @@ def readme_rows(records: Mapping[str, Record]) -> dict[str, list[str]]:
     best = min(cnn[peer]["fedsim_faster"] for peer in ("pfl", "pfl2", "fedjax", "fedlab"))
     return {
         "Are many small models fast?": [
-            f"{digits(mlp['fedsim']['seconds'] * 1000)} ms per round, 1,000 clients, MLP",
+            f"{digits(mlp['fedsim']['seconds'] * 1000)} ms per round, 50 of 1,000 clients, MLP",
             f"pfl-research {digits(pfl['mlp'] * 1000)}, FedJAX {digits(mlp['fedjax']['seconds'] * 1000)}, "
             f"FedLab {digits(mlp['fedlab']['seconds'] * 1000)}, Flower {digits(mlp['flwr']['seconds'] * 1000)} ms",
             "[performance](docs/performance.md#comparison-with-other-simulators): `scripts/bench_peers/run.py`",
