@@ -109,12 +109,12 @@ class LockstepProgress:
 def best_so_far(folders: Sequence[Path]) -> str:
     """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
     from fedsim.evaluation.columns import is_higher_better
-    from fedsim.run.tracking.metrics_csv import NAME, read_metrics
+    from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
 
     evaluated: list[tuple[str, float, str]] = []
     for folder in folders:
         try:
-            rows = read_metrics(folder / NAME)
+            rows = read_metrics(folder / METRICS_FILENAME)
         except (OSError, ConfigError):
             continue
         last = [row for row in rows if row["round"] == rows[-1]["round"]]

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from fedsim.core.per_seed import PerSeed
 
-REQUIRED = inspect.Parameter.empty
+NO_DEFAULT = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def stops_training(at: str, component: Any, run: Any) -> Iterator[str]:
 
 
 def parameters(cls: type) -> dict[str, Any]:
-    """Name → default of what a constructor takes, those handed on as `**options` included; `REQUIRED` without one."""
+    """Name → default of what a constructor takes, those handed on as `**options` included; `NO_DEFAULT` without one."""
     defaults: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base) or base is object:
@@ -109,8 +109,8 @@ def parameters(cls: type) -> dict[str, Any]:
 
 def differs_from_default(cls: type, name: str, value: Any) -> bool:
     """Is this value other than the default of a constructor's parameter?"""
-    default = parameters(cls).get(name, REQUIRED)
-    if default is REQUIRED:
+    default = parameters(cls).get(name, NO_DEFAULT)
+    if default is NO_DEFAULT:
         return True
     try:
         return bool(value != default)

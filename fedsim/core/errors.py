@@ -68,10 +68,12 @@ class ConfigError(ValueError):
 
     def _sentence(self) -> str:
         value_text = "" if self.value is UNSET else f"={self.value!r}"
-        sentence = self._filled(self.message) or f"{self.key}{value_text} {self._filled(self.needs)}"
+        sentence = (
+            self._fill_placeholders(self.message) or f"{self.key}{value_text} {self._fill_placeholders(self.needs)}"
+        )
         return plain_scalars(sentence)  # np.float64(0.5) is 0.5
 
-    def _filled(self, text: str) -> str:
+    def _fill_placeholders(self, text: str) -> str:
         for name, key in self.mentions.items():
             text = text.replace(f"{{{name}}}", key)
         return text
@@ -95,14 +97,14 @@ class ClientCountError(ConfigError):
         self.newcomers = newcomers
         return self._renamed(lambda key: key)
 
-    def _filled(self, text: str) -> str:
+    def _fill_placeholders(self, text: str) -> str:
         all_clients = f"clients={self.clients + self.newcomers}"
         if self.newcomers:
             all_clients = (
                 f"the {self.clients} of {all_clients} that are no newcomers (personal.newcomers={self.newcomers})"
             )
         text = text.replace("{clients}", all_clients)
-        return super()._filled(text.replace("{settable}", str(self.settable + self.newcomers)))
+        return super()._fill_placeholders(text.replace("{settable}", str(self.settable + self.newcomers)))
 
 
 class MissingDataError(ConfigError):

@@ -48,11 +48,11 @@ def _tensors(first: Tensor, second: Tensor) -> bool:
     return of_one == of_other and torch.equal(first, second)
 
 
-def _mappings(first: Mapping[Any, Any], second: Mapping[Any, Any], equal: Callable[..., bool]) -> bool:
+def _ordered_mappings_equal(first: Mapping[Any, Any], second: Mapping[Any, Any], equal: Callable[..., bool]) -> bool:
     return list(first) == list(second) and all(equal(first[key], second[key]) for key in first)
 
 
-def _functions(first: types.FunctionType, second: types.FunctionType, equal: Callable[..., bool]) -> bool:
+def _functions_equal(first: types.FunctionType, second: types.FunctionType, equal: Callable[..., bool]) -> bool:
     if first.__code__ is not second.__code__ or first.__globals__ is not second.__globals__:
         return False
     cells = [[cell.cell_contents for cell in of.__closure__ or ()] for of in (first, second)]
@@ -79,7 +79,9 @@ def _modules(first: nn.Module, second: nn.Module, equal: Callable[..., bool]) ->
         equal(list(attributes.pop(name).values()), list(other_attributes.pop(name, {}).values())) for name in hooks
     )
     return (
-        heard and list(first._parameters) == list(second._parameters) and _mappings(attributes, other_attributes, equal)
+        heard
+        and list(first._parameters) == list(second._parameters)
+        and _ordered_mappings_equal(attributes, other_attributes, equal)
     )
 
 
@@ -111,10 +113,10 @@ KINDS: dict[type | tuple[type, ...], Callable[..., bool]] = {
     Tensor: lambda first, second, equal: _tensors(first, second),
     np.ndarray: lambda first, second, equal: first.dtype == second.dtype and np.array_equal(first, second),
     np.generic: lambda first, second, equal: bool(first == second),
-    Mapping: _mappings,
+    Mapping: _ordered_mappings_equal,
     (list, tuple): lambda first, second, equal: len(first) == len(second) and all(map(equal, first, second)),
     Set: lambda first, second, equal: first == second,
-    types.FunctionType: _functions,
+    types.FunctionType: _functions_equal,
     types.MethodType: lambda first, second, equal: (
         first.__func__ is second.__func__ and equal(first.__self__, second.__self__)
     ),

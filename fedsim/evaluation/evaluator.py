@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from fedsim.data.samples import ClientData, ClientSamples
 from fedsim.evaluation.columns import MEASURED
-from fedsim.evaluation.measured import TEST, TRAINING, VALIDATION, WORST, Measured, said_of, spreads
+from fedsim.evaluation.measured import TEST, TRAINING, VALIDATION, WORST_DECILE_SUFFIX, Measured, said_of, spreads
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
@@ -94,12 +94,14 @@ class Evaluator:
         if not self.labelled:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
         unused_score = "loss" if self.labelled else "accuracy"  # columns that are not numbers of clients
-        absent |= {f"{VALIDATION.format(unused_score)}_{WORST}"} | (set() if self.labelled else {"validation_accuracy"})
+        absent |= {f"{VALIDATION.format(unused_score)}_{WORST_DECILE_SUFFIX}"} | (
+            set() if self.labelled else {"validation_accuracy"}
+        )
         for of in ("loss", "accuracy"):
             if of == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
-                absent |= {TEST.format(of), f"{TEST.format(of)}_{WORST}"}
+                absent |= {TEST.format(of), f"{TEST.format(of)}_{WORST_DECILE_SUFFIX}"}
             if self.validation is None:
-                absent |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST}"}
+                absent |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST_DECILE_SUFFIX}"}
         if self.optimum is None:
             absent |= {"distance_to_optimum"}
         if not self.shift.active:
@@ -170,7 +172,7 @@ class Evaluator:
         )
         metrics = dict(zip(results, of_run, strict=True))
         client_scores = {name: numbers.T for name, numbers in zip(by_client, client_numbers, strict=True)}
-        spread_columns = [(name, WORST) for name in client_scores if name in MEASURED] + [
+        spread_columns = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED] + [
             (self.primary_column, name) for name in self.spreads
         ]
         metrics |= spreads(client_scores, spread_columns)

@@ -13,7 +13,7 @@ from fedsim.evaluation.spread import TENTH, meaning, spread
 
 # Numbers per client, by the origin of its samples: the column of the mean, or its prefix.
 TEST, VALIDATION, TRAINING = "test_{}_by_client", "validation_{}", "client_{}"
-WORST = f"worst{TENTH}"
+WORST_DECILE_SUFFIX = f"worst{TENTH}"
 MEAN = re.compile("^mean (over clients )?of ")
 
 

@@ -88,7 +88,7 @@ def _by_column(*metrics: MetricDescription) -> dict[str, MetricDescription]:
     return {metric.column: metric for metric in metrics}
 
 
-OVER_CLIENTS, WORST = ", mean over clients", "worst tenth of clients"  # in labels
+OVER_CLIENTS, WORST_DECILE_LABEL = ", mean over clients", "worst tenth of clients"  # in labels
 PLACE = _by_column(
     MetricDescription("round", "round", "completed rounds; 0 is the initial model"),
     MetricDescription("seed", "seed", "seed of the replicate"),
@@ -103,7 +103,7 @@ MEASURED = _by_column(
     ),
     _accuracy(
         "test_accuracy_by_client_worst10",
-        f"test accuracy, {WORST}",
+        f"test accuracy, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the lowest accuracies",
     ),
     _loss(
@@ -113,7 +113,7 @@ MEASURED = _by_column(
     ),
     _loss(
         "test_loss_by_client_worst10",
-        f"test loss, {WORST}",
+        f"test loss, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the highest losses",
     ),
     _loss(
@@ -123,7 +123,7 @@ MEASURED = _by_column(
     ),
     _loss(
         "validation_loss_worst10",
-        f"validation loss, {WORST}",
+        f"validation loss, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the highest losses",
     ),
     _accuracy(
@@ -133,7 +133,7 @@ MEASURED = _by_column(
     ),
     _accuracy(
         "validation_accuracy_worst10",
-        f"validation accuracy, {WORST}",
+        f"validation accuracy, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the lowest accuracies",
     ),
     _loss(
@@ -148,7 +148,7 @@ MEASURED = _by_column(
     ),
     _accuracy(
         "client_accuracy_worst10",
-        f"training accuracy, {WORST}",
+        f"training accuracy, {WORST_DECILE_LABEL}",
         "mean of the lowest tenth of the clients' accuracies on (a subsample of) their own training data",
     ),
     _distance(
@@ -376,8 +376,8 @@ _SPREAD_LABELS = {
     "absent": "clients absent in the last round",
     "unseen": "clients that never participated",
     "median": "median over clients",
-    f"worst{TENTH}": WORST,
-    f"best{TENTH}": WORST.replace("worst", "best"),
+    f"worst{TENTH}": WORST_DECILE_LABEL,
+    f"best{TENTH}": WORST_DECILE_LABEL.replace("worst", "best"),
 }
 
 

@@ -48,14 +48,14 @@ class DelayedUpdates:
         strategy, trainer: of the run, which must allow it.
 
     Attributes:
-        held_back: [R] clients that began in the last round and have not arrived, less those that began before it and
+        net_delayed: [R] clients that began in the last round and have not arrived, less those that began before it and
             have.
     """
 
     def __init__(self, delay: Delay, pace: RoundClock, strategy: Strategy[Any], trainer: Trainer) -> None:
         self.delay, self.pace, self.federation = delay, pace, pace.batches.federation
         self.strategy, self.trainer = strategy, trainer
-        self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
 
     def setup(self) -> None:
         """Set the delay up for the clients: once, before the first round.
@@ -96,7 +96,7 @@ class DelayedUpdates:
 
     def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
-        self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
         if not memory.in_flight:
             return active
         free = ~np.isin(active.host.virtual, memory.in_flight["virtual"].numpy())
@@ -135,7 +135,7 @@ class DelayedUpdates:
             _rows_at(new_rows, np.flatnonzero(~on_time_mask), storage_device),
         )
         memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
-        (self.held_back,) = self.federation.ranks.all_reduce_host(
+        (self.net_delayed,) = self.federation.ranks.all_reduce_host(
             self._counted(delayed_rows) - self._counted(arrived_rows)
         )
         order = torch.argsort(torch.cat([arrived_rows["virtual"], on_time_rows["virtual"]]))

@@ -144,7 +144,7 @@ class EventUpdates(DelayedUpdates):
             )
 
     def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
-        self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
         if not memory.queue:
             return active
         free = ~np.isin(active.host.virtual, memory.queue["virtual"].numpy())
@@ -187,7 +187,7 @@ class EventUpdates(DelayedUpdates):
         rows = {k: torch.as_tensor(v.astype(kind)) for k, v, kind in zip(HOST, numbers, kinds, strict=True)}
         slots.write(slot_indices, rows | {HANDED + name: value for name, value in handed.items() if name != "params"})
         slots.write(slot_indices, {"start": handed["params"]})
-        self.held_back = np.bincount(host.virtual // self.federation.clients, minlength=self.federation.replicates)
+        self.net_delayed = np.bincount(host.virtual // self.federation.clients, minlength=self.federation.replicates)
 
     def _compute(
         self,
@@ -220,7 +220,7 @@ class EventUpdates(DelayedUpdates):
             return replace(report, cohort=report.cohort.subset(nobody), samples=nobody, staleness=nobody)
         cohort, began = slots.cohort(slot_indices, t), slots.host("began")[slot_indices]
         of_replicate = cohort.host.virtual // self.federation.clients
-        self.held_back = self.held_back - np.bincount(of_replicate, minlength=self.federation.replicates)
+        self.net_delayed = self.net_delayed - np.bincount(of_replicate, minlength=self.federation.replicates)
         samples, carry = slots.host("samples")[slot_indices], slots.with_prefix(slot_indices, CARRY)
         rows = {attribute: slots.read(slot_indices, name) for name, attribute in ROWS.items() if name in slots.rows}
         slots.host("virtual")[slot_indices] = FREE

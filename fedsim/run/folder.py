@@ -22,8 +22,7 @@ from fedsim.run.run_files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.environment import environment
-from fedsim.run.tracking.metrics_csv import NAME as METRICS
-from fedsim.run.tracking.metrics_csv import MetricsCSV, kept_rows
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, kept_rows
 from fedsim.run.tracking.pictures import pictures
 from fedsim.run.tracking.result import Row
 from fedsim.trainer import TaskGenerator
@@ -127,7 +126,7 @@ class RunFolder:
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
             raise ConfigError(f"out={_shown_path(path)} holds a {CONFIG} that no run wrote; choose another folder")
         # what cannot be kept is refused before anything is written
-        kept_rows(path / METRICS, self.columns, keep, progress.rows, progress.crc)
+        kept_rows(path / METRICS_FILENAME, self.columns, keep, progress.rows, progress.crc)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
@@ -145,7 +144,7 @@ class RunFolder:
                     file.write(
                         save(constants, metadata=checksums.with_checksums({"format": "fedsim-constants"}, constants))
                     )
-            self._csv = MetricsCSV.open(path / METRICS, self.columns, keep)
+            self._csv = MetricsCSV.open(path / METRICS_FILENAME, self.columns, keep)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
         self.kept_rows = list(self._csv.kept_rows)

@@ -22,7 +22,7 @@ from fedsim.run.rehearsal import dry_run, try_evaluation
 from fedsim.run.run_files import HEADER
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
-from fedsim.run.strategy_contract import check_state
+from fedsim.run.strategy_contract import check_initial_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
 from fedsim.strategies import State
@@ -104,7 +104,7 @@ class Simulation(Setup):
         tracking, folder = tracking or Tracking(), None if out is None else Path(out)
         configure_allocator(self.device)
         state = self.initial_state()
-        check_state(self, state)
+        check_initial_state(self, state)
         memory = self.memory_at_start(state)
         checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
         state, progress = self.resumed(checkpoints, state, resume)

@@ -65,7 +65,7 @@ class StopSignals:
 
     @classmethod
     @contextlib.contextmanager
-    def held_back(cls) -> Iterator[None]:
+    def postponed(cls) -> Iterator[None]:
         """Within the block a new signal is noted, but no run sees it before the end of the block: runs whose rounds end
         one after another in the block all see the same."""
         StopSignals._visible, StopSignals._holding = cls._noted, True

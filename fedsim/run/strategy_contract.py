@@ -49,7 +49,7 @@ LATE_ROUNDS = (3, 10, 100)  # and the last
 NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
-def check_state(run: Setup, state: Any) -> None:
+def check_initial_state(run: Setup, state: Any) -> None:
     """The state that somebody's own strategy begins with: tensors that share no memory, and the models [R, d]."""
     if not is_user_defined(run.strategy):
         return

@@ -74,7 +74,7 @@ class Lockstep(Generic[T]):
                 local_results = self.company([in_flight[number][1] for number in numbers])
                 self.watch(earliest_round, sum(1 if self.counts is None else self.counts[n] for n in numbers))
                 with (
-                    StopSignals.held_back()
+                    StopSignals.postponed()
                 ):  # one that arrives between two of them must not end the second a round earlier
                     outcomes = [
                         outcome

@@ -28,8 +28,7 @@ from fedsim.run.setup import Setup
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.summary import summary
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.metrics_csv import NAME as METRICS
-from fedsim.run.tracking.metrics_csv import checksum, kept_rows
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, checksum, kept_rows
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
 from fedsim.run.tracking.progress import facts_line, progress_view
 from fedsim.run.tracking.result import Result, Row
@@ -131,7 +130,7 @@ class Tracker:
         if self.folder is not None:
             columns = run.column_descriptions
             self.history = (
-                kept_rows(self.folder / METRICS, columns, progress.rounds, progress.rows, progress.crc)
+                kept_rows(self.folder / METRICS_FILENAME, columns, progress.rounds, progress.rows, progress.crc)
                 if progress.rounds
                 else []
             )
@@ -233,7 +232,7 @@ class Tracker:
         self.active, self.linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self.active, strict=True)]
         progress.links = [float(a + b) for a, b in zip(progress.links, self.linked, strict=True)]
-        self.unheard = run.pace.cut + run.delivery.held_back
+        self.unheard = run.pace.cut + run.delivery.net_delayed
         progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.unheard, strict=True)]
         if run.pace.clock.asynchronous:
             stale = per_replicate(report.rounds_late[None], cohort.bounds)[0]

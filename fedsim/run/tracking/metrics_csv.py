@@ -13,7 +13,7 @@ from fedsim.core.errors import CheckpointError
 from fedsim.core.files import atomic_write, on_disk, regular_path, replacement_file, without_following
 from fedsim.run.tracking.result import Row
 
-NAME = "metrics.csv"
+METRICS_FILENAME = "metrics.csv"
 _BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
 _WHOLE = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTES
 

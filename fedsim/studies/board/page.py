@@ -115,7 +115,7 @@ def data(standings: Standings) -> dict[str, Any]:
         },
         "entries": {name: {"about": e.about, "remembers": e.remembers} for name, e in board.entries.items()},
         "cells": [_cell(cells) for cells in standings.cells],
-        "versions": [" ".join(text) for text in dict.fromkeys(_versions(standings))],
+        "versions": [" ".join(text) for text in dict.fromkeys(_versions_per_row(standings))],
     }
 
 
@@ -136,7 +136,7 @@ def _cell(cells: CellRows) -> dict[str, Any]:
     }
 
 
-def _versions(standings: Standings) -> list[tuple[str, ...]]:
+def _versions_per_row(standings: Standings) -> list[tuple[str, ...]]:
     """Of every row that is done: what made it."""
     rows = [row for cells in standings.cells for row in cells.rows.values() if row.status == DONE]
     return [tuple(f"{k} {v}" for k, v in (row.made.get("versions") or {}).items()) for row in rows]

@@ -14,7 +14,7 @@ import torch
 
 from fedsim.app.job_progress import JobProgress, as_they_end, best_so_far, metric_text
 from fedsim.run.stopping import Stopped
-from fedsim.run.tracking.metrics_csv import NAME as METRICS
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.board.board import Board, Cell
 from fedsim.studies.board.costs import Times
 from fedsim.studies.board.rows import CellRows, Rates, read
@@ -114,7 +114,7 @@ def _completed(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterato
 
 def _under_way(runs: Path | None) -> str:
     """The best leading metric of the runs under way."""
-    return "" if runs is None else best_so_far(sorted(path.parent for path in runs.rglob(METRICS)))
+    return "" if runs is None else best_so_far(sorted(path.parent for path in runs.rglob(METRICS_FILENAME)))
 
 
 def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:

@@ -19,7 +19,7 @@ from fedsim.studies.plots import clients
 from fedsim.studies.plots.curves import beside_a_loss, figure, telling_metrics
 from fedsim.studies.plots.looks import looks
 from fedsim.studies.plots.style import literal, measured_in, panels, parameters, percent, points, wrap_name
-from fedsim.studies.results.bold import FEW
+from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES
 from fedsim.studies.results.differences import ABSENT
 from fedsim.studies.results.runs import Run, load
 
@@ -57,7 +57,7 @@ def pictures(
     """
     runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
     several, count = max(run.replicates for run in runs) > 1, replicates(runs)
-    few_note = f" {FEW_REPLICATES}" if few_replicates(runs) else ""
+    few_note = f" {FEW_REPLICATES_NOTE}" if few_replicates(runs) else ""
     band = f" Bands are ±1 standard deviation over {count}.{few_note}" if several else ""
     inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}" if several else ""
     chosen = metrics or beside_a_loss(
@@ -105,7 +105,7 @@ def pictures(
         yield Picture("partition", "Who holds what", caption, drawing)
 
 
-FEW_REPLICATES = f"A spread over fewer than {FEW} seeds is itself uncertain."
+FEW_REPLICATES_NOTE = f"A spread over fewer than {MIN_RELIABLE_REPLICATES} seeds is itself uncertain."
 
 
 def replicates(runs: list[Run]) -> str:
@@ -116,7 +116,7 @@ def replicates(runs: list[Run]) -> str:
 
 def few_replicates(runs: list[Run]) -> bool:
     """Has one of the runs a spread over so few seeds that it says little?"""
-    return any(1 < run.replicates < FEW for run in runs)
+    return any(1 < run.replicates < MIN_RELIABLE_REPLICATES for run in runs)
 
 
 def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:

@@ -114,7 +114,7 @@ def figure(
             if limits and metric in limits:
                 axes.set_ylim(*limits[metric])
             percent(axes.yaxis, metric)
-        legend_below(drawing, grid, looking.entries(), looking.title)
+        legend_below(drawing, grid, looking.entries(), looking.legend_title)
     return drawing
 
 

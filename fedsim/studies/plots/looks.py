@@ -42,12 +42,12 @@ class Looks:
 
     of: every run's, in their order.
     legend: what to write beside which.
-    title: what colours, lines and markers stand for; None where runs differ in other ways.
+    legend_title: what colours, lines and markers stand for; None where runs differ in other ways.
     """
 
     of: list[Look]
     legend: list[tuple[str, Look]]
-    title: str | None = None
+    legend_title: str | None = None
 
     def entries(self) -> dict[str, Artist]:
         """The legend as matplotlib takes it."""

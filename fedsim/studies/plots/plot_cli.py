@@ -15,7 +15,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.core.speaking import tolerate_broken_pipes
-from fedsim.studies.plots.compare import FEW_REPLICATES, Picture, few_replicates, pictures, replicates
+from fedsim.studies.plots.compare import FEW_REPLICATES_NOTE, Picture, few_replicates, pictures, replicates
 from fedsim.studies.plots.html_report import html
 from fedsim.studies.plots.style import PALETTE, parameters
 from fedsim.studies.plots.venues import VENUES, drawn_for
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.html is not None:
             messages.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
         if few_replicates(runs):
-            print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES}", file=sys.stderr)
+            print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
     except ConfigError as error:
         sys.exit(f"fedsim-plot: {error}")
     folders = " ".join(map(str, options.runs))

@@ -25,7 +25,7 @@ CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
     "held",
 )
 SHOWN_BY = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
-MOST_LINES = 4  # of a verdict's evidence
+MAX_EVIDENCE_LINES = 4  # of a verdict's evidence
 
 Substitutes = Mapping[str, tuple[frozenset[str], frozenset[str]]]  # axis → labels of this scale alone, of others alone
 
@@ -219,8 +219,8 @@ class Comparison:
         worst = next(word for word in WORST_FIRST if any(outcome[0] == word for outcome in outcomes))
         evidence = [line for word, line, _ in outcomes if word == worst]
         count = sum(word == worst for word, _, _ in outcomes)
-        suffix = f" … and {len(evidence) - MOST_LINES} more" if len(evidence) > MOST_LINES else ""
-        detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MOST_LINES]) + suffix
+        suffix = f" … and {len(evidence) - MAX_EVIDENCE_LINES} more" if len(evidence) > MAX_EVIDENCE_LINES else ""
+        detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MAX_EVIDENCE_LINES]) + suffix
         powers = [shown for _, _, shown in outcomes if shown]
         return Judgement(self, worst, detail, max(powers) if powers else None)
 

@@ -178,7 +178,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
     content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
     content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
-    content["paper"] = _by_name(content.get("paper", {}))
+    content["paper"] = _stringify_keys(content.get("paper", {}))
     if "claims" in content:
         raise ConfigError(
             f"recipe {name}: claims is now comparisons, whose entries have we_test in place of claim, and statement: ID"
@@ -209,6 +209,6 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def _by_name(node: Any) -> Any:
+def _stringify_keys(node: Any) -> Any:
     """Labels that YAML reads as numbers, as text again."""
-    return {str(key): _by_name(value) for key, value in node.items()} if isinstance(node, dict) else node
+    return {str(key): _stringify_keys(value) for key, value in node.items()} if isinstance(node, dict) else node

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Measure
 
-FEW = 5  # seeds below which an interval says little
+MIN_RELIABLE_REPLICATES = 5  # seeds below which an interval says little
 
 
 def distinguishable(first: Cell, second: Cell, confidence: float = 0.95) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import abbreviated_keys, spoken_key
 from fedsim.run.run_files import ENVIRONMENT
-from fedsim.run.tracking.metrics_csv import NAME
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.results.display_names import CLASSES
 from fedsim.studies.results.runs import Run, load
 
@@ -116,11 +116,11 @@ def find_runs(folders: list[Path]) -> list[Run]:
         location for pattern in folders for location in ([pattern] if os.path.exists(pattern) else _matching(pattern))
     ):
         try:
-            below = {path.parent for name in (NAME, ENVIRONMENT) for path in folder.rglob(name)}
+            below = {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in folder.rglob(name)}
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read ({error.strerror}); give another folder") from error
         if not below:
-            raise ConfigError(f"{folder} holds no run: there is no {NAME} in it or below it")
+            raise ConfigError(f"{folder} holds no run: there is no {METRICS_FILENAME} in it or below it")
         run_folders.update(dict.fromkeys(sorted(below)))
     runs = []
     for folder in run_folders:

@@ -25,7 +25,7 @@ from fedsim.evaluation.registry import NEWCOMERS, MetricDescription, describe
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
-from fedsim.run.tracking.metrics_csv import NAME, read_meanings
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_meanings
 from fedsim.run.tracking.result import Row, mean_std, replicate_of, result_columns
 from fedsim.studies.results.prediction import Predictor
 from fedsim.studies.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
@@ -293,7 +293,7 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
         CheckpointError: one of its files is damaged.
     """
     folder = Path(folder)
-    path = folder / NAME
+    path = folder / METRICS_FILENAME
     try:
         rows = read_rows(path)
     except OSError as error:
@@ -305,7 +305,7 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
         folder,
         rows,
         dict(flatten(config)),
-        read_clients(folder / clients.NAME),
+        read_clients(folder / clients.METRICS_FILENAME),
         config=config,
         trusted=tuple(trusted),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.bold import FEW, best_lines
+from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES, best_lines
 from fedsim.studies.results.differences import recorded_value, shows_text, sort_key, swept_keys, value
 from fedsim.studies.results.display_names import Renaming, class_name, key_name
 from fedsim.studies.results.paired import paired_difference
@@ -83,8 +83,8 @@ class Table:
                     "comparison by itself)"
                 )
             sentences.append(f"Bold: {best}.")
-            if 1 < fewest < FEW:
-                sentences.append(f"Intervals from fewer than {FEW} seeds are unreliable.")
+            if 1 < fewest < MIN_RELIABLE_REPLICATES:
+                sentences.append(f"Intervals from fewer than {MIN_RELIABLE_REPLICATES} seeds are unreliable.")
         return sentences
 
 

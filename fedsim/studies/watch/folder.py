@@ -10,7 +10,7 @@ from fedsim.app.sweep import RECORDS
 from fedsim.core.errors import ConfigError
 from fedsim.core.speaking import printable
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
-from fedsim.run.tracking.metrics_csv import NAME
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.results.differences import label
 from fedsim.studies.results.run_state import (
     RUNNING,
@@ -25,7 +25,7 @@ from fedsim.studies.results.runs import Run, load
 
 MOST_RUNS = 200  # that the page shows
 LONGEST = 120  # characters of a run's name
-FILES = (NAME, CONFIG, ENVIRONMENT, SUMMARY)
+FILES = (METRICS_FILENAME, CONFIG, ENVIRONMENT, SUMMARY)
 UNREADABLE = "unreadable"  # the state of a run whose files are damaged
 
 Fingerprint = tuple[tuple[int, int] | None, ...]
@@ -118,7 +118,7 @@ class WatchedFolder:
         return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS))}
 
     def _run_folders(self) -> set[Path]:
-        return {path.parent for name in (NAME, ENVIRONMENT) for path in self.folder.rglob(name)}
+        return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in self.folder.rglob(name)}
 
     def _watched(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
         name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
@@ -178,6 +178,6 @@ def _fingerprint(folder: Path) -> Fingerprint:
 
 def _changed(folder: Path) -> float | None:
     try:
-        return (folder / NAME).stat().st_mtime
+        return (folder / METRICS_FILENAME).stat().st_mtime
     except OSError:
         return None

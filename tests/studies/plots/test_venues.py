@@ -78,10 +78,10 @@ def test_a_caption_says_what_bands_are_and_of_how_many_seeds(
 
 def test_a_legend_says_what_colours_and_lines_are(sweep: Path) -> None:
     found = looks(find_runs([sweep]))
-    assert found.title == "colour: strategy, line: learning rate"
+    assert found.legend_title == "colour: strategy, line: learning rate"
     assert [name for name, _ in found.legend] == ["FedAvg", "SCAFFOLD", "lr=0.1", "lr=0.2"]
     figure = next(pictures(find_runs([sweep]))).figure
-    assert figure.legends[0].get_title().get_text() == found.title
+    assert figure.legends[0].get_title().get_text() == found.legend_title
     assert looks(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).title == "learning rate"
 
 
