@@ -305,7 +305,7 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
         folder,
         rows,
         dict(flatten(config)),
-        read_clients(folder / clients.METRICS_FILENAME),
+        read_clients(folder / clients.NAME),
         config=config,
         trusted=tuple(trusted),
     )
