@@ -111,8 +111,9 @@ def try_evaluation(run: Setup) -> None:
     """
     module = run.model.evaluation_module
     if not is_built_in(module):
+        models = run.model.initial(run.federation.seeds)  # whose initialisation draws random numbers
         with said_of_forward(module), state_outside_refused(module), run.model.call.watching_streams():
-            run.evaluator(run.model.initial(run.federation.seeds))
+            run.evaluator(models)
 
 
 def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
