@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.constraints import CountOrZero, PositivePerSeed
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
@@ -61,6 +62,13 @@ class ACED(RemembersClients[ACEDState]):
 
     supports_stale = True
     arrivals = 1
+    effective_if = (
+        EffectiveIf(
+            "max_staleness",
+            lambda component, run: component.max_staleness < run.rounds - 1,
+            "more rounds than {at}.max_staleness",
+        ),
+    )
 
     def __init__(
         self,

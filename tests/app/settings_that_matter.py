@@ -195,6 +195,8 @@ WHERE: dict[str, tuple[list[str], str]] = {
         ],
         "plain",
     ),
+    "clock.concurrency": (["clock=events", "strategy=fedasync", "clock.concurrency=3"], "1"),
+    "strategy.max_staleness": (["clock=events", "strategy=aced", "strategy.max_staleness=9"], "0"),
     "strategy.a": ([*LATE, "strategy=fedasync"], "2.0"),
     "strategy.b": ([*LATE, "strategy=fedasync", "strategy.discount=hinge"], "0.0"),
     "strategy.discount": ([*LATE, "strategy=fedasync"], "constant"),

@@ -16,6 +16,7 @@ QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.te
 TEXT = f"dataset.path={Path(__file__).parents[2] / 'README.md'}"
 COMPANY = {  # what a choice needs beside it
     "dataset=text": [TEXT, "partition=natural", "model=char_lstm", "model.hidden=4"],
+    **{f"capacity={name}": ["model=mlp"] for name in ("federated_dropout", "fedrolex", "fjord", "heterofl")},
     "columns=fedper": ["model=mlp"],
     "columns=lg_fedavg": ["model=mlp"],
     "columns=by_name": ["columns.stays=[bias]"],

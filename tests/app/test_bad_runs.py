@@ -144,7 +144,7 @@ RUNS: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         "is damaged: the header has changed since it was",
     ),
     "without sums": (headed(versions='{"torch": "2"}'), [], "it has no checksums"),
-    "sums of other tensors": (headed('{"model": 1}'), [], "is damaged: the header is not"),
+    "sums of other tensors": (headed('{"model": 1}'), [], "is damaged: the header has changed"),
     "sums are a list": (headed("[]"), [], "has a damaged header"),
     "a header deep as a well": (headed(identity="[" * 9999 + "]" * 9999), [], "has a damaged header"),
     "content of another kind": (headed(content='{"train_x of the data": 3}'), [], "train_x of the data changed"),

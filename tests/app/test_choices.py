@@ -40,10 +40,6 @@ BESIDE = COMPANY | {
     "strategy=p_fedavg": ["availability=full"],
     "strategy=scaffnew": ["availability=full"],
     "partition=grouped": ["dataset=synthetic"],
-    "capacity=federated_dropout": ["model=mlp"],
-    "capacity=fedrolex": ["model=mlp"],
-    "capacity=fjord": ["model=mlp"],
-    "capacity=heterofl": ["model=mlp"],
     "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
 }
 

@@ -31,6 +31,8 @@ MAY_WAIT = {  # once a round: who is to take part, or how much each counts, is c
     "strategy=fedlaavg": {"core/federation.py"},
     "strategy=oort": {"strategies/selection.py"},
     "strategy=power_of_choice": {"core/federation.py"},
+    # once a round: columns that a client lacks must not have moved, and it is counted how many it has
+    **{f"capacity={name}": {"run/submodels.py"} for name in ("federated_dropout", "fedrolex", "fjord", "heterofl")},
     # once a sweep: how many there are depends on the data
     "local=profl": {"local/robust_gradient.py"},
 }
