@@ -82,7 +82,7 @@ def test_a_legend_says_what_colours_and_lines_are(sweep: Path) -> None:
     assert [name for name, _ in found.legend] == ["FedAvg", "SCAFFOLD", "lr=0.1", "lr=0.2"]
     figure = next(pictures(find_runs([sweep]))).figure
     assert figure.legends[0].get_title().get_text() == found.legend_title
-    assert looks(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).title == "learning rate"
+    assert looks(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).legend_title == "learning rate"
 
 
 def test_ends_of_an_axis(sweep: Path, tmp_path: Path) -> None:
