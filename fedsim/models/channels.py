@@ -106,8 +106,7 @@ class ChannelChain:
         count, pieces = len(held[0]), []
         for name, shape in self.shapes.items():
             path, _, parameter = name.rpartition(".")
-            layer = self.layers[path]
-            outputs = held[layer.outputs] if layer.outputs is not None else held[0].new_ones(count, shape[0])
+            layer, outputs = self.layers[path], self._held_outputs(path, shape[0], held)
             if parameter != "weight" or not layer.mixes:
                 pieces.append(outputs)
                 continue
@@ -121,12 +120,16 @@ class ChannelChain:
 
     def incoming(self, held: Sequence[Tensor]) -> Tensor:
         """[k, d] bool: the columns that lead into channels which are not held."""
-        count, pieces = len(held[0]), []
+        pieces = []
         for name, shape in self.shapes.items():
-            layer = self.layers[name.rpartition(".")[0]]
-            outputs = held[layer.outputs] if layer.outputs is not None else held[0].new_ones(count, shape[0])
+            outputs = self._held_outputs(name.rpartition(".")[0], shape[0], held)
             pieces.append((~outputs).repeat_interleave(shape[1:].numel(), 1))
         return torch.cat(pieces, 1)
+
+    def _held_outputs(self, path: str, width: int, held: Sequence[Tensor]) -> Tensor:
+        """[k, width] bool: which of a layer's outputs are held; all outputs of the network are."""
+        hidden = self.layers[path].outputs
+        return held[0].new_ones(len(held[0]), width) if hidden is None else held[hidden]
 
 
 def _executed(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:

@@ -97,10 +97,15 @@ class DelayedUpdates:
     def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
         self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
-        if not memory.in_flight:
+        rows = self._busy_clients(memory)
+        if not rows:
             return active
-        free = ~np.isin(active.host.virtual, memory.in_flight["virtual"].numpy())
+        free = ~np.isin(active.host.virtual, rows["virtual"].numpy())
         return active if free.all() else active.subset(np.flatnonzero(free))
+
+    def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
+        """What is kept of the clients that have something under way, their numbers under 'virtual'; empty: nobody."""
+        return memory.in_flight
 
     def steps(
         self,

@@ -143,12 +143,8 @@ class EventUpdates(DelayedUpdates):
                 "missing in a buffer; give on_nonfinite=stop, or drop_replicate"
             )
 
-    def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
-        self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
-        if not memory.queue:
-            return active
-        free = ~np.isin(active.host.virtual, memory.queue["virtual"].numpy())
-        return active if free.all() else active.subset(np.flatnonzero(free))
+    def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
+        return memory.queue  # slots in `in_flight` may be free
 
     def steps(
         self,
