@@ -119,9 +119,15 @@ def anchor(heading: str) -> str:
 
 
 def shown_by(comparison: Comparison, up: str) -> str:
-    """A link to the test or recipe that shows why a comparison does not hold; `up` leads to the root."""
+    """A link to the test or recipe that shows why a comparison does not hold; `up` leads to the root.
+
+    A test's name is a sentence and is printed as one.
+    """
     file, _, test = comparison.shown_by.partition("::")
-    return f"[`{test}`]({up}{file})" if test else f"[{file}]({up}experiments/{file}.yaml)"
+    if not test:
+        return f"[{file}]({up}experiments/{file}.yaml)"
+    words = test.removeprefix("test_").replace("_", " ")
+    return f'the test ["{words}"]({up}{file})'
 
 
 def escaped(text: str) -> str:

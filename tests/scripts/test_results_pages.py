@@ -117,7 +117,7 @@ def test_a_result_has_a_line_of_the_index_and_an_entry(scripts, folder: Path) ->
     assert held in entry
     power = r"Smallest difference detectable with these seeds \(80 % power\): 0\.\d+\."
     assert re.search(rf"- ✓ held \(ours\): loss below 9\. .* {power}", entry)
-    because = "it is 0 &lt; 1. Shown by [`test_it`](../../tests/papers/test_p_fedavg.py)."
+    because = "it is 0 &lt; 1. Shown by the test [\"it\"](../../tests/papers/test_p_fedavg.py)."
     assert re.search(rf"- ✗ \*\*contradicted\*\* \(`fig1-b`\): loss, A above B\. .* {re.escape(because)}\n", entry)
     assert "a machine; sources 0123456789ab." in entry
 
@@ -132,7 +132,7 @@ def test_each_statement_has_a_row_with_place_test_verdict_and_link(scripts, fold
     )
     assert f"{second} (contradicted, {link}) | **refuted**, scale paper, 3 seeds |" in page
     assert "| **Table 1** Table 1 | The loss. | – | **not covered**: No data. |" in page
-    assert "Because: it is 0 &lt; 1. Shown by [`test_it`](../tests/papers/test_p_fedavg.py)." in page
+    assert "Because: it is 0 &lt; 1. Shown by the test [\"it\"](../tests/papers/test_p_fedavg.py)." in page
     assert f"- loss below 9 (held, {link})" in page
     assert "| [P-FedAvg](#p-fedavg) | 3 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in page
     assert "“" not in page
