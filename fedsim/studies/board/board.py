@@ -95,7 +95,8 @@ class Board:
     measures: what is told of every row, by name; the first one makes the order.
     against: the entry that the others are held against.
     compared: digests that all rows of a cell must share.
-    findings: what the numbers say, when there are some.
+    findings: questions, and the comparisons that answer them.
+    equivalence_margins: measure → the largest difference that does not matter, in the measure's own unit.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Board:
     against: str
     compared: list[str]
     findings: list[Finding] = field(default_factory=list)
+    equivalence_margins: dict[str, float] = field(default_factory=dict)
 
     @property
     def main(self) -> str:
@@ -150,10 +152,19 @@ class Board:
             self._check_track(f"{prefix}: tracks.{name}", track)
         for name, entry in self.entries.items():
             self.tuning.check(f"{prefix}: entries.{name}", entry.knob)
+        self._check_findings(prefix)
+
+    def _check_findings(self, prefix: str) -> None:
+        """Margins of the board's measures; comparisons of its entries in its cells."""
+        for measure, margin in self.equivalence_margins.items():
+            checks.choice(f"{prefix}: equivalence_margins", measure, self.measures)
+            checks.positive(f"{prefix}: equivalence_margins.{measure}", margin)
+        margins = {measure: self.equivalence_margins.get(measure) for measure in self.measures}
+        cells = [cell.name for cell in self.cells()]
         for number, finding in enumerate(self.findings, 1):
-            for comparison in finding.shown_by:
-                cells = [cell.name for cell in self.cells()]
-                comparison.check(f"{prefix}: findings {number}", self.entries, self.measures, cells)
+            finding.check(f"{prefix}: findings {number}")
+            for comparison in finding.comparisons:
+                comparison.check(f"{prefix}: findings {number}", self.entries, margins, cells)
 
     def _check_track(self, prefix: str, track: Track) -> None:
         """Axes, labels and places that the board has."""

@@ -1,84 +1,94 @@
-"""What a board says in sentences, each of them shown by comparisons in its own tables."""
+"""The comparisons that a board reports: which entries are compared in which cells, and under which question."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired import Paired
 
-AHEAD, ALIKE = "ahead", "alike"
-EVERYWHERE = "*"
+BETTER, EQUIVALENT = "better", "equivalent"
+ALL_CELLS = "*"
 
 
 @dataclass
 class Comparison:
-    """Attributes:
+    """Two entries that are compared in some of a board's cells.
 
-    one, other: entries.
-    how: 'ahead': the interval of one's numbers less the other's, by seed, of means over the cells, excludes zero, and
-        one is better; 'alike': it lies within ± `within`.
-    measure: that is compared; None: the board's first.
-    cells: patterns of cells' names; a cell that matches one is in,
-    but: and one that matches one of these is out.
-    within: what does not matter, in the measure's own unit (a fraction, where it is read in per cent).
+    Attributes:
+        one, other: entries.
+        asks: 'better': is one better than the other; 'equivalent': do they differ by at most the board's margin for
+            the measure?
+        measure: that is compared; None: the board's first.
+        cells: patterns of cells' names; a cell that matches one is included,
+        but: unless it matches one of these.
     """
 
     one: str
     other: str
-    how: str = AHEAD
+    asks: str = BETTER
     measure: str | None = None
-    cells: list[str] = field(default_factory=lambda: [EVERYWHERE])
+    cells: list[str] = field(default_factory=lambda: [ALL_CELLS])
     but: list[str] = field(default_factory=list)
-    within: float = 0.0
 
-    def check(self, label: str, entries: Collection[str], measures: Collection[str], cells: Collection[str]) -> None:
-        """Refuse what a board with these entries, measures and cells does not have."""
+    def check(
+        self, label: str, entries: Collection[str], margins: Mapping[str, float | None], cells: Collection[str]
+    ) -> None:
+        """Refuse what a board with these entries, measures and cells does not have.
+
+        Args:
+            label: names the comparison in the message.
+            entries: of the board.
+            margins: measure → its equivalence margin; None where the board has none. The first one is the main measure.
+            cells: names of the board's cells.
+        """
         for key in ("one", "other"):
             checks.choice(f"{label}.{key}", getattr(self, key), entries)
-        checks.choice(f"{label}.how", self.how, (AHEAD, ALIKE))
+        checks.choice(f"{label}.asks", self.asks, (BETTER, EQUIVALENT))
         if self.measure is not None:
-            checks.choice(f"{label}.measure", self.measure, measures)
+            checks.choice(f"{label}.measure", self.measure, margins)
         for key in ("cells", "but"):
             for pattern in getattr(self, key):
                 if not fnmatch.filter(cells, pattern):
                     raise ConfigError(f"{label}.{key}: {pattern!r} matches none of the board's cells")
-        if not any(map(self.of, cells)):
+        if not any(map(self.includes, cells)):
             raise ConfigError(f"{label}.but={self.but} leaves none of its cells")
-        if (self.how == ALIKE) != (checks.not_negative(f"{label}.within", self.within) > 0):
-            raise ConfigError(f"{label}.within={self.within} goes with how=alike, which needs it")
+        measure = self.measure or next(iter(margins))
+        if self.asks == EQUIVALENT and margins[measure] is None:
+            raise ConfigError(
+                f"{label}.asks={EQUIVALENT} needs the largest difference in {measure!r} that does not matter: set "
+                f"equivalence_margins.{measure}"
+            )
 
-    def of(self, cell: str) -> bool:
-        """Is this cell one of its own?"""
+    def includes(self, cell: str) -> bool:
+        """Is the cell of this name compared?"""
         is_included, is_excluded = (
-            any(fnmatch.fnmatch(cell, pattern) for pattern in group) for group in (self.cells, self.but)
+            any(fnmatch.fnmatch(cell, pattern) for pattern in patterns) for patterns in (self.cells, self.but)
         )
         return is_included and not is_excluded
-
-    def is_shown(self, by: Paired, higher_is_better: bool) -> bool:
-        """Do these differences show it? `higher_is_better`: larger numbers are better."""
-        low, high = by.interval
-        if self.how == ALIKE:
-            return -self.within <= low and high <= self.within
-        return low > 0 if higher_is_better else high < 0
 
 
 @dataclass
 class Finding:
-    """Attributes:
+    """A question, and the comparisons whose outcomes answer it; the page writes the answers from the numbers.
 
-    says: a sentence.
-    shown_by: what shows it, all of it.
+    Attributes:
+        question: ends with a question mark.
+        comparisons: in the order of the page.
     """
 
-    says: str
-    shown_by: list[Comparison]
+    question: str
+    comparisons: list[Comparison]
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> Finding:
         """From YAML."""
-        return cls(content["says"], [Comparison(**comparison) for comparison in content["shown_by"]])
+        return cls(content["question"], [Comparison(**comparison) for comparison in content["comparisons"]])
+
+    def check(self, label: str) -> None:
+        """Refuse a heading that would assert something before the numbers do."""
+        if not self.question.strip().endswith("?"):
+            raise ConfigError(f"{label}.question={self.question!r} must be a question; the page writes the answers")

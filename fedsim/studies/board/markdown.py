@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedsim.core.speaking import code_span, in_markdown
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.findings import EVERYWHERE, Comparison
-from fedsim.studies.board.measured import Measured
 from fedsim.studies.board.rows import DONE, REFUSED
+from fedsim.studies.board.sentences import SIGNIFICANCE, difference_text, outcomes, sentence
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.results.paired import Paired
 
+EDGE = "‡"
 CAPTIONS = {
     "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "
     "does not tell apart at 5 %. Cells of one data set are no independent problems: this describes these cells only.",
@@ -98,7 +96,7 @@ def _tuning(board: Board) -> list[str]:
 
 def _table(standings: Standings) -> list[str]:
     """A line for every ranked entry: rank, the main measure, its difference, wins and losses, the others, memory,
-    processor time."""
+    processor time; then the entries that have numbers in some cells only, without a rank."""
     board, names = standings.board, standings.ranked
     against = board.against if board.against in names else None
     other_measures = [m for m in board.measures if m != board.main]
@@ -110,45 +108,75 @@ def _table(standings: Standings) -> list[str]:
         if against is not None and name != against:
             row, column = index, names.index(against)
             comparison = [
-                _difference(standings.paired(name, against), board.measures[board.main]),
+                difference_text(standings.paired(name, against), board.measures[board.main]),
                 f"{standings.wins[row, column]}/{standings.wins[column, row]}",
             ]
-        cells = [in_markdown(name), f"{ranks[index]:.1f}", _mean(standings, name, board.main), *comparison]
-        cells += [_mean(standings, name, measure) for measure in other_measures]
-        ms = standings.milliseconds(name)
-        cells += [_memory(standings, name), "–" if ms is None else f"{ms:.3g}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+        lines.append(_line(standings, name, _marked(standings, name), f"{ranks[index]:.1f}", comparison))
+    for name in [name for name in board.entries if name not in names]:
+        partial = standings.with_numbers_of(name)
+        if partial.cells:
+            label = f"*{in_markdown(name)}*, {len(partial.cells)} of {len(standings.cells)} cells"
+            difference = difference_text(partial.paired(name, board.against), board.measures[board.main])
+            lines.append(_line(partial, name, label, "–", [difference, ""]))
+    return [*lines, "", *_edge_note(standings, names)]
+
+
+def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
+    """What the mark behind a name means, and for which tracks; nothing without marks."""
+    at_edges = [name for name in names if _edge_tracks(standings, name)]
+    if not at_edges:
+        return []
+    text = f"The tuned rate is the lowest or highest of its grid ({_edge_list(standings, at_edges)})"
+    return [f"{EDGE} {text}: a rate beyond it may be better.", ""]
+
+
+def _line(standings: Standings, name: str, label: str, rank: str, comparison: Sequence[str]) -> str:
+    """A line of the table; `comparison`: difference, wins and losses."""
+    board = standings.board
+    other_measures = [m for m in board.measures if m != board.main]
+    ms = standings.milliseconds(name)
+    cells = [label, rank, _mean(standings, name, board.main), *comparison]
+    cells += [_mean(standings, name, measure) for measure in other_measures]
+    cells += [_memory(standings, name), "–" if ms is None else f"{ms:.3g}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _edge_tracks(standings: Standings, name: str) -> list[str]:
+    """The tracks in which tuning ended at an edge of the entry's grid."""
+    return [track for track in standings.tracks if standings.rates.is_at_edge(track, name)]
+
+
+def _marked(standings: Standings, name: str) -> str:
+    return in_markdown(name) + (EDGE if _edge_tracks(standings, name) else "")
+
+
+def _edge_list(standings: Standings, names: Sequence[str]) -> str:
+    """Entries with the tracks; the tracks only if there are several."""
+    if len(standings.tracks) == 1:
+        return ", ".join(map(in_markdown, names))
+    return "; ".join(f"{in_markdown(name)}: {', '.join(_edge_tracks(standings, name))}" for name in names)
 
 
 def findings(standings: Standings) -> list[str]:
-    """The board's sentences, and under each what shows it, or that its numbers do not."""
-    lines = []
-    for number, finding in enumerate(standings.board.findings, 1):
-        lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
-        lines += [f"   - {comparison_text(standings, comparison, in_markdown)}" for comparison in finding.shown_by]
+    """The board's questions, and under each the sentences that its numbers give."""
+    board = standings.board
+    if not board.findings:
+        return []
+    comparisons = sum(len(finding.comparisons) for finding in board.findings)
+    lines = [
+        "## What the numbers say",
+        "",
+        f"Each sentence is written from the rows of the cells that it names. Its p-value is corrected for the "
+        f"{comparisons} comparisons of this page (Holm), and it is shown if that is below {SIGNIFICANCE:g}. Intervals "
+        "are single 95 % intervals over seeds; they do not include what other tuning seeds would have changed. Single "
+        "cells and other tracks are counted by their own intervals.",
+        "",
+    ]
+    for number, (finding, results) in enumerate(zip(board.findings, outcomes(standings), strict=True), 1):
+        lines += [f"{number}. **{in_markdown(finding.question)}**", ""]
+        lines += [f"    - {sentence(standings, outcome, in_markdown)}" for outcome in results]
         lines.append("")
-    return ["## What the numbers say", "", *lines] if lines else []
-
-
-def comparison_text(standings: Standings, comparison: Comparison, formatter: Callable[[str], str] = str) -> str:
-    """A comparison with its numbers, and whether they show it; `formatter` makes text of names."""
-    by, cells, holds = standings.compared(comparison)
-    name = comparison.measure or standings.board.main
-    measure = standings.board.measures[name]
-    among = [_patterns(comparison.cells)] if comparison.cells != [EVERYWHERE] else []
-    among += [f"but {_patterns(comparison.but)}"] if comparison.but else []
-    scope = f" ({' '.join(among)})" if among else ""
-    names = f"{formatter(comparison.one)} less {formatter(comparison.other)}, {formatter(name)}"
-    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference(by, measure)}"
-    margin = (
-        f", within ±{100 * comparison.within if measure.percent else comparison.within:g}" if comparison.within else ""
-    )
-    return statement + margin + ("" if holds else "; **not shown**")
-
-
-def _patterns(of: list[str]) -> str:
-    return ", ".join(map(code_span, of))
+    return lines
 
 
 def _mean(standings: Standings, name: str, measure: str) -> str:
@@ -163,17 +191,6 @@ def _mean(standings: Standings, name: str, measure: str) -> str:
         return f"{_count(float(np.median(finite_values)))} ({100 * share:.0f} %)"
     text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
     return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
-
-
-def _difference(by: Paired, measure: Measured) -> str:
-    if not by.pairs:
-        return "–"
-    factor = 100 if measure.percent else 1
-    low, high = (factor * bound for bound in by.interval)
-    sure = not (low <= 0 <= high) and not math.isnan(low)
-    digits = max(2, min(6, 1 - math.floor(math.log10(high - low)))) if high > low else 2
-    text = f"{factor * by.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-    return f"**{text}**" if sure else text
 
 
 def _memory(standings: Standings, name: str) -> str:

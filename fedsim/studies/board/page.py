@@ -15,8 +15,9 @@ from scipy import stats
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.markdown import comparison_text, markdown
+from fedsim.studies.board.markdown import markdown
 from fedsim.studies.board.rows import DONE, CellRows
+from fedsim.studies.board.sentences import outcomes, sentence
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.submission import with_submitted
 from fedsim.studies.plots import standings as plots
@@ -86,8 +87,8 @@ def html(standings: Standings) -> str:
         title=standings.board.title,
         about=standings.board.about,
         findings=[
-            (finding.says, [comparison_text(standings, comparison) for comparison in finding.shown_by])
-            for finding in standings.board.findings
+            (finding.question, [sentence(standings, outcome) for outcome in results])
+            for finding, results in zip(standings.board.findings, outcomes(standings), strict=True)
         ],
         data=Markup(payload.replace("<", "\\u003c")),
     )

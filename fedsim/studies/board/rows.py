@@ -145,6 +145,14 @@ class Rates(TrackSettings):
 
     file = "rates.json"
 
+    def is_at_edge(self, track: str, name: str) -> bool:
+        """Is the chosen rate the lowest or the highest that was tried, so that one beyond it may be better?"""
+        record = self.of(track, name)
+        if not record or record["lr"] is None:
+            return False
+        rates = [rate for rate, knob, *_ in record["trials"] if knob == record["knob"]]
+        return len(rates) > 1 and record["lr"] in (min(rates), max(rates))
+
     def check(self, board: Board, track: str, name: str) -> None:
         """Refuse rates that were found by other trials than the board's.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from scipy import stats
 
 from fedsim.studies.board.board import Board
 from fedsim.studies.board.costs import Times
-from fedsim.studies.board.findings import Comparison
-from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row, read
+from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Rates, Row, read
 from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
 from fedsim.studies.results.paired import Paired, paired_difference
 
@@ -44,11 +43,13 @@ class Standings:
     board: whose.
     cells: those that have rows.
     times: what rounds cost.
+    rates: what tuning chose.
     """
 
     board: Board
     cells: list[CellRows]
     times: Times = field(default_factory=Times)
+    rates: Rates = field(default_factory=Rates)
 
     @classmethod
     def of(cls, board: Board, folder: Path) -> Standings:
@@ -58,11 +59,22 @@ class Standings:
             ConfigError: a cell has a row that does not belong beside the others.
         """
         all_cells = [read(folder, cell, board) for cell in board.cells()]
-        return cls(board, [cells for cells in all_cells if cells.rows], Times.read(folder))
+        return cls(board, [cells for cells in all_cells if cells.rows], Times.read(folder), Rates.read(folder))
 
     def at(self, track: str) -> Standings:
         """Those of one track."""
-        return Standings(self.board, [cells for cells in self.cells if cells.cell.track == track], self.times)
+        cells = [cells for cells in self.cells if cells.cell.track == track]
+        return Standings(self.board, cells, self.times, self.rates)
+
+    def within(self, includes: Callable[[str], bool]) -> Standings:
+        """Those of the cells whose names are included."""
+        cells = [cells for cells in self.cells if includes(cells.cell.name)]
+        return Standings(self.board, cells, self.times, self.rates)
+
+    def with_numbers_of(self, name: str) -> Standings:
+        """Those of the cells in which an entry has numbers."""
+        cells = [cells for cells in self.cells if name in cells.rows and cells.rows[name].status == DONE]
+        return Standings(self.board, cells, self.times, self.rates)
 
     def milliseconds(self, name: str) -> float | None:
         """Processor time of a round of all seeds, the mean over the tracks that have rows; None where one lacks it."""
@@ -137,22 +149,15 @@ class Standings:
         a, b = np.array(pairs).mean(0)
         return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
+    def shared_cells(self, first: str, second: str, measure: str) -> int:
+        """In how many cells both entries have numbers."""
+        return len(self._value_pairs(first, second, measure))
+
     def _value_pairs(self, first: str, second: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """The numbers of two entries in the cells where both have them."""
         rows = [cells.rows for cells in self.cells if {first, second} <= cells.rows.keys()]
         pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
-
-    def compared(self, comparison: Comparison) -> tuple[Paired, int, bool]:
-        """Differences by seed, of how many cells they are, and whether they show what is said."""
-        subset = Standings(self.board, [cells for cells in self.cells if comparison.of(cells.cell.name)])
-        measure = comparison.measure or self.board.main
-        by = subset.paired(comparison.one, comparison.other, measure)
-        return (
-            by,
-            len(subset._value_pairs(comparison.one, comparison.other, measure)),
-            comparison.is_shown(by, self.board.measures[measure].higher_is_better),
-        )
 
     @functools.cached_property
     def wins(self) -> np.ndarray:

@@ -41,7 +41,6 @@ def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: 
         for entry in cells.rows:
             rates.check(found.board, cells.cell.track, entry)
     drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(CAPTIONS).index(n[:-4]))
-    assert all(found.compared(each)[2] for finding in found.board.findings for each in finding.shown_by)
     assert markdown(found, drawn) == (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -73,29 +72,43 @@ def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -
         ("until: rounds", "until: hours", "until='hours' is unknown"),
         (
             "against: FedAvg",
-            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: y}]}]",
+            "against: FedAvg\nfindings: [{question: 'x?', comparisons: [{one: MIFA, other: y}]}]",
             "other='y' is unknown",
         ),
         (
             "against: FedAvg",
-            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, how: alike}]}]",
-            "findings 1.within=0.0 goes with how=alike",
+            "against: FedAvg\n"
+            "findings: [{question: 'x?', comparisons: [{one: MIFA, other: FedAvg, asks: equivalent}]}]",
+            "set equivalence_margins.accuracy",
         ),
         (
             "against: FedAvg",
-            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, cells: ['*/never']}]}]",
+            "against: FedAvg\n"
+            "findings: [{question: 'x?', comparisons: [{one: MIFA, other: FedAvg, cells: ['*/never']}]}]",
             "matches none of the board's cells",
         ),
         (
             "against: FedAvg",
-            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, but: ['*/never']}]}]",
+            "against: FedAvg\n"
+            "findings: [{question: 'x?', comparisons: [{one: MIFA, other: FedAvg, but: ['*/never']}]}]",
             "but: .* matches none of the board's cells",
         ),
         (
             "against: FedAvg",
-            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, but: ['*']}]}]",
+            "against: FedAvg\nfindings: [{question: 'x?', comparisons: [{one: MIFA, other: FedAvg, but: ['*']}]}]",
             "leaves none of its cells",
         ),
+        (
+            "against: FedAvg",
+            "against: FedAvg\nfindings: [{question: It helps., comparisons: [{one: MIFA, other: FedAvg}]}]",
+            "must be a question",
+        ),
+        (
+            "against: FedAvg",
+            "against: FedAvg\nequivalence_margins: {speed: 1}",
+            "equivalence_margins=.*speed",
+        ),
+        ("against: FedAvg", "against: FedAvg\nequivalence_margins: {accuracy: 0}", "equivalence_margins.accuracy"),
         ("title: small", "subtitle: small", "not well formed"),
         ("tracks:", "tracks: [", "not well formed"),
     ],

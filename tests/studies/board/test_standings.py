@@ -21,8 +21,10 @@ from fedsim.studies.board.findings import Comparison, Finding
 from fedsim.studies.board.markdown import markdown
 from fedsim.studies.board.page import data, html, write_pages
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row
+from fedsim.studies.board.sentences import holm, outcomes, p_value, sentence
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.results.friedman import rank_scores
+from fedsim.studies.results.paired import Paired
 
 SEEDS = 4
 NAMES = ["FedAvg", "MIFA", "slow", "lost", "elsewhere"]
@@ -126,41 +128,95 @@ def test_the_page_says_what_is_there_and_what_is_not(found: Standings, tmp_path:
         write_pages(found.board, tmp_path)
 
 
-def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) -> None:
-    low, high = found.paired("FedAvg", "slow").interval
-    assert 0 < low < high  # the rows are made so
-    few = Standings(found.board, found.cells[3:5]).paired("MIFA", "FedAvg", "received")
-    widest = max(map(abs, few.interval))
-    ahead = Comparison("FedAvg", "slow")
-    behind = Comparison("slow", "FedAvg")
-    alike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], within=1.01 * widest)
-    unlike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], within=0.99 * widest)
-    assert [found.compared(each)[1:] for each in (ahead, behind, alike, unlike)] == [
-        (6, True),
-        (6, False),
-        (2, True),
-        (2, False),
+def test_p_values_are_those_of_paired_tests_and_holms_correction_multiplies_the_smallest_most() -> None:
+    values = np.array([0.3, 0.1, 0.25, 0.2])
+    by = Paired(values)
+    assert p_value(by) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-12)
+    above, below = (stats.ttest_1samp(values, m, alternative=a).pvalue for m, a in ((-0.4, "greater"), (0.4, "less")))
+    assert p_value(by, 0.4) == pytest.approx(2 * max(above, below), rel=1e-12)
+    assert p_value(by, 0.1) == 1  # the mean lies outside
+    low, high = by.interval
+    edge = max(abs(low), abs(high))
+    assert p_value(by, edge * 1.001) < 0.05 < p_value(by, edge * 0.999)  # the 95 % interval inside the margin
+    assert [p_value(Paired(np.array(v))) for v in ([1.0], [0.0, 0.0], [1.0, 1.0])] == [1, 1, 0]
+    assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    assert holm([]) == []
+
+
+def test_sentences_state_their_cells_and_where_the_order_is_the_reverse(found: Standings) -> None:
+    """`slow` is made much worse than FedAvg; in the last two cells the two have each other's rows."""
+    for cells in found.cells:
+        cells.rows["slow"].numbers["accuracy"] = [a - 0.2 for a in cells.rows["slow"].numbers["accuracy"]]
+    for cells in found.cells[4:]:
+        cells.rows["FedAvg"], cells.rows["slow"] = cells.rows["slow"], cells.rows["FedAvg"]
+    found.board.equivalence_margins = {"received": 0.5, "accuracy": 1e-9}
+    few = ["digits/a0", "digits/a1", "*/a3"]
+    found.board.findings = [
+        Finding("Is it slow?", [Comparison("FedAvg", "slow", cells=few), Comparison("slow", "FedAvg", cells=few)]),
+        Finding(
+            "Does it matter?",
+            [
+                Comparison("MIFA", "FedAvg", "equivalent", "received", but=["*/a4"]),
+                Comparison("MIFA", "FedAvg", "equivalent", cells=["digits/a0"]),
+            ],
+        ),
     ]
-    cheaper = Comparison("MIFA", "FedAvg", measure="rounds")
-    by, cells, shown = found.compared(cheaper)
-    assert (cells, shown) == (
-        len(found._value_pairs("MIFA", "FedAvg", "rounds")),
-        by.interval[1] < 0,
-    )  # fewer are better
-    but = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], ["digits/a3"], 1.0)
-    alone = Standings(found.board, found.cells[4:5]).paired("MIFA", "FedAvg", "received")
-    assert (found.compared(but)[0].interval, found.compared(but)[1]) == (alone.interval, 1)
-    everywhere = Comparison("MIFA", "FedAvg", "alike", "received", but=["*/a4"], within=1.0)
-    slow, same = [ahead, behind, but, everywhere], [alike, unlike]
-    found.board.findings = [Finding("Slow is slow.", slow), Finding("It does not matter.", same)]
+    (better, worse), (same, unlike) = outcomes(found)
+    subset = Standings(found.board, [found.cells[n] for n in (0, 1, 3)])
+    assert better.differences.interval == subset.paired("FedAvg", "slow").interval
+    p = stats.ttest_1samp(subset.paired("FedAvg", "slow").values, 0).pvalue
+    p_same = p_value(found.within(lambda name: "a4" not in name).paired("MIFA", "FedAvg", "received"), 0.5)
+    assert p_same < p < 0.05 / 3
+    assert [each.p for each in (same, better, worse, unlike)] == pytest.approx([4 * p_same, 3 * p, 3 * p, 1], rel=1e-9)
+    single = [Standings(found.board, [found.cells[n]]).paired("FedAvg", "slow").interval for n in (0, 1, 3)]
+    assert better.better_cells == sum(low > 0 for low, _ in single) == worse.worse_cells
+    assert (better.cells, better.worse_cells, worse.better_cells) == (3, 0, 0)
+    rest = Standings(found.board, [found.cells[n] for n in (2, 4, 5)]).paired("FedAvg", "slow").interval
+    assert better.other_tracks == {"digits": 1 if rest[0] > 0 else -1 if rest[1] < 0 else 0}
     text = markdown(found, [])
-    assert "1. **Slow is slow.**" in text
-    assert text.count("**not shown**") == 2
-    assert "received, 1 cell (`digits/a3`, `*/a4` but `digits/a3`)" in text
-    assert "received, 5 cells (but `*/a4`)" in text
-    assert f"   - MIFA less FedAvg, received, 2 cells (`digits/a3`, `*/a4`): {100 * few.mean:+.2f} [" in text
-    assert f"within ±{101 * widest:g}" in text
-    assert html(found).count("not shown") == 2
+    assert "1. **Is it slow?**" in text
+    assert "FedAvg is better than slow in accuracy in 3 cells (`digits/a0`, `digits/a1`, `*/a3`): **+" in text
+    assert "slow is worse than FedAvg in accuracy in 3 cells (`digits/a0`, `digits/a1`, `*/a3`): **-" in text
+    assert 'MIFA and FedAvg differ by at most 50 points in "received" in 5 cells (but `*/a4`): ' in text
+    assert "**Not shown**: that MIFA and FedAvg differ by at most 1e-07 points in accuracy in 1 cell" in text
+    assert text.count("In the other cells: ") == 4
+    assert "corrected for the 4 comparisons" in text
+    assert html(found).count("Not shown") == 1
+
+
+def test_lower_may_be_better_and_only_cells_with_numbers_count(found: Standings) -> None:
+    for cells in found.cells:
+        cells.rows["MIFA"].numbers["rounds"] = [10.0, 12.0, 9.0, 11.0]
+        cells.rows["FedAvg"].numbers["rounds"] = [30.0, 29.0, 33.0, 31.0]
+    found.cells[1].rows["MIFA"].numbers["rounds"] = [math.nan] * SEEDS
+    for cells in found.cells[1:]:
+        cells.rows["lost"].numbers["rounds"] = [math.nan] * SEEDS
+    names = ("FedAvg", "elsewhere"), ("lost", "FedAvg")
+    comparisons = [Comparison("MIFA", "FedAvg", measure="rounds"), *(Comparison(*pair) for pair in names)]
+    comparisons.append(Comparison("lost", "FedAvg", measure="rounds", cells=["*/a1"]))
+    found.board.findings = [Finding("Is it cheaper?", comparisons)]
+    ((cheaper, elsewhere, lost, none),) = outcomes(found)
+    assert (cheaper.cells, cheaper.better_cells, cheaper.worse_cells) == (5, 5, 0)
+    assert sentence(found, cheaper).startswith('MIFA is better than FedAvg in "rounds" in 5 cells: **-20.25 [')
+    assert (elsewhere.cells, lost.cells, none.cells) == (5, 5, 0)
+    assert "too few numbers in common" in sentence(found, none)
+
+
+def test_rates_at_an_edge_of_their_grid_are_marked(found: Standings) -> None:
+    trials = [[0.1, 1, 0.5], [0.3, 1, 0.6], [1.0, 1, 0.4], [9.0, 2, 0.1]]
+    found.rates.by_track["digits"] = {
+        name: {"lr": lr, "knob": 1, "trials": trials} for name, lr in (("FedAvg", 0.3), ("MIFA", 1.0), ("slow", 0.1))
+    }
+    text = markdown(found, [])
+    marked = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ") and "‡" in line]
+    assert sorted(marked) == ["| MIFA‡", "| slow‡"]
+    assert "‡ The tuned rate is the lowest or highest of its grid (" in text
+
+
+def test_entries_without_a_number_in_some_cell_stand_below_without_a_rank(found: Standings) -> None:
+    line = next(line for line in markdown(found, []).splitlines() if line.startswith("| *elsewhere*"))
+    assert line.startswith("| *elsewhere*, 5 of 6 cells | – | ")
+    assert "elsewhere" not in found.ranked
 
 
 def test_milliseconds_are_those_of_all_tracks_that_have_rows(found: Standings) -> None:
