@@ -29,7 +29,16 @@ TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
 
 def content(run: Setup) -> dict[str, list[Any]]:
     """What stands in for everything of this run that may have come from a file, by what it is called."""
-    return {name: fingerprint(values) for name, values in _arrays_by_name(run)}
+    fingerprints = {name: fingerprint(values) for name, values in _arrays_by_name(run)}
+    for number, table in enumerate(run.tables):
+        for of, split_table in (("", table), ("'s validation samples", table.validation)):
+            if split_table is not None:
+                shape = [len(split_table.offsets) + len(split_table.order)]
+                fingerprints[f"the partition{of} of replicate {number}"] = [
+                    shape,
+                    _digest(split_table.offsets, split_table.order, dtype=np.int64),
+                ]
+    return fingerprints
 
 
 def check(path: Path, recorded: dict[str, Any], current: dict[str, list[Any]]) -> None:
@@ -59,14 +68,6 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
             for of, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):
                     yield f"{name}{of and f'.{of}'} of the data", _array(array)
-    for number, table in enumerate(run.tables):
-        for of, split_table in (("", table), ("'s validation samples", table.validation)):
-            if split_table is not None:
-                description = f"the partition{of} of replicate {number}"
-                yield (
-                    description,
-                    np.concatenate([split_table.offsets.astype(np.int64), split_table.order.astype(np.int64)]),
-                )
     for name, values in run.availability.record_of().items():
         yield f"the record of availability ({name})", values
     for name, value in run.naming.constants.items():
@@ -88,7 +89,7 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     """Shape and digest of whole numbers; else shape, how many are finite, their length as a vector, and two sums."""
     shape = list(values.shape)
     if values.dtype.kind in "biuSU":
-        return [shape, hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=12).hexdigest()]
+        return [shape, _digest(values)]
     flat = values.reshape(-1)
     sums = np.zeros(3)
     finite = 0
@@ -100,6 +101,18 @@ def fingerprint(values: np.ndarray) -> list[Any]:
         weights = np.random.default_rng(number).uniform(0.5, 1.5, (2, len(block)))
         sums += [block @ block, *(weights @ block)]
     return [shape, finite, float(np.sqrt(sums[0])), float(sums[1]), float(sums[2])]
+
+
+def _digest(*arrays: np.ndarray, dtype: type | None = None) -> str:
+    """The digest of the arrays' bytes one after another, as `dtype`; copied block by block, since the data of a large
+    population would not fit into memory twice."""
+    digest = hashlib.blake2b(digest_size=12)
+    for array in arrays:
+        rows = array.reshape(1) if array.ndim == 0 else array
+        rows_per_block = max(1, BLOCK * len(rows) // max(1, rows.size))
+        for begin in range(0, len(rows), rows_per_block):
+            digest.update(np.ascontiguousarray(rows[begin : begin + rows_per_block], dtype).tobytes())
+    return digest.hexdigest()
 
 
 def match(recorded: Any, current: list[Any]) -> bool:

@@ -264,7 +264,8 @@ def client_data(
     fractions = None
     if dataset.classes is not None and dataset.labels is not None:
         labels = dataset.labels.cpu().numpy()
-        fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
+        by_table = [table.class_fractions(labels, dataset.classes) for table in tables]
+        fractions = by_table[0][np.newaxis] if len(by_table) == 1 else np.stack(by_table)
     sizes = np.concatenate([table.sizes for table in tables])
     same_names = all(table.names == tables[0].names for table in tables)
     federation = Federation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,8 @@ from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Trace, TraceLog
 from fedsim.core import CheckpointError, checksums
 from fedsim.data.datasets import Dataset, Quadratics
-from fedsim.data.partition import Natural, Partition
+from fedsim.data.partition import Natural, Partition, partition
+from fedsim.data.partition.partition import Table
 from fedsim.models import Mean
 from fedsim.run import content
 from fedsim.run.checkpoint import NAME
@@ -214,3 +216,24 @@ def test_a_clock_that_was_set_back_hides_no_round(
     assert caplog.text.count("the system clock is behind this run's earlier event files") == 2
     names = sorted(os.listdir(tmp_path / "parts" / "seed_0"))
     assert len(names) == 3
+
+
+def test_digests_do_not_depend_on_blocks_or_memory_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 255, (300, 5, 4)).astype(np.uint8)
+    arrays = [pixels, pixels[::2], pixels.transpose(1, 0, 2), np.array(7), np.array(["ab", "c"]), np.zeros((0, 3), int)]
+    expected = [hashlib.blake2b(np.ascontiguousarray(a).tobytes(), digest_size=12).hexdigest() for a in arrays]
+    for block in (1, 64, 2**20):
+        monkeypatch.setattr(content, "BLOCK", block)
+        assert [content.fingerprint(array)[1] for array in arrays] == expected
+
+
+def test_labels_are_counted_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    labels, sizes = draw.integers(0, 4, 60), draw.integers(1, 9, 7)
+    table = Table(draw.permutation(60)[: sizes.sum()], np.concatenate([[0], np.cumsum(sizes)]))
+    shares = np.split(labels[table.order], table.offsets[1:-1])
+    expected = np.array([[(share == c).mean() for c in range(4)] for share in shares])
+    for block in (1, 3, 100):
+        monkeypatch.setattr(partition, "CLIENTS_PER_BLOCK", block)
+        np.testing.assert_array_equal(table.class_fractions(labels, 4), expected)

@@ -12,6 +12,8 @@ from fedsim.core import rng
 from fedsim.core.constraints import Fraction, Validated
 from fedsim.core.errors import ConfigError
 
+CLIENTS_PER_BLOCK = 2**16  # whose labels are counted at a time
+
 
 class Skew(ABC):
     """A fixed transformation of clients' inputs: the same for a sample in every use."""
@@ -77,9 +79,15 @@ class Table:
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[m, C] the actual label distribution of each client."""
         m = len(self.offsets) - 1
-        client = np.repeat(np.arange(m), self.sizes)
-        counts = np.bincount(client * classes + labels[self.order], minlength=m * classes).reshape(m, classes)
-        return counts / counts.sum(1, keepdims=True)
+        fractions = np.empty((m, classes))
+        for begin in range(0, m, CLIENTS_PER_BLOCK):  # temporary arrays of a million clients would exceed their data
+            bounds = self.offsets[begin : begin + CLIENTS_PER_BLOCK + 1]
+            clients = len(bounds) - 1
+            client = np.repeat(np.arange(clients), np.diff(bounds))
+            held_labels = labels[self.order[bounds[0] : bounds[-1]]]
+            counts = np.bincount(client * classes + held_labels, minlength=clients * classes).reshape(clients, classes)
+            np.divide(counts, counts.sum(1, keepdims=True), out=fractions[begin : begin + clients])
+        return fractions
 
 
 @dataclass
