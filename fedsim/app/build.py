@@ -228,7 +228,7 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     """A callable that builds a fresh module; called once per replicate."""
     from fedsim.app.kinds import KINDS
 
-    if node.get("_target_", targets.MISSING) == targets.MISSING:
+    if node.get("_target_", targets.MISSING_VALUE) == targets.MISSING_VALUE:
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
     component = targets.parse("model", node, KINDS["model"])
     _check_part(component, names)

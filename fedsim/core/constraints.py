@@ -33,17 +33,19 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
-Check = Callable[[str, Any], Any]
-_REQUIRED = inspect.Parameter.empty
-_MARK = "_checks_its_arguments"  # of functions that `validated` made
+CheckFunction = Callable[[str, Any], Any]
+_NO_DEFAULT = inspect.Parameter.empty
+_VALIDATED_ATTRIBUTE = "_checks_its_arguments"  # of functions that `validated` made
 
 
 @dataclass
-class _Made:
+class _MadeDataclass:
     made: list[int] = field(default_factory=list)
 
 
-_FACTORY = inspect.signature(_Made).parameters["made"].default  # stands for a default that is made when it is needed
+_DEFAULT_FACTORY_MARKER = (
+    inspect.signature(_MadeDataclass).parameters["made"].default
+)  # stands for a default that is made when it is needed
 
 
 class Constraint(ABC):
@@ -190,17 +192,17 @@ def validated(call: F) -> F:
             parameters = _Parameters(call)
         return call(*parameters.checked(args, kwargs), **kwargs)
 
-    vars(checked)[_MARK] = True
+    vars(checked)[_VALIDATED_ATTRIBUTE] = True
     return typing.cast("F", checked)
 
 
 def _validate_constructor(cls: type) -> None:
     constructor = vars(cls).get("__init__")
-    if isinstance(constructor, types.FunctionType) and not hasattr(constructor, _MARK):
+    if isinstance(constructor, types.FunctionType) and not hasattr(constructor, _VALIDATED_ATTRIBUTE):
         cls.__init__ = validated(constructor)  # type: ignore[misc]
 
 
-_PREPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
+_VALIDATED_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
 
 
 class _ConstructorSignature:
@@ -227,11 +229,11 @@ class Validated:
     __signature__ = _ConstructorSignature()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if cls not in _PREPARED:
+        if cls not in _VALIDATED_CLASSES:
             for base in cls.__mro__:  # the constructor of a dataclass is made after __init_subclass__
                 if base is not object and issubclass(base, Validated):
                     _validate_constructor(base)
-            _PREPARED.add(cls)
+            _VALIDATED_CLASSES.add(cls)
         if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them, since there is a __new__
             raise TypeError(f"{cls.__name__}() takes no arguments")
         return super().__new__(cls)
@@ -246,21 +248,21 @@ class _Parameters:
 
     Attributes:
         declared: name, place among positional arguments or −1, check, and the default as the check returns it where
-            that is another object; else `_REQUIRED`.
+            that is another object; else `_NO_DEFAULT`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         hints = hints_of(function)
-        self.declared: list[tuple[str, int, Check, Any]] = []
+        self.declared: list[tuple[str, int, CheckFunction, Any]] = []
         for index, parameter in enumerate(inspect.signature(function).parameters.values()):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             if (check := _check_of(hints.get(parameter.name))) is None:
                 continue
-            default = _REQUIRED if parameter.default is _FACTORY else parameter.default
-            if default is not _REQUIRED:
+            default = _NO_DEFAULT if parameter.default is _DEFAULT_FACTORY_MARKER else parameter.default
+            if default is not _NO_DEFAULT:
                 checked_default = check(parameter.name, default)
-                default = _REQUIRED if checked_default is default else checked_default
+                default = _NO_DEFAULT if checked_default is default else checked_default
             position = -1 if parameter.kind is parameter.KEYWORD_ONLY else index
             self.declared.append((parameter.name, position, check, default))
 
@@ -273,7 +275,7 @@ class _Parameters:
                 checked_args[position] = check(name, args[position])
             elif name in kwargs:
                 kwargs[name] = check(name, kwargs[name])
-            elif default is not _REQUIRED:
+            elif default is not _NO_DEFAULT:
                 kwargs[name] = default
         return checked_args
 
@@ -342,7 +344,7 @@ def _allowed_text(hint: Any) -> str:
     )
 
 
-def _check_of(hint: Any) -> Check | None:
+def _check_of(hint: Any) -> CheckFunction | None:
     """The check that an annotation asks for; None where it asks for none."""
     if not any(constraints(hint)):
         return None
@@ -370,7 +372,7 @@ def _is_list_like(value: Any) -> bool:
     return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
-def _chain(steps: list[Check]) -> Check:
+def _chain(steps: list[CheckFunction]) -> CheckFunction:
     if len(steps) == 1:
         return steps[0]
 
@@ -382,7 +384,7 @@ def _chain(steps: list[Check]) -> Check:
     return check
 
 
-def _of_entries(check: Check) -> Check:
+def _of_entries(check: CheckFunction) -> CheckFunction:
     def check_entries(key: str, value: Any) -> Any:
         if not _is_list_like(value):
             raise ConfigError(key=key, value=value, needs="must be a list")
@@ -392,7 +394,7 @@ def _of_entries(check: Check) -> Check:
     return check_entries
 
 
-def _of_alternatives(alternatives: tuple[Any, ...]) -> Check:
+def _of_alternatives(alternatives: tuple[Any, ...]) -> CheckFunction:
     """Of a list, that of lists; of other values that of single ones, unless they are of a class that is not
     constrained."""
     of_lists = next((_check_of(hint) for hint in alternatives if _is_list(hint)), None)

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsim.core import checks, ties
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
-from fedsim.core.placement import PLACES, zeros_at
+from fedsim.core.placement import STORAGE_PLACES, zeros_at
 from fedsim.core.ranks import Ranks
 from fedsim.core.statistics import CohortIndex, RowStatistics
 
@@ -82,7 +82,7 @@ class Federation:
     num_newcomers: int = 0
 
     def __post_init__(self) -> None:
-        checks.choice("trainer.memory", self.storage, PLACES)
+        checks.choice("trainer.memory", self.storage, STORAGE_PLACES)
         if self.ranks.count > self.clients:
             raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
         self.local_clients = np.arange(self.clients)[self.ranks.client_slice]

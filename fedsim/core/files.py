@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from fedsim.core.errors import OutputError
 
-SUFFIX = ".partial"
+PARTIAL_SUFFIX = ".partial"
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def replacement_file(path: Path, mode: str = "w", durable: bool = False) -> Iter
     Raises:
         OutputError: the file cannot be written; the message names it.
     """
-    partial = path.with_suffix(SUFFIX)
+    partial = path.with_suffix(PARTIAL_SUFFIX)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
         with atomic_write(path):

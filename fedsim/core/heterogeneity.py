@@ -12,12 +12,12 @@ from fedsim.core import rng
 from fedsim.core.constraints import Real
 from fedsim.core.errors import ConfigError
 
-Numbers = Real | Sequence[Real]  # one for all clients, or one each
+PerClientNumbers = Real | Sequence[Real]  # one for all clients, or one each
 
 
 def per_client(
     key: str,
-    value: Numbers,
+    value: PerClientNumbers,
     spread: float,
     clients: int,
     seed: int,

@@ -19,11 +19,11 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 
-NAME = ".lock"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
+LOCK_FILE_NAME = ".lock"
+NO_LOCK_SUPPORT_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
 LOCK_HELD_ERRNOS = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-LARGEST = 4096  # bytes of the file, which names one process
-ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
+MAX_LOCK_FILE_BYTES = 4096  # bytes of the file, which names one process
+MAX_LOCK_ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
 
 _held_descriptors: set[int] = (
     set()
@@ -44,7 +44,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self._created_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / NAME
+        self._path = folder / LOCK_FILE_NAME
         try:
             self._file = self._acquire()
         except BaseException:
@@ -65,7 +65,7 @@ class Lock:
 
     def _acquire(self) -> int:
         """The file's descriptor, once it is locked and still the one of this name."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_LOCK_ATTEMPTS):
             new, file = _open_lock_file(self._path)
             try:
                 locks = _lock(file)
@@ -96,7 +96,7 @@ class Lock:
         """Without locks: if the process that the file names is gone, so is the file now."""
         if not _owner_is_gone(_owner(self._path)):
             return False
-        aside = self._path.with_name(f"{NAME}.{os.getpid()}")
+        aside = self._path.with_name(f"{LOCK_FILE_NAME}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):  # of several processes one succeeds
             os.rename(self._path, aside)
             aside.unlink()
@@ -114,7 +114,7 @@ def check_free(folder: Path) -> None:
     Raises:
         ConfigError: it is another's; the message says whose.
     """
-    if (folder / NAME).exists():
+    if (folder / LOCK_FILE_NAME).exists():
         with contextlib.suppress(OSError):  # `Lock` says what is wrong
             Lock(folder).release()
 
@@ -122,9 +122,9 @@ def check_free(folder: Path) -> None:
 def is_held(folder: Path) -> bool:
     """Whether a process holds the folder, by what its lock file says: nothing is locked, written or removed. A process
     of another machine counts as alive."""
-    path = folder / NAME
+    path = folder / LOCK_FILE_NAME
     try:
-        return path.is_file() and path.stat().st_size <= LARGEST and not _owner_is_gone(_owner(path))
+        return path.is_file() and path.stat().st_size <= MAX_LOCK_FILE_BYTES and not _owner_is_gone(_owner(path))
     except OSError:
         return False
 
@@ -157,7 +157,7 @@ def _lock(file: int) -> bool:
     except OSError as error:
         if error.errno in LOCK_HELD_ERRNOS:
             raise BlockingIOError(error.errno, error.strerror) from None
-        if error.errno not in WITHOUT_LOCKS:
+        if error.errno not in NO_LOCK_SUPPORT_ERRNOS:
             raise
         return False
     return True

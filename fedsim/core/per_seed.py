@@ -81,11 +81,11 @@ class PerSeed:
         return PerSeed(tuple(value**exponent for value in self.values))
 
 
-Numbers: TypeAlias = float | list[float]  # what a person gives
-Setting: TypeAlias = float | PerSeed  # what it becomes
+NumberOrListPerSeed: TypeAlias = float | list[float]  # what a person gives
+NumberOrPerSeed: TypeAlias = float | PerSeed  # what it becomes
 
 
-def per_seed(value: Numbers) -> Setting:
+def per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
     """One number, or of a list one for every seed; a list of one number is that number.
 
     The numbers are checked where the parameter is declared (`PositivePerSeed`, … of `fedsim.core.constraints`).
@@ -95,7 +95,7 @@ def per_seed(value: Numbers) -> Setting:
     return value[0] if len(value) == 1 else PerSeed(tuple(value))
 
 
-def largest_value(setting: Setting) -> float:
+def largest_value(setting: NumberOrPerSeed) -> float:
     """Of all replicates."""
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 

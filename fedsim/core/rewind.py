@@ -13,7 +13,7 @@ with a module global or a class attribute, which all copies share.
 >>> count()
 1
 
-Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE` bytes, slots,
+Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE_ARRAY_BYTES` bytes, slots,
 iterators and attributes of libraries' classes stay as they are.
 """
 
@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.snapshot import LARGE, OF_CLASSES, Reader, names_in
+from fedsim.core.snapshot import IGNORED_CLASS_ATTRIBUTES, LARGE_ARRAY_BYTES, Reader, names_in
 
-MISSING = object()
-Restore = Callable[[], None]
+MISSING_ATTRIBUTE = object()
+RestoreFunction = Callable[[], None]
 
 
 class Rewind:
@@ -44,7 +44,7 @@ class Rewind:
     """
 
     def __init__(self, *roots: Any, skip: tuple[type, ...] = ()) -> None:
-        self._restores: list[Restore] = []
+        self._restores: list[RestoreFunction] = []
         # One reader each: the package of its root decides what counts as a user's.
         self._readers = [Reader(root, skip) for root in roots]
         for reader, root in zip(self._readers, roots, strict=True):
@@ -57,7 +57,7 @@ class Rewind:
             restore()
 
 
-def _restores(value: Any, reader: Reader) -> Iterator[Restore]:
+def _restores(value: Any, reader: Reader) -> Iterator[RestoreFunction]:
     """Functions that put one object's own state back, without looking into what it refers to."""
     if isinstance(value, reader.skip):
         return
@@ -76,7 +76,7 @@ def _restores(value: Any, reader: Reader) -> Iterator[Restore]:
         yield from _of_object(value)
 
 
-def _of_object(value: Any) -> Iterator[Restore]:
+def _of_object(value: Any) -> Iterator[RestoreFunction]:
     """A container's members, and an object's attributes."""
     if isinstance(value, nn.Module):
         yield from (_of_mapping(registry) for registry in (value._parameters, value._buffers, value._modules))
@@ -90,9 +90,9 @@ def _of_object(value: Any) -> Iterator[Restore]:
         yield _of_mapping(vars(value))
 
 
-def _of_tensor(value: Tensor) -> Iterator[Restore]:
+def _of_tensor(value: Tensor) -> Iterator[RestoreFunction]:
     is_plain = value.layout == torch.strided and value.device.type != "meta"
-    if not is_plain or value.nbytes > LARGE or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if not is_plain or value.nbytes > LARGE_ARRAY_BYTES or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return
     saved = value.detach().clone()
 
@@ -105,8 +105,8 @@ def _of_tensor(value: Tensor) -> Iterator[Restore]:
     yield restore
 
 
-def _of_array(value: np.ndarray) -> Iterator[Restore]:
-    if value.nbytes <= LARGE and value.flags.writeable:
+def _of_array(value: np.ndarray) -> Iterator[RestoreFunction]:
+    if value.nbytes <= LARGE_ARRAY_BYTES and value.flags.writeable:
         saved = value.copy()
 
         def restore() -> None:
@@ -116,7 +116,7 @@ def _of_array(value: np.ndarray) -> Iterator[Restore]:
         yield restore
 
 
-def _of_function(value: types.FunctionType, reader: Reader) -> Iterator[Restore]:
+def _of_function(value: types.FunctionType, reader: Reader) -> Iterator[RestoreFunction]:
     for cell in value.__closure__ or ():
         yield _of_cell(cell)
     yield _of_mapping(vars(value))
@@ -131,18 +131,18 @@ def _of_function(value: types.FunctionType, reader: Reader) -> Iterator[Restore]
             yield _of_names(vars(module), names)
 
 
-def _of_cell(cell: Any) -> Restore:
+def _of_cell(cell: Any) -> RestoreFunction:
     def content() -> Any:
         try:
             return cell.cell_contents
         except ValueError:  # an empty cell
-            return MISSING
+            return MISSING_ATTRIBUTE
 
     saved = content()
 
     def restore() -> None:
         if content() is not saved:
-            if saved is MISSING:
+            if saved is MISSING_ATTRIBUTE:
                 del cell.cell_contents
             else:
                 cell.cell_contents = saved
@@ -150,45 +150,47 @@ def _of_cell(cell: Any) -> Restore:
     return restore
 
 
-def _of_names(namespace: dict[str, Any], names: frozenset[str]) -> Restore:
+def _of_names(namespace: dict[str, Any], names: frozenset[str]) -> RestoreFunction:
     """The values of some names; a name that had none loses what it was given."""
-    saved = {name: namespace.get(name, MISSING) for name in names}
+    saved = {name: namespace.get(name, MISSING_ATTRIBUTE) for name in names}
 
     def restore() -> None:
         for name, value in saved.items():
-            if value is MISSING:
+            if value is MISSING_ATTRIBUTE:
                 namespace.pop(name, None)
-            elif namespace.get(name, MISSING) is not value:
+            elif namespace.get(name, MISSING_ATTRIBUTE) is not value:
                 namespace[name] = value
 
     return restore
 
 
-def _of_class(cls: type) -> Restore:
-    saved = {name: value for name, value in vars(cls).items() if name not in OF_CLASSES}
+def _of_class(cls: type) -> RestoreFunction:
+    saved = {name: value for name, value in vars(cls).items() if name not in IGNORED_CLASS_ATTRIBUTES}
 
     def restore() -> None:
-        for name in [name for name in vars(cls) if name not in OF_CLASSES and name not in saved]:
+        for name in [name for name in vars(cls) if name not in IGNORED_CLASS_ATTRIBUTES and name not in saved]:
             delattr(cls, name)
         for name, value in saved.items():
-            if vars(cls).get(name, MISSING) is not value:
+            if vars(cls).get(name, MISSING_ATTRIBUTE) is not value:
                 setattr(cls, name, value)
 
     return restore
 
 
-def _of_mapping(value: dict[Any, Any]) -> Restore:
+def _of_mapping(value: dict[Any, Any]) -> RestoreFunction:
     saved = dict(value)
 
     def restore() -> None:
-        if len(value) != len(saved) or any(value.get(key, MISSING) is not item for key, item in saved.items()):
+        if len(value) != len(saved) or any(
+            value.get(key, MISSING_ATTRIBUTE) is not item for key, item in saved.items()
+        ):
             value.clear()
             value.update(saved)
 
     return restore
 
 
-def _of_sequence(value: Any) -> Restore:
+def _of_sequence(value: Any) -> RestoreFunction:
     saved = list(value)
 
     def restore() -> None:
@@ -199,7 +201,7 @@ def _of_sequence(value: Any) -> Restore:
     return restore
 
 
-def _of_set(value: set[Any]) -> Restore:
+def _of_set(value: set[Any]) -> RestoreFunction:
     saved = set(value)
 
     def restore() -> None:
@@ -210,7 +212,7 @@ def _of_set(value: set[Any]) -> Restore:
     return restore
 
 
-def _of_stream(value: Any) -> Restore:
+def _of_stream(value: Any) -> RestoreFunction:
     if isinstance(value, torch.Generator):
         tensor_state = value.get_state()
         return lambda: _discard(value.set_state(tensor_state))

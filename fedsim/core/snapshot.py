@@ -14,7 +14,7 @@ iterators, functions with their closures, default arguments and the module globa
 objects. Of libraries it looks at instances only: not at their functions, their classes or their globals. What a
 `functools.cached_property` or an `lru_cache` remembers, `Module.training` and locks are left out.
 
-Limits: tensors and arrays above `LARGE` bytes are compared by `SAMPLE` evenly spaced elements, and tensors also by
+Limits: tensors and arrays above `LARGE_ARRAY_BYTES` bytes are compared by `SAMPLED_ELEMENTS` evenly spaced elements, and tensors also by
 PyTorch's version counter, which in-place operations raise; an object in C without attributes that is not one of the
 kinds above is compared by its type alone.
 """
@@ -42,20 +42,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-LARGE = 64 * 2**20  # bytes
-SAMPLE = 2**16  # elements
-MOST_NODES = 1_000_000
-LONG = 256  # items of a list of numbers, from which on they are hashed together
+LARGE_ARRAY_BYTES = 64 * 2**20  # bytes
+SAMPLED_ELEMENTS = 2**16  # elements
+MAX_NODES = 1_000_000
+LONG_LIST_LENGTH = 256  # items of a list of numbers, from which on they are hashed together
 
-PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis), Path)
-PLAIN += (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, np.generic, types.CodeType)
-OPAQUE = (logging.Logger, logging.Handler, weakref.ref, types.FrameType, types.TracebackType)
-RECONSTRUCTED = {"builtins", "itertools", "collections", "_collections", "datetime", "decimal", "fractions"}
-LIBRARIES = {"fedsim", "torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "transformers", "peft", "timm"}
+PLAIN_TYPES: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis), Path)
+PLAIN_TYPES += (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, np.generic, types.CodeType)
+OPAQUE_TYPES = (logging.Logger, logging.Handler, weakref.ref, types.FrameType, types.TracebackType)
+PICKLABLE_MODULES = {"builtins", "itertools", "collections", "_collections", "datetime", "decimal", "fractions"}
+LIBRARY_PACKAGES = {
+    "fedsim",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "sklearn",
+    "pandas",
+    "transformers",
+    "peft",
+    "timm",
+}
 SYSTEM_PATHS = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__parameters__"}
-OF_CLASSES |= {"__abstractmethods__", "_abc_impl", "__slots__", "__match_args__", "__dataclass_params__"}
-OF_CLASSES |= {"__dataclass_fields__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+IGNORED_CLASS_ATTRIBUTES = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "__annotations__",
+    "__parameters__",
+}
+IGNORED_CLASS_ATTRIBUTES |= {"__abstractmethods__", "_abc_impl", "__slots__", "__match_args__", "__dataclass_params__"}
+IGNORED_CLASS_ATTRIBUTES |= {"__dataclass_fields__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
 
 
 class Node:
@@ -154,23 +173,23 @@ class Reader:
     """Reads one snapshot: objects are looked at once, from a stack, so that depth and cycles do no harm."""
 
     def __init__(self, root: Any, skip: tuple[type, ...]) -> None:
-        self.skip = (*OPAQUE, *skip)
+        self.skip = (*OPAQUE_TYPES, *skip)
         package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
-        self.packages = {package} - LIBRARIES - sys.stdlib_module_names if package != "builtins" else set()
+        self.packages = {package} - LIBRARY_PACKAGES - sys.stdlib_module_names if package != "builtins" else set()
         self.nodes: dict[int, Node] = {}
         self.alive: list[Any] = []  # an id stays an object's own as long as the object lives
         self.waiting: list[tuple[Any, Node]] = []
 
     def read(self, root: Any) -> Node:
         node = self.node(root)
-        while self.waiting and len(self.nodes) < MOST_NODES:
+        while self.waiting and len(self.nodes) < MAX_NODES:
             self.expand(*self.waiting.pop())
         return node
 
     def node(self, value: Any) -> Node:
         """The node of an object, which is looked into later, once."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        if isinstance(value, PLAIN):
+        if isinstance(value, PLAIN_TYPES):
             return Node(kind, _plain(value))
         if id(value) in self.nodes:
             return self.nodes[id(value)]
@@ -182,7 +201,7 @@ class Reader:
 
     def expand(self, value: Any, node: Node) -> None:
         """Look into an object: the first kind that it is of says how."""
-        for kind, look in KINDS:
+        for kind, look in READ_METHOD_BY_TYPE:
             if isinstance(value, kind):
                 look(self, value, node)
                 return
@@ -207,7 +226,7 @@ class Reader:
 
     def mapping(self, value: Mapping[Any, Any], node: Node) -> None:
         keys = list(value)
-        if all(isinstance(key, PLAIN) for key in keys):
+        if all(isinstance(key, PLAIN_TYPES) for key in keys):
             for key in sorted(keys, key=repr):
                 self.add(node, f"[{key!r}]", value[key])
         else:
@@ -218,7 +237,7 @@ class Reader:
 
     def sequence(self, value: Sequence[Any], node: Node) -> None:
         items = list(value)
-        if len(items) >= LONG and all(type(item) in (int, float, bool, str) for item in items):
+        if len(items) >= LONG_LIST_LENGTH and all(type(item) in (int, float, bool, str) for item in items):
             node.value = (len(items), hashlib.blake2b(repr(items).encode(), digest_size=16).digest())
         else:
             for number, item in enumerate(items):
@@ -226,7 +245,7 @@ class Reader:
         self.attributes(value, node)
 
     def set(self, value: Set[Any], node: Node) -> None:
-        if all(isinstance(item, PLAIN) for item in value):
+        if all(isinstance(item, PLAIN_TYPES) for item in value):
             node.value = frozenset((type(item).__qualname__, _plain(item)) for item in value)
         else:
             node.value = len(value)  # of what cannot be ordered, the number
@@ -286,7 +305,7 @@ class Reader:
                 continue
             for name, attribute in vars(base).items():
                 slot = isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
-                if name not in OF_CLASSES and not slot:
+                if name not in IGNORED_CLASS_ATTRIBUTES and not slot:
                     self.add(node, f" {base.__name__}.{name}", attribute)
 
     def generator(self, value: types.GeneratorType[Any, Any, Any], node: Node) -> None:
@@ -314,7 +333,7 @@ class Reader:
 
     def iterator(self, value: Iterator[Any], node: Node) -> None:
         """An iterator in C tells how far it is by what it would be pickled as."""
-        if type(value).__module__ not in RECONSTRUCTED:
+        if type(value).__module__ not in PICKLABLE_MODULES:
             self.object(value, node)
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
@@ -334,7 +353,7 @@ class Reader:
 
     def object(self, value: Any, node: Node) -> None:
         """By its attributes; where it has none, by what it would be pickled as, if its type is a plain one."""
-        if type(value).__module__ in RECONSTRUCTED and not hasattr(value, "__dict__"):
+        if type(value).__module__ in PICKLABLE_MODULES and not hasattr(value, "__dict__"):
             with contextlib.suppress(Exception):
                 node.value = repr(value) if " at 0x" not in repr(value) else None
         self.attributes(value, node)
@@ -367,7 +386,7 @@ class Reader:
         package = (module or "").partition(".")[0]
         if package in self.packages or package == "__main__":
             return True
-        if package in LIBRARIES or package in sys.stdlib_module_names:
+        if package in LIBRARY_PACKAGES or package in sys.stdlib_module_names:
             return False
         return not _in_a_library(file)
 
@@ -414,8 +433,8 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(array: np.ndarray) -> bytes:
-    if array.nbytes > LARGE:
-        array = array.reshape(-1)[:: -(-array.size // SAMPLE)]
+    if array.nbytes > LARGE_ARRAY_BYTES:
+        array = array.reshape(-1)[:: -(-array.size // SAMPLED_ELEMENTS)]
     data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else b""
     return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -429,9 +448,9 @@ def _tensor(value: Tensor) -> Any:
     if value.layout != torch.strided:
         return metadata, tuple(_tensor(component) for component in _sparse(value)), value._version
     times = None
-    if value.numel() * value.element_size() > LARGE:
+    if value.numel() * value.element_size() > LARGE_ARRAY_BYTES:
         times = value._version
-        value = value.reshape(-1)[:: -(-value.numel() // SAMPLE)]
+        value = value.reshape(-1)[:: -(-value.numel() // SAMPLED_ELEMENTS)]
     if value.is_quantized:
         value = value.int_repr()
     value = value.resolve_conj().resolve_neg().cpu().contiguous()
@@ -445,11 +464,23 @@ def _sparse(value: Tensor) -> tuple[Tensor, ...]:
     return (value.to_dense(),)
 
 
-STREAMS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, type(functools.lru_cache(len)))
-ITERATORS = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
+RANDOM_GENERATOR_TYPES = (
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+)
+FUNCTION_WRAPPER_TYPES = (
+    property,
+    staticmethod,
+    classmethod,
+    functools.cached_property,
+    type(functools.lru_cache(len)),
+)
+ITERATOR_TYPES = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
 
-KINDS: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
+READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
     (Tensor, Reader.tensor),
     (np.ndarray, Reader.array),
     (nn.Module, Reader.module),
@@ -458,14 +489,14 @@ KINDS: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
     (types.FunctionType, Reader.function),
     (types.MethodType, Reader.method),
     (functools.partial, Reader.partial),
-    (WRAPPERS, Reader.wrapper),
+    (FUNCTION_WRAPPER_TYPES, Reader.wrapper),
     (types.GeneratorType, Reader.generator),
-    (STREAMS, Reader.stream),
+    (RANDOM_GENERATOR_TYPES, Reader.stream),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda reader, value, node: None),
     (Mapping, Reader.mapping),
     ((list, tuple, collections.deque), Reader.sequence),
     ((set, frozenset), Reader.set),
     (io.IOBase, Reader.file),
-    (ITERATORS, Reader.iterator),
+    (ITERATOR_TYPES, Reader.iterator),
     (Iterator, Reader.iterator),
 ]

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
-_LINK = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
-_SCALAR = re.compile(
+_MARKDOWN_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
+_LINK_PATTERN = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
+_NUMPY_SCALAR_PATTERN = re.compile(
     r"""\bnp\.(?:(?:float|int|uint|complex|bool|str|bytes|datetime|timedelta|longdouble|longlong)\d*_?"""
     r"""\(('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()'"]*)(?:,\s*'\w+')?\)|(True|False)_\b)"""
 )
-_FIRST = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
-_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
+_LINE_START_MARKUP = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
+_UNPRINTABLE_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
 
 
 def printable(text: str) -> str:
@@ -29,21 +29,22 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        sign if sign in _SPACES or sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+        sign if sign in _UNPRINTABLE_SPACES or sign.isprintable() else sign.encode("unicode_escape").decode()
+        for sign in text
     )
 
 
 def plain_scalars(text: str) -> str:
     """The same with NumPy's scalars as Python prints them: {'a': 3} for {np.str_('a'): np.int64(3)}."""
-    return _SCALAR.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
+    return _NUMPY_SCALAR_PATTERN.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
 
 
 def in_markdown(text: str) -> str:
     """Text that Markdown shows as it is: no further column of a table, no link, picture, address or tag."""
-    text = _MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", printable(text))
+    text = _MARKDOWN_MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", printable(text))
     text = text.replace("<", "&lt;").replace(">", "&gt;")
-    text = _LINK.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
-    return _FIRST.sub(r"\1\\\2", text)
+    text = _LINK_PATTERN.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
+    return _LINE_START_MARKUP.sub(r"\1\\\2", text)
 
 
 def code_span(text: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.per_seed import PerSeed, Setting
+from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.core.ranks import Ranks
 
 
@@ -54,7 +54,7 @@ class RowStatistics:
     shape: tuple[int, int]
     ranks: Ranks
 
-    def of_rows(self, setting: Setting) -> Setting:
+    def of_rows(self, setting: NumberOrPerSeed) -> NumberOrPerSeed:
         """A setting as rows [n, …] can be multiplied by it: each by its replicate's, where replicates have their own.
         Tensors [R, …] take the setting as it is."""
         return setting.of_rows(self.bounds) if isinstance(setting, PerSeed) else setting

@@ -11,11 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Pairs = set[tuple[int, int]]
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.dtype, range)
+ComparedPairs = set[tuple[int, int]]
+PLAIN_TYPES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    np.dtype,
+    range,
+)
 
 
-def structurally_equal(first: Any, second: Any, but: frozenset[str] = frozenset(), under: Pairs | None = None) -> bool:
+def structurally_equal(
+    first: Any, second: Any, but: frozenset[str] = frozenset(), under: ComparedPairs | None = None
+) -> bool:
     """Would whatever these two do be the same? In doubt they are not.
 
     Args:
@@ -33,11 +48,11 @@ def structurally_equal(first: Any, second: Any, but: frozenset[str] = frozenset(
         return True
     under.add(pair)
     nested_equal = functools.partial(structurally_equal, under=under)
-    if isinstance(first, PLAIN):
+    if isinstance(first, PLAIN_TYPES):
         return bool(first == second or (first != first and second != second))
     if isinstance(first, nn.Module):
         return _modules(first, second, nested_equal)
-    for kind, compare in KINDS.items():
+    for kind, compare in COMPARISON_BY_TYPE.items():
         if isinstance(first, kind):
             return bool(compare(first, second, nested_equal))
     return _objects(first, second, but, nested_equal)
@@ -109,7 +124,7 @@ def _slots(kind: type) -> list[str]:
     return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
 
 
-KINDS: dict[type | tuple[type, ...], Callable[..., bool]] = {
+COMPARISON_BY_TYPE: dict[type | tuple[type, ...], Callable[..., bool]] = {
     Tensor: lambda first, second, equal: _tensors(first, second),
     np.ndarray: lambda first, second, equal: first.dtype == second.dtype and np.array_equal(first, second),
     np.generic: lambda first, second, equal: bool(first == second),

@@ -25,15 +25,22 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 
-BUILT_IN = ("fedsim", "torch", "torchvision", "torchmetrics", "timm", "flwr_datasets")  # where kinds have classes
-REMOTE = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
+BUILT_IN_PACKAGES = (
+    "fedsim",
+    "torch",
+    "torchvision",
+    "torchmetrics",
+    "timm",
+    "flwr_datasets",
+)  # where kinds have classes
+REMOTE_CODE_ARGUMENT = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
 # Hydra's keys that change what a `_target_` does, and the value of each that changes nothing.
-RESERVED: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": True, "_convert_": "all"}
-MISSING = "???"
-ON_THE_COMMAND_LINE = "add trusted=[{root}]"
+RESERVED_KEY_DEFAULTS: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": True, "_convert_": "all"}
+MISSING_VALUE = "???"
+TRUST_ON_COMMAND_LINE = "add trusted=[{root}]"
 
 # Packages as earlier versions called them, whose configurations and run folders have these names: old → new.
-RENAMED = {
+RENAMED_MODULES = {
     "fedsim.attack": "fedsim.uplink.attack",
     "fedsim.clock": "fedsim.availability.clock",
     "fedsim.contamination": "fedsim.data.contamination",
@@ -100,27 +107,29 @@ class Trust:
 
     packages: tuple[str, ...] = ()
     own_code: bool = True
-    remedy: str = ON_THE_COMMAND_LINE
+    remedy: str = TRUST_ON_COMMAND_LINE
 
 
-_trust: ContextVar[Trust] = ContextVar("whose code configurations may name", default=Trust())  # noqa: B039 (frozen)
+_current_trust: ContextVar[Trust] = ContextVar("whose code configurations may name", default=Trust())  # noqa: B039 (frozen)
 
 
 @contextlib.contextmanager
-def trust_packages(packages: Sequence[str], own_code: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
+def trust_packages(
+    packages: Sequence[str], own_code: bool = True, remedy: str = TRUST_ON_COMMAND_LINE
+) -> Iterator[None]:
     """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
-    before = _trust.set(Trust(tuple(packages), own_code, remedy))
+    before = _current_trust.set(Trust(tuple(packages), own_code, remedy))
     try:
         yield
     finally:
-        _trust.reset(before)
+        _current_trust.reset(before)
 
 
 def current_name(target: str) -> str:
     """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
     package, dot, subpath = target.partition(".")
     head, end, name = subpath.partition(".")
-    renamed = RENAMED.get(f"{package}{dot}{head}")
+    renamed = RENAMED_MODULES.get(f"{package}{dot}{head}")
     return target if renamed is None else f"{renamed}{end}{name}"
 
 
@@ -222,7 +231,7 @@ class Part:
             ConfigError: the class refuses its arguments; the message names the key.
         """
         for name, value in self.arguments.items():
-            if isinstance(value, str) and value == MISSING:
+            if isinstance(value, str) and value == MISSING_VALUE:
                 raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
         arguments = {name: _build_value(value) for name, value in self.arguments.items()}
         try:
@@ -251,11 +260,11 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
         ConfigError: it names what none may, or what is not there; the message says where.
     """
     target = node.get("_target_")
-    if target is None or target == MISSING:
+    if target is None or target == MISSING_VALUE:
         raise ConfigError(f"{key}._target_ is missing; give {key}._target_=package.module.Class")
     if not isinstance(target, str):
         raise ConfigError(f"{key}._target_={target!r} names no class; choose one of the group's choices")
-    for name, harmless in RESERVED.items():
+    for name, harmless in RESERVED_KEY_DEFAULTS.items():
         if node.get(name, harmless) not in (harmless, None):
             if name == "_partial_":
                 raise ConfigError(
@@ -269,7 +278,7 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
         raise
     except Exception as error:  # the user's own module may raise anything
         raise ConfigError(f"{key}._target_={target!r} cannot be imported ({error})") from error
-    arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED)}
+    arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED_KEY_DEFAULTS)}
     return Part(
         key, kind, call, {n: _parse_value(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in arguments.items()}
     )
@@ -282,9 +291,9 @@ def check(key: str, node: Any, kinds: Sequence[Kind]) -> None:
 
 def check_remote(key: str, node: Mapping[str, Any]) -> None:
     """Refuse arguments by which a library runs code of a repository."""
-    if node.get(REMOTE) and not {"transformers", "datasets"} & set(_trust.get().packages):
+    if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().packages):
         raise ConfigError(
-            f"{key}.{REMOTE}={node[REMOTE]} runs code of a repository; if you know it, {_remedy_text('transformers')}"
+            f"{key}.{REMOTE_CODE_ARGUMENT}={node[REMOTE_CODE_ARGUMENT]} runs code of a repository; if you know it, {_remedy_text('transformers')}"
         )
 
 
@@ -393,16 +402,16 @@ def _defining_module(candidate: Any) -> str:
 
 def _trusted_as(root: str) -> str | None:
     """'named' by the user, 'built in', the user's 'own', or None."""
-    trust = _trust.get()
+    trust = _current_trust.get()
     if root in trust.packages:
         return "named"
-    if root in BUILT_IN and (root == "fedsim" or root in sys.modules or _is_installed(root) is not False):
+    if root in BUILT_IN_PACKAGES and (root == "fedsim" or root in sys.modules or _is_installed(root) is not False):
         return "built in"
     return "own" if trust.own_code and not _is_installed(root) else None
 
 
 def _remedy_text(root: str) -> str:
-    return _trust.get().remedy.format(root=root)
+    return _current_trust.get().remedy.format(root=root)
 
 
 def _untrusted_text(root: str) -> str:

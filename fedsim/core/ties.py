@@ -11,7 +11,7 @@ import torch
 
 from fedsim.core import rng
 
-LAST_BITS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
+ROUNDING_TOLERANCE_STEPS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
 MAX_TIE_STEPS = 64  # times that: how far values can be apart that are connected by others between them
 
 
@@ -22,7 +22,7 @@ def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:
 
 def tolerance(dtype: torch.dtype) -> float:
     """How far apart, relative to the values, equal values may be; 0 for whole numbers."""
-    return LAST_BITS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    return ROUNDING_TOLERANCE_STEPS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def slack(value: float, values: np.ndarray, relative: float) -> float:

@@ -209,7 +209,7 @@ def _read_header(
         content, versions = (json.loads(header.get(name, "{}")) for name in (CONTENT, VERSIONS))
         if not all(isinstance(entry, dict) for entry in (identity, content, versions)):
             raise ValueError("an entry is no mapping")
-        if versions and checksums.SUMS not in header:  # an earlier version wrote neither
+        if versions and checksums.CHECKSUMS_KEY not in header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
         damaged_name = checksums.damaged_name(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

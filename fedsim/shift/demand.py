@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.location import need_one_parameter_per_input
@@ -32,7 +32,9 @@ class Demand(Shift):
 
     estimator = "mean_x"
 
-    def __init__(self, gamma: Numbers = 2.0, spread: NonNegative = SPREAD, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, gamma: PerClientNumbers = 2.0, spread: NonNegative = SPREAD, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.constraints import CountOrZero, NonNegative, Positive
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.shift.strategic import SPREAD, Strategic
 
 
@@ -31,7 +31,7 @@ class Elastic(Strategic):
 
     def __init__(
         self,
-        epsilon: Numbers = 1.0,
+        epsilon: PerClientNumbers = 1.0,
         spread: NonNegative = SPREAD,
         features: Sequence[CountOrZero] | None = None,
         target: CountOrZero = 1,

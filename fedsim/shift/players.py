@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client, per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.shift import Shift
@@ -44,7 +44,7 @@ class Players(Shift):
 
     def __init__(
         self,
-        gamma: Numbers = 2.0,
+        gamma: PerClientNumbers = 2.0,
         spread: NonNegative = SPREAD,
         coupling: float | Sequence[Sequence[float]] = 0.8,
         seed: int = 0,

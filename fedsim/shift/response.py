@@ -11,7 +11,7 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import ResponseDirection
@@ -36,7 +36,9 @@ class Response(Shift):
 
     estimator = "coefficients"
 
-    def __init__(self, gamma: Numbers = 1.5, spread: NonNegative = SPREAD, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, gamma: PerClientNumbers = 1.5, spread: NonNegative = SPREAD, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 

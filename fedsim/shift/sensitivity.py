@@ -6,11 +6,17 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, per_client
 
 
 def sensitivities(
-    key: str, value: Numbers, spread: float, seed: int, federation: Federation, counter: int = 0, usual: float = 0.0
+    key: str,
+    value: PerClientNumbers,
+    spread: float,
+    seed: int,
+    federation: Federation,
+    counter: int = 0,
+    usual: float = 0.0,
 ) -> Tensor:
     """[m] float64, on the device: given, or drawn around a mean.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsim.core.constraints import CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import ResponseDirection
@@ -40,7 +40,7 @@ class Strategic(Shift):
 
     def __init__(
         self,
-        epsilon: Numbers = 1.0,
+        epsilon: PerClientNumbers = 1.0,
         spread: NonNegative = SPREAD,
         features: Sequence[CountOrZero] | None = None,
         target: CountOrZero = 1,

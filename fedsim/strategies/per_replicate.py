@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import PerSeed, Setting
+from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
@@ -31,7 +31,7 @@ class Rows:
             self._cache[name] = self._report.cohort.by_replicate(rows)
         return self._cache[name][self._replicate]
 
-    def number(self, setting: Setting) -> float:
+    def number(self, setting: NumberOrPerSeed) -> float:
         """This replicate's, where replicates have theirs (`fedsim.core.per_seed`)."""
         return setting.values[self._replicate] if isinstance(setting, PerSeed) else setting
 

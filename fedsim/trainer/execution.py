@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fedsim.core.constraints import AutoOrCount, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.placement import PLACES
+from fedsim.core.placement import STORAGE_PLACES
 from fedsim.models.precision import PRECISIONS
 
 EXECUTORS = ("auto", "fused", "vmap", "loop")
@@ -43,6 +43,6 @@ class Execution(Validated):
     compile: Annotated[str, OneOf(*COMPILE)] = "replay"
     dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
     precision: Annotated[str, OneOf(*PRECISIONS)] = "full"
-    memory: Annotated[str, OneOf(*PLACES)] = "device"
+    memory: Annotated[str, OneOf(*STORAGE_PLACES)] = "device"
     device: Any = "auto"
     deterministic: bool = False

@@ -14,7 +14,7 @@ import torch
 from fedsim.app.build import _instantiate
 from fedsim.app.kinds import KINDS
 from fedsim.core.errors import ConfigError
-from fedsim.core.targets import BUILT_IN, resolve
+from fedsim.core.targets import BUILT_IN_PACKAGES, resolve
 from fedsim.core.torchvision_import import torchvision
 from fedsim.evaluation.metrics.metric import METRIC
 from fedsim.models.kinds import LOSS
@@ -268,7 +268,9 @@ def test_a_random_walk_meets_nothing_but_what_is_of_the_kind() -> None:
     torchvision()
     draw = random.Random(0)
     roots = [sys.modules[name] for name in ("fedsim", "torch", "torchvision") if name in sys.modules]
-    inner = [m for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in BUILT_IN and m is not None]
+    inner = [
+        m for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in BUILT_IN_PACKAGES and m is not None
+    ]
     accepted = 0
     for _ in range(4000):
         here: Any = draw.choice(roots if draw.random() < 0.3 else inner)
