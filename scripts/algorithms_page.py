@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.app.commands.algorithms import KINDS, Algorithm, algorithms
+from fedsim.app.commands.algorithms import LISTED_GROUPS, Algorithm, algorithms
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -50,7 +50,7 @@ def page() -> str:
         "(its innovation), $A$ the clients that participate in round $t$, $w_i$ a client's weight, $\\eta$ a local and",
         "$\\eta_g$ the server's learning rate.",
     ]
-    for group in KINDS:
+    for group in LISTED_GROUPS:
         lines += [
             "",
             f"## {TITLES[group]}",

@@ -26,7 +26,7 @@ from fedsim.app import commands, help_page, hydra_section, per_choice, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, resolved_settings
 from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved_reason
-from fedsim.app.folders import RESUME, key_of, run_folder
+from fedsim.app.folders import RESUME_MODES, key_of, run_folder
 from fedsim.app.imports import import_simulator
 from fedsim.app.single_composition import composed_once
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
@@ -55,7 +55,7 @@ def _main() -> None:
     """A word of `fedsim.app.commands`, or overrides, which Hydra takes."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare()
-    if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
+    if sys.argv[1:2] and sys.argv[1] in commands.COMMAND_DESCRIPTIONS:
         try:
             return commands.run_command(sys.argv[1], sys.argv[2:])
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
@@ -346,7 +346,7 @@ def steps(
             f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "
             "it afresh, or choose another out"
         )
-    if not has_checkpoint and resume not in RESUME:
+    if not has_checkpoint and resume not in RESUME_MODES:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     overrides = _override_texts(HydraConfig.get().overrides) if HydraConfig.initialized() else []
     override_values = {key_of(text): text.partition("=")[2] for text in overrides}
@@ -383,10 +383,10 @@ def table_row(identity: dict[str, Any]) -> dict[str, Any]:
 
 def in_a_line(result: Result) -> str:
     """What a finished run of a sweep prints: the sweep says at its end what may be done with all of them."""
-    from fedsim.app.job_progress import LEADING
+    from fedsim.app.job_progress import LEADING_METRICS
     from fedsim.run.tracking.result import spread
 
-    names = [name for name in LEADING if name in result.final][:3] or list(result.final)[:3]
+    names = [name for name in LEADING_METRICS if name in result.final][:3] or list(result.final)[:3]
     metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in names)
     stop_note = f", stopped by {result.stopped}" if result.stopped else ""
     return f"{metrics} after {result.history[-1]['round']} rounds in {result.seconds:.1f} s{stop_note}: {result.folder}"

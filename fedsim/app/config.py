@@ -15,7 +15,7 @@ from fedsim.core.settings import flatten
 from fedsim.core.targets import current_names
 
 # Settings that decide where and how a run is computed, but not what.
-WITHOUT_EFFECT = (
+KEYS_WITHOUT_EFFECT = (
     "out",
     "resume",
     "objective",
@@ -34,7 +34,7 @@ WITHOUT_EFFECT = (
     "trusted",
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
-FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
+KEYS_FREE_ON_RESUME = (*KEYS_WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
 
 
 def config_folder() -> Path:
@@ -109,7 +109,7 @@ def keys() -> dict[str, list[str]]:
     return choices_by_key
 
 
-def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:
+def identity(cfg: DictConfig, free: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
     """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
     settings = current_names(dict(flatten(resolved_settings(cfg))))
     return {name: value for name, value in settings.items() if not name.startswith(free)}

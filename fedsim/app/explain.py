@@ -16,9 +16,9 @@ from fedsim.app.config import config_folder, groups, keys
 from fedsim.core import checks
 from fedsim.core.settings import flatten
 
-INTERPOLATION = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
+INTERPOLATION_ERRORS = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
 # Launchers and sweepers that an extra brings → its name.
-EXTRAS = {
+EXTRA_BY_CHOICE = {
     "hydra/launcher/joblib": "joblib",
     "hydra/launcher/submitit_local": "submitit",
     "hydra/launcher/submitit_slurm": "submitit",
@@ -40,7 +40,7 @@ def explain(error: BaseException) -> str:
         return _unknown_key(match[1].split("@")[0])
     if match := re.search(r"Error merging override (.*)", text):
         return _unfitting_value(match[1])
-    if isinstance(error, INTERPOLATION):
+    if isinstance(error, INTERPOLATION_ERRORS):
         return _interpolated(error)
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
@@ -48,7 +48,7 @@ def explain(error: BaseException) -> str:
         group_choices = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
         exact = [option for option in group_choices if option.endswith(f"={match[1]}")]
         near = checks.suggestion(exact) or checks.nearest(
-            match[1], [*commands.WORDS, *keys(), *groups(), *group_choices]
+            match[1], [*commands.COMMAND_DESCRIPTIONS, *keys(), *groups(), *group_choices]
         )
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
     return in_one_line(text.split("\n")[0])
@@ -121,9 +121,9 @@ def _missing_extra(extra: str, feature: str) -> str:
 
 
 def _unknown_choice(group: str, choice: str, existing: list[str]) -> str:
-    if f"{group}/{choice}" in EXTRAS:
-        return _missing_extra(EXTRAS[f"{group}/{choice}"], f"{group}={choice}")
-    extras = [name.rpartition("/")[2] for name in EXTRAS if name.startswith(f"{group}/")]
+    if f"{group}/{choice}" in EXTRA_BY_CHOICE:
+        return _missing_extra(EXTRA_BY_CHOICE[f"{group}/{choice}"], f"{group}={choice}")
+    extras = [name.rpartition("/")[2] for name in EXTRA_BY_CHOICE if name.startswith(f"{group}/")]
     options = sorted({*groups().get(group, []), *existing, *extras})
     return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
 

@@ -17,13 +17,17 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import abbreviated_keys
 
-STAMP = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
-RESUME = ("never", "auto", "overwrite")
+DEFAULT_FOLDER_FORMAT = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
+RESUME_MODES = ("never", "auto", "overwrite")
 LONGEST_PART, LONGEST_PATH = 255, 4096 - 300  # bytes of a name and of a path, which file systems allow
-LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
-ALONE = "run"  # the run of a sweep in which nothing varies
-FORBIDDEN = ":" if sys.platform == "win32" else ""  # signs that a name of a folder cannot have on this system
-PLAIN = re.compile(r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*")  # values that name a folder as they are
+MAX_NAME_LENGTH = 200  # of a run's folder in a sweep; file systems end at 255 bytes
+SINGLE_RUN_FOLDER = "run"  # the run of a sweep in which nothing varies
+FORBIDDEN_CHARACTERS = (
+    ":" if sys.platform == "win32" else ""
+)  # signs that a name of a folder cannot have on this system
+PLAIN_VALUE_PATTERN = re.compile(
+    r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*"
+)  # values that name a folder as they are
 
 
 def run_folder(out: Any, resume: Any) -> Path:
@@ -32,7 +36,7 @@ def run_folder(out: Any, resume: Any) -> Path:
     Raises:
         ConfigError: what is given names no folder, or none can be made.
     """
-    if resume is not None and resume not in RESUME:
+    if resume is not None and resume not in RESUME_MODES:
         return Path(folder_name("resume", resume)).absolute()
     return (new_folder() if out is None else Path(folder_name("out", out))).absolute()
 
@@ -59,7 +63,7 @@ def new_folder() -> Path:
     Raises:
         ConfigError: it cannot be made.
     """
-    base = Path(time.strftime(STAMP))
+    base = Path(time.strftime(DEFAULT_FOLDER_FORMAT))
     folder = base
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
@@ -83,10 +87,10 @@ def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
     override_values = dict(sorted((key_of(text), text.partition("=")[2]) for text in overrides))
     short_names = abbreviated_keys({key for key in override_values if key not in fixed})
     assignments = [f"{short_names[key]}={_value(text)}" for key, text in override_values.items() if key in short_names]
-    name = ",".join(assignments) or ALONE
-    if len(name.encode()) <= LONGEST_NAME:
+    name = ",".join(assignments) or SINGLE_RUN_FOLDER
+    if len(name.encode()) <= MAX_NAME_LENGTH:
         return name
-    start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
+    start = name.encode()[: MAX_NAME_LENGTH - 17].decode(errors="ignore")
     return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
@@ -97,7 +101,7 @@ def key_of(override: str) -> str:
 
 def _value(text: str) -> str:
     """A value as a part of a folder's name. Of a path the last word, and a digest that keeps values apart."""
-    if PLAIN.fullmatch(text) and not set(FORBIDDEN) & set(text):
+    if PLAIN_VALUE_PATTERN.fullmatch(text) and not set(FORBIDDEN_CHARACTERS) & set(text):
         return text
     word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")
     return f"{word}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")

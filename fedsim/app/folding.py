@@ -19,8 +19,8 @@ from fedsim.core.settings import flatten
 
 log = logging.getLogger(__name__)
 
-GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
-MAY_DIFFER = ("seeds", "out", "resume", "objective")
+PER_SEED_GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
+KEYS_THAT_MAY_DIFFER = ("seeds", "out", "resume", "objective")
 
 
 def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
@@ -33,7 +33,7 @@ def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
 
     settings, names = resolved_settings(cfg), setting_names(cfg)
     keys = {}
-    for group in GROUPS:
+    for group in PER_SEED_GROUPS:
         for component in targets.parse(group, settings[group], KINDS[group]).nested_parts():
             if not component.call.__module__.startswith("fedsim."):
                 continue  # a user's class may take over the annotation, and not the list
@@ -54,7 +54,7 @@ def shared_settings(cfg: DictConfig) -> str | None:
         return None  # the job itself will say so
     settings = dict(flatten(resolved_settings(cfg)))
     without_number = sorted(key for key in keys if settings[key] is None)
-    differing = {*keys, *keys.values(), *MAY_DIFFER}
+    differing = {*keys, *keys.values(), *KEYS_THAT_MAY_DIFFER}
     shared = {name: value for name, value in settings.items() if name not in differing}
     return json.dumps([shared, without_number], sort_keys=True, default=str)
 

@@ -10,7 +10,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 
 LINE_WIDTH = 100
-SECTIONS = {  # what comes first in a run comes first
+GROUPS_BY_SECTION = {  # what comes first in a run comes first
     "data": ("dataset", "dataset/augment", "partition", "contamination"),
     "availability": ("availability", "availability/base", "availability/trajectory"),
     "performative shift": ("shift",),
@@ -21,7 +21,7 @@ SECTIONS = {  # what comes first in a run comes first
     "the run": ("trainer", "stop", "tracking"),
     "prepared": ("experiment", "sweep"),
 }
-OTHERS = "yours"  # groups that the user's own folders add
+USER_SECTION = "yours"  # groups that the user's own folders add
 
 
 @contextlib.contextmanager
@@ -59,8 +59,8 @@ def choices_of(hydra: Hydra) -> dict[str, list[str]]:
 
 def page(choices: dict[str, list[str]]) -> str:
     """Sections of groups, each with its choices."""
-    listed_groups = {group for section in SECTIONS.values() for group in section}
-    sections = SECTIONS | {OTHERS: tuple(sorted(choices.keys() - listed_groups))}
+    listed_groups = {group for section in GROUPS_BY_SECTION.values() for group in section}
+    sections = GROUPS_BY_SECTION | {USER_SECTION: tuple(sorted(choices.keys() - listed_groups))}
     width = max(map(len, choices)) + 2
     lines = []
     for title, section in sections.items():

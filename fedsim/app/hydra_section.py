@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.app.folders import key_of
 from fedsim.core.errors import ConfigError
 
-CALLBACKS = ("fedsim.app.sweep.SweepCallback",)
-HANDLERS = ("logging.", "colorlog.")
+ALLOWED_CALLBACKS = ("fedsim.app.sweep.SweepCallback",)
+ALLOWED_HANDLER_PREFIXES = ("logging.", "colorlog.")
 
 
 @contextlib.contextmanager
@@ -55,7 +55,9 @@ def check(cfg: DictConfig, overrides: list[str]) -> None:
         if section == "job.env_set" and content:
             raise ConfigError(f"{key}={content} stands in a file; give it on the command line if you know what it does")
         for name, target in _callable_keys(content):
-            if target not in CALLBACKS and not (name == "class" and str(target).startswith(HANDLERS)):
+            if target not in ALLOWED_CALLBACKS and not (
+                name == "class" and str(target).startswith(ALLOWED_HANDLER_PREFIXES)
+            ):
                 raise ConfigError(
                     f"{key}: {name}={target!r} stands in a file, and Hydra would call it; give it on the command line "
                     "if you know what it does"

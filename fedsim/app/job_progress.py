@@ -13,8 +13,14 @@ from fedsim.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SILENCE = 10.0  # seconds between two words
-LEADING = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # the first there is
+SECONDS_BETWEEN_LOG_LINES = 10.0  # seconds between two words
+LEADING_METRICS = (
+    "test_accuracy",
+    "test_loss",
+    "performative_risk",
+    "distance_to_optimum",
+    "train_loss",
+)  # the first there is
 
 T = TypeVar("T")
 
@@ -29,7 +35,7 @@ def duration(seconds: float) -> str:
 
 def leading_metric(values: Mapping[str, float]) -> tuple[str, float] | None:
     """The metric that says most of a run, and its value."""
-    name = next((name for name in LEADING if name in values), None)
+    name = next((name for name in LEADING_METRICS if name in values), None)
     return None if name is None else (name, values[name])
 
 
@@ -76,7 +82,7 @@ class JobProgress:
             share: of all work that is done; None: that of the jobs.
             detail: what else is known, such as the leading metric; asked for only if a line is logged.
         """
-        if self._clock() - self._last < SILENCE:
+        if self._clock() - self._last < SECONDS_BETWEEN_LOG_LINES:
             return
         self._last = self._clock()
         share = self.done_jobs / max(self.total, 1) if share is None else share
@@ -136,7 +142,7 @@ def as_they_end(
     """The futures, each as it ends, with a word on the others every ten seconds."""
     waiting = set(futures)
     while waiting:
-        finished_futures, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
+        finished_futures, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOG_LINES / 4, return_when=FIRST_COMPLETED)
         yield from finished_futures
         if not finished_futures:
             progress.log_heartbeat(detail=detail)

@@ -27,10 +27,10 @@ from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
-KEPT = 100  # configurations of jobs that wait for their turn
+MAX_CACHED_CONFIGURATIONS = 100  # configurations of jobs that wait for their turn
 
 
-class ComposedOnce:
+class CachingConfigLoader:
     """Hydra's loader of configurations, of which a sweep's check and its launcher both ask for every job's: the second
     one that asks gets what was composed for the first.
 
@@ -51,7 +51,7 @@ class ComposedOnce:
         if job in self._composed:
             return self._composed.pop(job)
         config: DictConfig = self._loader.load_sweep_config(master_config, sweep_overrides)
-        if len(self._composed) < KEPT:
+        if len(self._composed) < MAX_CACHED_CONFIGURATIONS:
             self._composed[job] = config
         return config
 

@@ -27,14 +27,20 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 
-KEY = "when"
-REFUSED = ("hydra", "out", "resume", "trusted", KEY)  # settings that are fixed before those of a choice
-SHAPE = f"write {KEY}.GROUP.CHOICE.KEY=VALUE, such as {KEY}.local.pofl.local.history=6"
+WHEN_KEY = "when"
+KEYS_NOT_PER_CHOICE = (
+    "hydra",
+    "out",
+    "resume",
+    "trusted",
+    WHEN_KEY,
+)  # settings that are fixed before those of a choice
+USAGE_EXAMPLE = f"write {WHEN_KEY}.GROUP.CHOICE.KEY=VALUE, such as {WHEN_KEY}.local.pofl.local.history=6"
 
 
 def with_plus(arguments: Sequence[str]) -> list[str]:
     """The same command with Hydra's prefix for new keys, which users need not write here."""
-    return [f"++{text}" if text.startswith(f"{KEY}.") else text for text in arguments]
+    return [f"++{text}" if text.startswith(f"{WHEN_KEY}.") else text for text in arguments]
 
 
 def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
@@ -51,10 +57,10 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
     Raises:
         ConfigError: a group, a choice or a setting does not exist.
     """
-    if KEY not in cfg:
+    if WHEN_KEY not in cfg:
         return
     content: Any = OmegaConf.to_container(cfg, resolve=False)
-    block = content[KEY]
+    block = content[WHEN_KEY]
     override_keys = {key_of(text) for text in overrides} - groups().keys()
     settings = list(_settings(block, choices, override_keys)) if block not in (None, {}) else []
     for key, _, source in settings:
@@ -65,7 +71,7 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
         except OmegaConfBaseException as error:
             raise ConfigError(f"{source}={value!r} cannot be set there ({str(error).splitlines()[0]})") from error
     with open_dict(cfg):
-        cfg.pop(KEY)
+        cfg.pop(WHEN_KEY)
 
 
 def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -> Iterator[tuple[str, Any, str]]:
@@ -73,7 +79,7 @@ def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -
     for group, choice, content in _choices(block, ""):
         if choices.get(group) != choice:
             continue
-        path = f"{KEY}.{group.replace('/', '.')}.{choice}"
+        path = f"{WHEN_KEY}.{group.replace('/', '.')}.{choice}"
         for key, value in flatten(content):
             if _within(f"{path}.{key}", override_keys) or not _within(key, override_keys):
                 yield key, value, f"{path}.{key}"
@@ -86,19 +92,21 @@ def _within(key: str, override_keys: set[str]) -> bool:
 
 def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
-    where = ".".join([KEY, *filter(None, [outer.replace("/", ".")])])
+    where = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
     if not isinstance(block, dict):
-        raise ConfigError(f"{where}={block!r} names no choice; {SHAPE}")
+        raise ConfigError(f"{where}={block!r} names no choice; {USAGE_EXAMPLE}")
     for word, content in block.items():
         inner = f"{outer}/{word}" if outer else str(word)
         if inner in groups():
             yield from _choices(content, inner)
         elif not outer:
-            raise ConfigError(f"{where}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {SHAPE}")
+            raise ConfigError(
+                f"{where}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {USAGE_EXAMPLE}"
+            )
         elif str(word) not in (options := _options(outer)):
             raise ConfigError(f"{where}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
         elif not isinstance(content, dict):
-            raise ConfigError(f"{where}.{word}={content!r} is not a setting; {SHAPE}")
+            raise ConfigError(f"{where}.{word}={content!r} is not a setting; {USAGE_EXAMPLE}")
         else:
             yield outer, str(word), {str(key): value for key, value in content.items()}
 
@@ -123,7 +131,7 @@ def _is_custom(key: str, choices: Mapping[str, str]) -> bool:
 
 def _check(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -> None:
     """Raise an error for keys that are not settings of the run, and for those that cannot depend on a choice."""
-    if key.partition(".")[0] in REFUSED:
+    if key.partition(".")[0] in KEYS_NOT_PER_CHOICE:
         raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; set it for all runs")
     if _is_custom(key, choices):
         return
@@ -131,5 +139,5 @@ def _check(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -
     holder = OmegaConf.select(cfg, node) if node else cfg
     if not isinstance(holder, DictConfig) or last not in holder:
         content: Any = OmegaConf.to_container(cfg, resolve=False)
-        names = [name for name, _ in flatten(content) if not name.startswith(f"{KEY}.")]
+        names = [name for name, _ in flatten(content) if not name.startswith(f"{WHEN_KEY}.")]
         raise ConfigError(f"{source}: {key} is not a setting of this run{checks.nearest(key, names)}")

@@ -16,7 +16,7 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-MODE_OF_A_RUN = "hydra.mode=RUN"
+SINGLE_RUN_OVERRIDE = "hydra.mode=RUN"
 SWEEP_FLAGS = {"-m", "--multirun"}
 
 
@@ -36,8 +36,8 @@ def composed_once() -> Iterator[None]:
         mode = config.hydra.mode
         if mode is None:
             config.hydra.mode = RunMode.RUN
-            config.hydra.overrides.hydra.append(MODE_OF_A_RUN)
-            composed[config_name, (*overrides, MODE_OF_A_RUN)] = config
+            config.hydra.overrides.hydra.append(SINGLE_RUN_OVERRIDE)
+            composed[config_name, (*overrides, SINGLE_RUN_OVERRIDE)] = config
         return mode
 
     def load_once(

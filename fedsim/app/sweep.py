@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import sweep_progress
-from fedsim.app.config import WITHOUT_EFFECT, identity, resolved_settings
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, identity, resolved_settings
 from fedsim.app.explain import explain, in_one_line, unresolved_reason
 from fedsim.app.folders import folder_name, key_of, new_folder
 from fedsim.core import checks
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORDS = {
+STATUS_DESCRIPTIONS = {
     "done": "done",
     "kept": "finished before",
     "failed": "failed",
     "stopped": "stopped",
     "running": "unfinished",
 }
-RECORDS = ".runs"  # folder of a sweep's records
-BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
+RECORDS_FOLDER = ".runs"  # folder of a sweep's records
+OPTUNA_RESULTS_FILE = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 # which keys are left out of the names of runs' folders
 EXCLUDED_KEYS_SETTING = "hydra.job.config.override_dirname.exclude_keys"
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
 
-Final = dict[str, tuple[float, float]]
+FinalMetrics = dict[str, tuple[float, float]]
 
 
 def print_to_stderr(*words: str, **print_options: Any) -> None:
@@ -115,7 +115,7 @@ def _carried_out(
 ) -> TaskGenerator[float | None]:
     from fedsim.run.stopping import Stopped
 
-    records = Path(hydra.sweep.dir) / RECORDS
+    records = Path(hydra.sweep.dir) / RECORDS_FOLDER
     stop: Stopped | None = None
     value: float | None = None
     try:
@@ -184,13 +184,13 @@ def _grid_size(overrides: list[Any]) -> int:
     return prod(sum(1 for _ in override.sweep_string_iterator()) for override in overrides)
 
 
-def finished_result(cfg: DictConfig, folder: Path) -> Final | None:
+def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
     """What a run of exactly this configuration measured in this folder; None where it has not come to its end."""
     try:
         final = json.loads((folder / SUMMARY).read_text())["final"]
         stored_config = OmegaConf.load(folder / CONFIG)
         assert isinstance(stored_config, DictConfig)
-        if identity(stored_config, WITHOUT_EFFECT) != identity(cfg, WITHOUT_EFFECT):
+        if identity(stored_config, KEYS_WITHOUT_EFFECT) != identity(cfg, KEYS_WITHOUT_EFFECT):
             return None
         results = {name: (summary["mean"], summary["std"]) for name, summary in final.items()}  # null: not a number
         return {
@@ -202,7 +202,7 @@ def finished_result(cfg: DictConfig, folder: Path) -> Final | None:
 
 def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> None:
     """Before the first round: is this a metric, and is one named where one is needed?"""
-    from fedsim.evaluation import COLUMNS
+    from fedsim.evaluation import COLUMN_DESCRIPTIONS
     from fedsim.evaluation.metrics import possible_columns
     from fedsim.evaluation.personal import PERSONAL_COLUMNS
 
@@ -210,14 +210,14 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
         raise ConfigError(
             "objective=null, but Optuna needs a metric to judge a run by, such as objective=test_accuracy"
         )
-    metric_names = {*COLUMNS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
+    metric_names = {*COLUMN_DESCRIPTIONS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
     if name is not None and str(name) not in metric_names:
         raise ConfigError(
             f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), metric_names)}"
         )
 
 
-def _objective(name: str | None, final: Final) -> float | None:
+def _objective(name: str | None, final: FinalMetrics) -> float | None:
     """What the sweeper is told: the metric's mean over the replicates."""
     if name is None:
         return None
@@ -269,7 +269,7 @@ class SweepCallback(Callback):
             sys.exit(f"fedsim: {in_one_line(str(error))}")
         except OSError as error:
             sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
-        SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS
+        SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS_FOLDER
         SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in SweepCallback.records.glob("*"):
             path.unlink()
@@ -279,7 +279,7 @@ class SweepCallback(Callback):
             total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
             if total is not None:
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
-                with replacement_file(real_folder(SweepCallback.records) / sweep_progress.TOTAL) as file:
+                with replacement_file(real_folder(SweepCallback.records) / sweep_progress.TOTAL_RUNS_FILE) as file:
                     file.write(json.dumps([total, time.time()]))
 
 
@@ -302,20 +302,20 @@ def conclude(problem: str | None = None) -> bool:
         )
         return False
     counts = Counter(record.status for record in records)
-    tally = ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])
+    tally = ", ".join(f"{counts[status]} {word}" for status, word in STATUS_DESCRIPTIONS.items() if counts[status])
     print_to_stderr(f"sweep of {len(records)} runs in {folder}: {tally}")
     if counts["done"] + counts["kept"]:
         print_to_stderr(f"table:    fedsim table {folder}")
         print_to_stderr(f"curves:   tensorboard --logdir {folder}")
         print_to_stderr(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
     if SweepCallback.tuned and problem is None:
-        best = OmegaConf.load(folder / BEST)
+        best = OmegaConf.load(folder / OPTUNA_RESULTS_FILE)
         chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
         print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
     missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
         reason = in_one_line(record.message) or "its process died without reporting, or still runs elsewhere"
-        print_to_stderr(f"fedsim: {WORDS[record.status]}: {_label(record, records)}: {reason}")
+        print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_label(record, records)}: {reason}")
     if problem is not None:
         print_to_stderr(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:

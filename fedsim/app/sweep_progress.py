@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from fedsim.app.folders import key_of
 
-TOTAL = "total"  # file among a sweep's records: how many runs it has, and when it began
-SUMMARY = "summary.json"
-ENDED_WELL = ("done", "kept")
+TOTAL_RUNS_FILE = "total"  # file among a sweep's records: how many runs it has, and when it began
+SUMMARY_FILE = "summary.json"
+SUCCESSFUL_STATUSES = ("done", "kept")
 
 
 def position(records: Path, number: int) -> str:
@@ -29,7 +29,7 @@ def position(records: Path, number: int) -> str:
     from fedsim.app.job_progress import duration
 
     try:
-        total, began = json.loads((records / TOTAL).read_text())
+        total, began = json.loads((records / TOTAL_RUNS_FILE).read_text())
         siblings = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
     except (OSError, ValueError):
         return f"[{number + 1}]"
@@ -79,14 +79,14 @@ def _ended(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
             record = json.loads(path.read_text())
         except (OSError, ValueError):  # another process is about to replace it
             continue
-        if record["status"] in ENDED_WELL and Path(record["folder"]) != folder:
+        if record["status"] in SUCCESSFUL_STATUSES and Path(record["folder"]) != folder:
             yield Path(record["folder"]), record["overrides"]
 
 
 def _final(folder: Path) -> dict[str, float]:
     """Metric → its mean over replicates after the last round; nothing where there is no summary."""
     try:
-        final = json.loads((folder / SUMMARY).read_text())["final"]
+        final = json.loads((folder / SUMMARY_FILE).read_text())["final"]
         return {name: math.nan if of["mean"] is None else float(of["mean"]) for name, of in final.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -16,7 +16,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ClientCountError, ConfigError
 
 
-class _Grouped(Bernoulli):
+class _GroupedAvailability(Bernoulli):
     """Every client has p_i^t as under `Bernoulli`, but not independently of the others of its group."""
 
     def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: Fraction, groups: Count) -> None:
@@ -30,7 +30,7 @@ class _Grouped(Bernoulli):
         self._group = groups_of(population.clients, self.groups)
 
 
-class CommonShock(_Grouped):
+class CommonShock(_GroupedAvailability):
     """Groups of clients fail together: a client is available iff its group has no outage and its independent draw
     succeeds.
 
@@ -99,7 +99,7 @@ class CommonShock(_Grouped):
         return fresh if outage is None else np.where(draws[:, 1] < self.persistence, outage, fresh)
 
 
-class CommonFactor(_Grouped):
+class CommonFactor(_GroupedAvailability):
     """A Gaussian copula: z_i = √ρ f_t + √(1 − ρ) e_i, and client i is available iff Φ(z_i) < p_i^t.
 
     f_t is the factor that a group shares; e_i is independent for each client and round. p_i^t remains the probability

@@ -11,7 +11,7 @@ from fedsim.core import rng
 from fedsim.core.constraints import Count, OneOf
 from fedsim.core.errors import ClientCountError, ConfigError
 
-RESHUFFLES = ("none", "order", "members")
+RESHUFFLE_MODES = ("none", "order", "members")
 
 
 class Cyclic(Availability):
@@ -35,7 +35,7 @@ class Cyclic(Availability):
         self,
         groups: Count = 5,
         length: Count = 1,
-        reshuffle: Annotated[str, OneOf(*RESHUFFLES)] = "none",
+        reshuffle: Annotated[str, OneOf(*RESHUFFLE_MODES)] = "none",
         k: Count | None = None,
     ) -> None:
         self.groups = groups

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
+from fedsim.availability.recorded import (
+    UNKNOWN_PROBABILITIES_REASON,
+    MatchMode,
+    MissingRecordsPolicy,
+    Recorded,
+    UnmatchedRecordsPolicy,
+)
 from fedsim.availability.times import duration, instant, times
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
@@ -35,7 +41,7 @@ class TraceLog(Recorded):
         until: end of the log; null: end of the last session.
     """
 
-    unknown_reason = RECORD
+    unknown_reason = UNKNOWN_PROBABILITIES_REASON
 
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
@@ -48,9 +54,9 @@ class TraceLog(Recorded):
         begin: float | str | None = None,
         until: float | str | None = None,
         repeat: bool = True,
-        match: Match = "names",
-        unknown: UnmatchedRecords = "refuse",
-        missing: MissingRecords = "refuse",
+        match: MatchMode = "names",
+        unknown: UnmatchedRecordsPolicy = "refuse",
+        missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         self.cover = cover

@@ -14,12 +14,12 @@ from fedsim.core import checks, rng
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ClientCountError, ConfigError
 
-MATCHES = ("names", "order", "draw")
-Match = Annotated[str, OneOf(*MATCHES)]
-UnmatchedRecords = Annotated[str, OneOf("refuse", "ignore")]
-MissingRecords = Annotated[str, OneOf("refuse", "away")]
-SHOWN = 3  # names in a message
-RECORD = "replays recorded availability, whose probabilities are unknown"
+MATCH_MODES = ("names", "order", "draw")
+MatchMode = Annotated[str, OneOf(*MATCH_MODES)]
+UnmatchedRecordsPolicy = Annotated[str, OneOf("refuse", "ignore")]
+MissingRecordsPolicy = Annotated[str, OneOf("refuse", "away")]
+MAX_NAMES_IN_MESSAGE = 3  # names in a message
+UNKNOWN_PROBABILITIES_REASON = "replays recorded availability, whose probabilities are unknown"
 
 
 class Recorded(Availability):
@@ -50,9 +50,9 @@ class Recorded(Availability):
         self,
         path: Any,
         repeat: bool,
-        match: Match,
-        unknown: UnmatchedRecords,
-        missing: MissingRecords,
+        match: MatchMode,
+        unknown: UnmatchedRecordsPolicy,
+        missing: MissingRecordsPolicy,
     ) -> None:
         self.path, self.repeat = Path(path).expanduser() if isinstance(path, (str, Path)) else path, repeat
         self.source = f"availability.path={self.path}" if isinstance(self.path, Path) else "availability.path"
@@ -159,6 +159,6 @@ class Recorded(Availability):
 
 def _first_names(names: list[str]) -> str:
     """The first of them, and how many more."""
-    listing = ", ".join(repr(name) for name in names[:SHOWN])
-    remaining_count = len(names) - SHOWN
+    listing = ", ".join(repr(name) for name in names[:MAX_NAMES_IN_MESSAGE])
+    remaining_count = len(names) - MAX_NAMES_IN_MESSAGE
     return listing if remaining_count <= 0 else f"{listing} and {remaining_count} more"

@@ -16,7 +16,7 @@ from fedsim.core.errors import ClientCountError
 
 
 @dataclass
-class _Rest:
+class _SeparationState:
     """After a round: who took part in it [R, m], the last round of each [R, m], and the probabilities of the last R
     rounds [separation, R, m] with their place for the next one, where they are needed."""
 
@@ -84,23 +84,23 @@ class MinimumSeparation(Bernoulli):
     def counts(self, t: int) -> np.ndarray:
         return self._walk.at(t).active.astype(np.int8)
 
-    def _next(self, previous: _Rest | None, t: int) -> _Rest:
+    def _next(self, previous: _SeparationState | None, t: int) -> _SeparationState:
         p = self.conditional_probability(t)
         previous = previous or self._first(p)
         ready = t - previous.last > self.separation
         coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
             active = self._drawn(np.where(ready, p, 0.0), coins)
-            return _Rest(active, np.where(active, t, previous.last), p)
+            return _SeparationState(active, np.where(active, t, previous.last), p)
         active = ready & (coins < p)
         last = np.where(active, t, previous.last)
         if previous.recent is None:
-            return _Rest(active, last, previous.marginal)
+            return _SeparationState(active, last, previous.marginal)
         marginal = p * (1 - previous.recent.sum(0))
         recent = np.concatenate([previous.recent[1:], marginal[None]])
-        return _Rest(active, last, marginal, recent)
+        return _SeparationState(active, last, marginal, recent)
 
-    def _first(self, p: np.ndarray) -> _Rest:
+    def _first(self, p: np.ndarray) -> _SeparationState:
         """Before round 0: with coins as if p had been that of round 0 for ever, else nobody rests."""
         last = np.full(p.shape, -self.separation - 1)
         marginal = p / (1 + self.separation * p)
@@ -113,7 +113,7 @@ class MinimumSeparation(Bernoulli):
         recent = (
             None if self.k is not None or needs_no_history else np.broadcast_to(marginal, (self.separation, *p.shape))
         )
-        return _Rest(np.zeros(p.shape, dtype=bool), last, marginal, recent)
+        return _SeparationState(np.zeros(p.shape, dtype=bool), last, marginal, recent)
 
     def _drawn(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
         """[R, m] k of each replicate, ∝ p without replacement: those whose exponential times of rate p end first."""

@@ -16,11 +16,15 @@ from fedsim.core.constraints import NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
-LAWS = {"exponential": (1.0, 1.0), "lognormal": (0.0, 3.0), "weibull": (0.3, 20.0)}  # and what `shape` may be
+SHAPE_RANGE_BY_LAW = {
+    "exponential": (1.0, 1.0),
+    "lognormal": (0.0, 3.0),
+    "weibull": (0.3, 20.0),
+}  # and what `shape` may be
 
 
 @dataclass
-class _Stretch:
+class _SessionState:
     """Where every device stands, [R, m] each: whether it has a session, when that or its absence ends, and the level
     of the session."""
 
@@ -66,7 +70,7 @@ class DeviceSessions(Availability):
         base: Probability | None = None,
         trajectory: Trajectory | None = None,
         length: Positive = 4.0,
-        law: Annotated[str, OneOf(*LAWS)] = "exponential",
+        law: Annotated[str, OneOf(*SHAPE_RANGE_BY_LAW)] = "exponential",
         shape: NonNegative = 1.0,
     ) -> None:
         self.base, self.trajectory = base or Uniform(), trajectory or Stationary()
@@ -75,7 +79,7 @@ class DeviceSessions(Availability):
             raise ConfigError(key="length", value=length, needs="must be 1 or more rounds; toss coins for shorter ones")
         self.lengths = law
         self.shape = shape
-        minimum, maximum = LAWS[self.lengths]
+        minimum, maximum = SHAPE_RANGE_BY_LAW[self.lengths]
         if self.lengths != "exponential" and not minimum <= self.shape <= maximum:
             raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
 
@@ -93,7 +97,7 @@ class DeviceSessions(Availability):
         stretch, p = self._walk.at(t), self.base_probabilities
         return (stretch.on & (stretch.level * p < self.probabilities(t))).astype(np.int8)
 
-    def _next(self, previous: _Stretch | None, t: int) -> _Stretch:
+    def _next(self, previous: _SessionState | None, t: int) -> _SessionState:
         if previous is None:
             return self._first()
         on, until, level = previous.on.copy(), previous.until.copy(), previous.level.copy()
@@ -106,16 +110,16 @@ class DeviceSessions(Availability):
                 until[replicate] += np.where(end_mask, self._length(mean, draws[0]), 0.0)
                 level[replicate] = np.where(end_mask, draws[1], level[replicate])
                 turn += 1
-        return _Stretch(on, until, level)
+        return _SessionState(on, until, level)
 
-    def _first(self) -> _Stretch:
+    def _first(self) -> _SessionState:
         draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         on = draws[:, 0] < self.base_probabilities
         mean = np.where(on, self.length, self._off)
         # the stretch that covers round 0 is a long one; of it, what comes after is uniform
         remaining_length = draws[:, 1] * self._length(mean, draws[:, 2], biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
-        return _Stretch(on, remaining_length, draws[:, 3])
+        return _SessionState(on, remaining_length, draws[:, 3])
 
     def _length(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
         """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""

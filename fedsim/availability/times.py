@@ -13,16 +13,20 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing
 
-SECOND = 1_000_000  # in microseconds, in which timestamps are counted
+MICROSECONDS_PER_SECOND = 1_000_000  # in microseconds, in which timestamps are counted
 MICROSECONDS_PER_UNIT = {
-    "ms": SECOND // 1000,
-    "s": SECOND,
-    "min": 60 * SECOND,
-    "h": 3600 * SECOND,
-    "d": 86_400 * SECOND,
-    "w": 7 * 86_400 * SECOND,
+    "ms": MICROSECONDS_PER_SECOND // 1000,
+    "s": MICROSECONDS_PER_SECOND,
+    "min": 60 * MICROSECONDS_PER_SECOND,
+    "h": 3600 * MICROSECONDS_PER_SECOND,
+    "d": 86_400 * MICROSECONDS_PER_SECOND,
+    "w": 7 * 86_400 * MICROSECONDS_PER_SECOND,
 }
-KINDS = {"numbers": "numbers", "local": "timestamps without a time zone", "zoned": "timestamps with a time zone"}
+TIME_KIND_DESCRIPTIONS = {
+    "numbers": "numbers",
+    "local": "timestamps without a time zone",
+    "zoned": "timestamps with a time zone",
+}
 
 
 @dataclass
@@ -95,7 +99,9 @@ def instant(key: str, value: Any, kind: str) -> float:
     label = f"availability.{key}"
     instants = times(Columns(label, {label: np.array([value], dtype=object)}, lambda n: "it"), label)
     if instants.kind != kind:
-        raise ConfigError(key=key, value=value, needs=f"is of other times than the log, which has {KINDS[kind]}")
+        raise ConfigError(
+            key=key, value=value, needs=f"is of other times than the log, which has {TIME_KIND_DESCRIPTIONS[kind]}"
+        )
     return instants.of[0].item()
 
 

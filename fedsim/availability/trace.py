@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.availability import Population
-from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
+from fedsim.availability.recorded import (
+    UNKNOWN_PROBABILITIES_REASON,
+    MatchMode,
+    MissingRecordsPolicy,
+    Recorded,
+    UnmatchedRecordsPolicy,
+)
 from fedsim.availability.trace_table import probabilities, rounds
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import regular_path
 from fedsim.data.datasets.own.samples import called_of
-from fedsim.data.datasets.own.table_columns import SEPARATORS, Columns, columns
+from fedsim.data.datasets.own.table_columns import CSV_SEPARATORS, Columns, columns
 
 
 class Trace(Recorded):
@@ -43,9 +49,9 @@ class Trace(Recorded):
         repeat: bool = True,
         header: str | bool = "auto",
         round: str | None = None,
-        match: Match = "names",
-        unknown: UnmatchedRecords = "refuse",
-        missing: MissingRecords = "refuse",
+        match: MatchMode = "names",
+        unknown: UnmatchedRecordsPolicy = "refuse",
+        missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         if not isinstance(header, bool):
@@ -67,7 +73,7 @@ class Trace(Recorded):
                 f"{{round}}={round} names a column, but {self.source} has no line of names", mentions=("round",)
             )
         self.length = len(self._table)
-        self.unknown_reason = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
+        self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(self._table, (0.0, 1.0)).all() else ""
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
         return self._table[t]
@@ -136,7 +142,7 @@ class Trace(Recorded):
             with open(regular_path(self.path), newline="", encoding="utf-8-sig") as file:
                 first = file.readline()
                 file.seek(0)
-                lines = list(csv.reader(file, delimiter=max(SEPARATORS, key=first.count)))
+                lines = list(csv.reader(file, delimiter=max(CSV_SEPARATORS, key=first.count)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"{self.source} cannot be read as CSV ({error})") from error
         if lines and not lines[0]:

@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.log import check_roles, numbered_clients
-from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
+from fedsim.availability.recorded import (
+    UNKNOWN_PROBABILITIES_REASON,
+    MatchMode,
+    MissingRecordsPolicy,
+    Recorded,
+    UnmatchedRecordsPolicy,
+)
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
 
-WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+PROBABILITY_BY_WORD = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
 class TraceTable(Recorded):
@@ -33,9 +39,9 @@ class TraceTable(Recorded):
         round: str = "round",
         available: str | None = "available",
         repeat: bool = True,
-        match: Match = "names",
-        unknown: UnmatchedRecords = "refuse",
-        missing: MissingRecords = "refuse",
+        match: MatchMode = "names",
+        unknown: UnmatchedRecordsPolicy = "refuse",
+        missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         table = columns(self.path, key="availability.path")
@@ -44,7 +50,7 @@ class TraceTable(Recorded):
         self.names = names
         round_numbers = rounds(table, round)
         values = np.ones(len(table)) if available is None else probabilities(table, available)
-        self.unknown_reason = RECORD if np.isin(values, (0.0, 1.0)).all() else ""
+        self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(values, (0.0, 1.0)).all() else ""
         round_numbers = round_numbers - round_numbers.min()
         self.length = int(round_numbers.max()) + 1
         order = np.lexsort((client_index, round_numbers))
@@ -101,8 +107,8 @@ def probabilities(table: Columns, name: str) -> np.ndarray:
 def _probability(value: Any) -> float:
     """NaN where it is none."""
     word = str(value).strip().lower()
-    if word in WORDS:
-        return WORDS[word]
+    if word in PROBABILITY_BY_WORD:
+        return PROBABILITY_BY_WORD[word]
     try:
         return float(word)
     except ValueError:

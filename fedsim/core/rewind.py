@@ -13,8 +13,8 @@ with a module global or a class attribute, which all copies share.
 >>> count()
 1
 
-Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE_ARRAY_BYTES` bytes, slots,
-iterators and attributes of libraries' classes stay as they are.
+Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE_ARRAY_BYTES`,
+slots, iterators and attributes of libraries' classes stay as they are.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ iterators, functions with their closures, default arguments and the module globa
 objects. Of libraries it looks at instances only: not at their functions, their classes or their globals. What a
 `functools.cached_property` or an `lru_cache` remembers, `Module.training` and locks are left out.
 
-Limits: tensors and arrays above `LARGE_ARRAY_BYTES` bytes are compared by `SAMPLED_ELEMENTS` evenly spaced elements, and tensors also by
-PyTorch's version counter, which in-place operations raise; an object in C without attributes that is not one of the
-kinds above is compared by its type alone.
+Limits: tensors and arrays above `LARGE_ARRAY_BYTES` are compared by `SAMPLED_ELEMENTS` evenly spaced elements, and
+tensors also by PyTorch's version counter, which in-place operations raise; an object in C without attributes that is
+not one of the kinds above is compared by its type alone.
 """
 
 from __future__ import annotations

@@ -293,7 +293,8 @@ def check_remote(key: str, node: Mapping[str, Any]) -> None:
     """Refuse arguments by which a library runs code of a repository."""
     if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().packages):
         raise ConfigError(
-            f"{key}.{REMOTE_CODE_ARGUMENT}={node[REMOTE_CODE_ARGUMENT]} runs code of a repository; if you know it, {_remedy_text('transformers')}"
+            f"{key}.{REMOTE_CODE_ARGUMENT}={node[REMOTE_CODE_ARGUMENT]} runs code of a repository; "
+            f"if you know it, {_remedy_text('transformers')}"
         )
 
 

@@ -17,7 +17,15 @@ from torch.utils._pytree import tree_map
 
 from fedsim.data.samples import ClientData, ClientSamples
 from fedsim.evaluation.columns import MEASURED
-from fedsim.evaluation.measured import TEST, TRAINING, VALIDATION, WORST_DECILE_SUFFIX, Measured, said_of, spreads
+from fedsim.evaluation.measured import (
+    TEST,
+    TRAINING,
+    VALIDATION,
+    WORST_DECILE_SUFFIX,
+    EvaluationResult,
+    said_of,
+    spreads,
+)
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
@@ -25,7 +33,7 @@ from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
 from fedsim.shift import Shift
 
-TEST_BATCH = 1000  # samples of one forward pass, shared by all replicates
+TEST_BATCH_SIZE = 1000  # samples of one forward pass, shared by all replicates
 
 
 class ExtraMetrics(Protocol):
@@ -133,7 +141,7 @@ class Evaluator:
         return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
     @torch.no_grad()
-    def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Measured:
+    def __call__(self, models: Tensor, deployed: Tensor | None = None) -> EvaluationResult:
         """Evaluate the models [R, d]; all results leave the device in one transfer.
 
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
@@ -185,7 +193,7 @@ class Evaluator:
         metrics |= {name: values.cpu().numpy() for name, values in added.items()}
         metrics |= {} if self.extra_metrics is None else self.extra_metrics(models)
         accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
-        return Measured(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
+        return EvaluationResult(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
     def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
         """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which
@@ -215,10 +223,10 @@ class Evaluator:
         owners = data.test_owners
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
-        batch_starts = range(0, len(data.test_x), TEST_BATCH)
+        batch_starts = range(0, len(data.test_x), TEST_BATCH_SIZE)
         local_starts, pooled = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
         for start in batch_starts if len(self.metrics) else local_starts:
-            pick = slice(start, start + TEST_BATCH)
+            pick = slice(start, start + TEST_BATCH_SIZE)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
             batch = {"x": x} | data.extra_inputs(data.test_more, pick, dtype)
             if data.test_y is not None:
@@ -264,7 +272,7 @@ class Evaluator:
         `deployed`.
         """
         replicates = len(models)
-        step = max(1, TEST_BATCH * 4 // (replicates * samples.width))
+        step = max(1, TEST_BATCH_SIZE * 4 // (replicates * samples.width))
         losses, correct, added = [], [], []
         for start in range(0, len(self.clients), step):
             batch = self._client_batch(samples, slice(start, start + step))

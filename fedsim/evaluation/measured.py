@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.evaluation.columns import MEASURED
-from fedsim.evaluation.spread import TENTH, meaning, spread
+from fedsim.evaluation.spread import TENTH_PERCENT, meaning, spread
 
 # Numbers per client, by the origin of its samples: the column of the mean, or its prefix.
 TEST, VALIDATION, TRAINING = "test_{}_by_client", "validation_{}", "client_{}"
-WORST_DECILE_SUFFIX = f"worst{TENTH}"
-MEAN = re.compile("^mean (over clients )?of ")
+WORST_DECILE_SUFFIX = f"worst{TENTH_PERCENT}"
+MEAN_PREFIX_PATTERN = re.compile("^mean (over clients )?of ")
 
 
 @dataclass
-class Measured:
+class EvaluationResult:
     """The result of one evaluation, on the host.
 
     Attributes:
@@ -49,7 +49,7 @@ def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]
     """Column → [R] measures of the spread over clients.
 
     Args:
-        by_client: see `Measured`.
+        by_client: see `EvaluationResult`.
         pairs: column, and name of the measure.
     """
     return {
@@ -65,4 +65,4 @@ def said_of(name: str, of: str) -> str:
 
 def subject(of: str) -> str:
     """The description of a client's number, as part of a sentence."""
-    return MEAN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])
+    return MEAN_PREFIX_PATTERN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])

@@ -16,8 +16,8 @@ from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 
-MIXES = ("params", "outputs")
-EVERY = ("round", "step")
+MIXING_MODES = ("params", "outputs")
+ADAPTATION_INTERVALS = ("round", "step")
 
 
 def ratio_to(personal_lr: float | None, rates: list[float]) -> float:
@@ -63,8 +63,8 @@ class APFL(SGD):
         self,
         alpha: FractionPerSeed = 0.25,
         adaptive: bool = False,
-        alpha_every: Annotated[str, OneOf(*EVERY)] = "round",
-        mix: Annotated[str, OneOf(*MIXES)] = "params",
+        alpha_every: Annotated[str, OneOf(*ADAPTATION_INTERVALS)] = "round",
+        mix: Annotated[str, OneOf(*MIXING_MODES)] = "params",
         personal_lr: Positive | None = None,
         alpha_decay: NonNegative = 0.0,
         **options: Any,

@@ -13,8 +13,8 @@ from fedsim.data.samples import ClientData
 from fedsim.local.estimators import CoefficientEstimator, Estimator, FractionEstimator, MeanEstimator, NoEstimator
 from fedsim.shift import Shift
 
-NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")
-Name = Annotated[str, OneOf(*NAMES)]
+LAW_NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")
+LawName = Annotated[str, OneOf(*LAW_NAMES)]
 
 
 def estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
@@ -50,10 +50,10 @@ def _declared(shift: Shift) -> str:
     """What 'auto' stands for."""
     if not shift.active:
         return "none"
-    if shift.estimator not in NAMES[1:]:
+    if shift.estimator not in LAW_NAMES[1:]:
         raise ConfigError(
             f"local.estimator=auto, but shift={type(shift).__name__} does not declare which part of the data's law "
-            f"answers the model; choose one of {', '.join(NAMES[1:])}"
+            f"answers the model; choose one of {', '.join(LAW_NAMES[1:])}"
         )
     return shift.estimator
 

@@ -62,7 +62,7 @@ class PlugIn(PFL):
         explore: Count = 20,
         spread: Positive = 1.0,
         shared: bool = False,
-        estimator: laws.Name = "auto",
+        estimator: laws.LawName = "auto",
         **options: Any,
     ) -> None:
         super().__init__(**options)

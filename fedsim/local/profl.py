@@ -19,7 +19,7 @@ from fedsim.local.robust_gradient import RobustGradient
 from fedsim.local.rule import Carry
 from fedsim.local.sample_size import SampleSize
 
-DEALS = ("everybody", "one")
+SAMPLE_DEALS = ("everybody", "one")
 SLOPE, SHARED, SHARES = "derivative", "server_derivative", "server_knows"
 SIZE, USED, PAST_SLOPE, PAST_MODEL = "sample_size", "samples_used", "past_derivative", "past_model"
 
@@ -210,6 +210,6 @@ class PG(PoFL):
 
     pooled = True
 
-    def __init__(self, deals: Annotated[str, OneOf(*DEALS)] = "everybody", **options: Any) -> None:
+    def __init__(self, deals: Annotated[str, OneOf(*SAMPLE_DEALS)] = "everybody", **options: Any) -> None:
         super().__init__(**options)
         self.one_at_a_time = deals == "one"

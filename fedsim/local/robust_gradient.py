@@ -9,9 +9,11 @@ from torch import Tensor
 
 from fedsim.core.constraints import AtLeast, PositiveFraction, validated
 
-SMALL_SIDE = 256  # up to this many samples or parameters the Gram matrix is diagonalised; above, power iteration
+MAX_DIAGONALISED_SIDE = (
+    256  # up to this many samples or parameters the Gram matrix is diagonalised; above, power iteration
+)
 
-TOLERANCE = 1e-6  # power iteration ends when no unit vector moves farther than this …
+POWER_ITERATION_TOLERANCE = 1e-6  # power iteration ends when no unit vector moves farther than this …
 BLOCK, BLOCKS = 10, 30  # … in a block of 10 iterations, or after 30 blocks
 
 
@@ -87,7 +89,7 @@ def scores(centred: Tensor) -> Tensor:
     τ = (X v)² where that is XᵀX, and τ = λ u² where it is XXᵀ = … λ u uᵀ ….
     """
     _, samples, dimension = centred.shape
-    if min(samples, dimension) > SMALL_SIDE:
+    if min(samples, dimension) > MAX_DIAGONALISED_SIDE:
         return (centred @ _power_iteration(centred)[:, :, None]).squeeze(2).square()
     if dimension <= samples:
         _, vectors = torch.linalg.eigh(centred.mT @ centred)
@@ -106,6 +108,6 @@ def _power_iteration(centred: Tensor) -> Tensor:
         for _ in range(BLOCK):
             v = (centred.mT @ (centred @ v[:, :, None])).squeeze(2)
             v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
-        if bool(((v - before).norm(dim=1) < TOLERANCE).all()):
+        if bool(((v - before).norm(dim=1) < POWER_ITERATION_TOLERANCE).all()):
             break
     return v

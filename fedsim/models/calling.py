@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 Inputs = Tensor | dict[str, Tensor]  # x, or x and further inputs by name
 
 
-class Calling:
+class ModuleCaller:
     """Calls modules on inputs, and makes outputs alike.
 
     Args:

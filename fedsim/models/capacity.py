@@ -17,8 +17,8 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 
-CHANNELS = ("first", "rolling", "random")
-ASSIGN = ("random", "size")
+CHANNEL_SELECTIONS = ("first", "rolling", "random")
+WIDTH_ASSIGNMENTS = ("random", "size")
 
 
 class Capacity(Validated, ABC):
@@ -77,8 +77,8 @@ class Widths(Capacity):
         self,
         widths: Sequence[PositiveFraction] = (1.0, 0.5, 0.25),
         shares: Sequence[Positive] | None = None,
-        assign: Annotated[str, OneOf(*ASSIGN)] = "random",
-        channels: Annotated[str, OneOf(*CHANNELS)] = "first",
+        assign: Annotated[str, OneOf(*WIDTH_ASSIGNMENTS)] = "random",
+        channels: Annotated[str, OneOf(*CHANNEL_SELECTIONS)] = "first",
         redraw: bool = False,
     ) -> None:
         if not len(widths):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError
 from fedsim.models.row_model import RowModel
 
-MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+CHANNEL_MIXING_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALISATION_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ChannelChain:
         widths: list[int] = []
         modules, previous = dict(model.evaluation_module.named_modules()), None
         order = _executed(model, samples)
-        mixing = [layer for layer in order if isinstance(modules[layer], MIXING)]
+        mixing = [layer for layer in order if isinstance(modules[layer], CHANNEL_MIXING_LAYERS)]
         missing = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
         if missing or len(set(order)) < len(order):
             odd = sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
@@ -71,10 +71,18 @@ class ChannelChain:
             )
         for layer in order:
             module = modules[layer]
-            if isinstance(module, NORMALISING) and previous is not None and module.num_features == widths[previous]:
+            if (
+                isinstance(module, NORMALISATION_LAYERS)
+                and previous is not None
+                and module.num_features == widths[previous]
+            ):
                 layers[layer] = ChannelLayer(previous, previous, mixes=False)
                 continue
-            if not isinstance(module, MIXING) or getattr(module, "groups", 1) != 1 or _has_odd_parameters(module):
+            if (
+                not isinstance(module, CHANNEL_MIXING_LAYERS)
+                or getattr(module, "groups", 1) != 1
+                or _has_odd_parameters(module)
+            ):
                 raise ConfigError(
                     f"capacity: a model must be a chain of linear and convolutional layers for clients to hold some of "
                     f"its channels, and {layer!r} of {name} is {type(module).__name__}; use another model, such as "

@@ -13,8 +13,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.models.attention import blocks
 
-NORMS = ("batch", "group", "none")
-GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
+NORM_KINDS = ("batch", "group", "none")
+GROUP_NORM_GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
 
 
 @validated
@@ -88,7 +88,7 @@ def from_torchvision(
     name: str,
     classes: int,
     shape: tuple[int, ...] = (3, 224, 224),
-    norm: Annotated[str, OneOf(*NORMS)] = "batch",
+    norm: Annotated[str, OneOf(*NORM_KINDS)] = "batch",
     small_images: bool = False,
     weights: str | None = None,
     **options: Any,
@@ -136,6 +136,6 @@ def _renormalised(module: nn.Module, norm: str) -> nn.Module:
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             parent, _, leaf = name.rpartition(".")
-            replacement = nn.GroupNorm(GROUPS, layer.num_features) if norm == "group" else nn.Identity()
+            replacement = nn.GroupNorm(GROUP_NORM_GROUPS, layer.num_features) if norm == "group" else nn.Identity()
             setattr(module.get_submodule(parent), leaf, replacement)
     return module

@@ -23,16 +23,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.snapshot import Node, differing_paths, snapshot
-from fedsim.models.calling import Calling, refuse_random_evaluation
+from fedsim.models.calling import ModuleCaller, refuse_random_evaluation
 from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.writes import DataAssignments, WriteRecorder
 
-KEY = 0x5EED
-ALIKE = 1e-4  # of two ways to compute one number, relative to the largest
-OTHER = "it gives other numbers"
-PASSES = 8  # forward passes after which state of a module must have shown
-MANY = 7  # samples of the larger of the two batches that are tried
+PROBE_KEY = 0x5EED
+PROBE_TOLERANCE = 1e-4  # of two ways to compute one number, relative to the largest
+DIFFERENT_NUMBERS_REASON = "it gives other numbers"
+NUM_PROBE_PASSES = 8  # forward passes after which state of a module must have shown
+LARGER_BATCH_SIZE = 7  # samples of the larger of the two batches that are tried
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ForwardTraits:
     evaluation_isolated: str | None = None
 
 
-def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTraits:
+def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> ForwardTraits:
     """Look at the module in training and in evaluation.
 
     Args:
@@ -72,7 +72,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
     Raises:
         ConfigError: names the layer and what to do.
     """
-    traits, call = ForwardTraits(), call or Calling()
+    traits, call = ForwardTraits(), call or ModuleCaller()
     refuse_parameter_hooks(module)
     pair = _first(x, 2)
     with torch.no_grad(), streams.restore_states(), said_of_forward(module):
@@ -157,9 +157,9 @@ def _count(x: Any) -> int:
     return len(tree_leaves(x)[0])
 
 
-def _larger_inputs(call: Calling, module: nn.Module, x: Any) -> list[Any]:
+def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
     """The first two samples and, where the module takes them and there are so many, more of them."""
-    pair, larger_batch = _first(x, 2), _first(x, MANY)
+    pair, larger_batch = _first(x, 2), _first(x, LARGER_BATCH_SIZE)
     if _count(larger_batch) == 2:
         return [pair]
     copied = copy_module(module)
@@ -170,16 +170,16 @@ def _larger_inputs(call: Calling, module: nn.Module, x: Any) -> list[Any]:
     return [pair, larger_batch]
 
 
-def _depends_on_size(call: Calling, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
+def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
     """Does a sample's output change with the number of samples in the batch?"""
     if len(batches) < 2:
         return False
     pair_output, larger_output = (output_of(call, module(), batch) for batch in batches)
-    return not same_output(pair_output, _first(larger_output, 2), ALIKE)
+    return not same_output(pair_output, _first(larger_output, 2), PROBE_TOLERANCE)
 
 
 @dataclass
-class _Writes:
+class _RecordedWrites:
     """What passes in training were seen to write: `assigns` to tensor.data, these `frozen` parameters and `buffers`."""
 
     assigns: bool = False
@@ -187,17 +187,17 @@ class _Writes:
     buffers: set[str] = field(default_factory=set)
 
 
-def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
+def _writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) -> _RecordedWrites:
     """What passes write, from several models and on inputs of several kinds.
 
     Raises:
         ConfigError: they write to a trained parameter, in training or in evaluation.
     """
-    writes = _Writes()
+    writes = _RecordedWrites()
     for training in (True, False):
         for copied in (copy_module(module), _with_other_parameters(module)):
             copied.train(training)
-            for number in range(PASSES):
+            for number in range(NUM_PROBE_PASSES):
                 x = batches[number % len(batches)]
                 _watch_pass(
                     call, copied, x if number < len(batches) else _varied_inputs(x, number), training, writes, number
@@ -205,7 +205,9 @@ def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
     return writes
 
 
-def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes: _Writes, number: int) -> None:
+def _watch_pass(
+    call: ModuleCaller, module: nn.Module, x: Any, training: bool, writes: _RecordedWrites, number: int
+) -> None:
     """Add what one pass writes; inputs of another kind may be refused by the module."""
     parameters = dict(module.named_parameters())
     storages = {name: storage_of(value) for name, value in parameters.items()}
@@ -306,7 +308,7 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
             got = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
         return first_line(error, type(error).__name__)[:200]
-    return None if same_output(right, got, ALIKE) else OTHER
+    return None if same_output(right, got, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
 
 def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -314,7 +316,7 @@ def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
-def output_of(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def output_of(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """The module's output, random calls keyed where it trains; `tensors` replace parameters and buffers."""
     with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
         return call(module, x) if tensors is None else call.functional(module, tensors, x)
@@ -322,10 +324,10 @@ def output_of(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tenso
 
 def _key(x: Any) -> Tensor:
     """A client's, where x is."""
-    return torch.tensor(KEY, device=tree_leaves(x)[0].device)
+    return torch.tensor(PROBE_KEY, device=tree_leaves(x)[0].device)
 
 
-def _watched_output(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
+def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.rng_state()
@@ -352,7 +354,7 @@ def _watched_output(call: Calling, module: nn.Module, x: Any, mode: str = "train
     return output, keyed.calls
 
 
-def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
+def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
     """Name the innermost layer that gives another output from the same input and key under another seed."""
     outputs: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
@@ -389,7 +391,7 @@ def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..
 
 
 def _hidden_state(
-    call: Calling, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
+    call: ModuleCaller, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
 ) -> str | None:
     """Why each client needs a fresh copy of the module: state in attributes that accumulates from pass to pass.
 
@@ -401,19 +403,19 @@ def _hidden_state(
     """
     reused_module = copy_module(module).train(training)
     initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_surroundings(reused_module))
-    for number in range(PASSES):
+    for number in range(NUM_PROBE_PASSES):
         output_of(call, reused_module, batches[number % len(batches)])
     final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-    output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
     first_state = snapshot(_attributes(reused_module))
     put_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
-    output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
     second_state = snapshot(_attributes(reused_module))
     _refuse_state_outside(reused_module, surroundings)
     changes = differing_paths(initial_state, second_state)
     if not changes:
         return None
-    for number in range(PASSES):
+    for number in range(NUM_PROBE_PASSES):
         batch = batches[number % len(batches)]
         fresh = copy_module(module).train(training)
         current_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
@@ -456,11 +458,11 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
         f"{name}|{attribute}": value
         for name, layer in module.named_modules()
         for attribute, value in vars(layer).items()
-        if attribute not in _OF_TORCH
+        if attribute not in _MODULE_ATTRIBUTES
     }
 
 
-_OF_TORCH = vars(nn.Module()).keys() - {"training"}
+_MODULE_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
 
 
 def _surroundings(module: nn.Module) -> list[type]:
@@ -468,7 +470,7 @@ def _surroundings(module: nn.Module) -> list[type]:
     return sorted({type(layer) for layer in module.modules()}, key=repr)
 
 
-def _min_batch(call: Calling, module: nn.Module, x: Any) -> int:
+def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
     """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
     try:
         output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
@@ -477,7 +479,7 @@ def _min_batch(call: Calling, module: nn.Module, x: Any) -> int:
     return 1
 
 
-def _depends_on_others(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
+def _depends_on_others(call: ModuleCaller, module: nn.Module, output: Any, x: Any) -> bool:
     """Does the first sample's output change with the others?"""
     other_output = output_of(call, module, tree_map(_another_second, x))
     return not same_output(_first(output, 1), _first(other_output, 1))

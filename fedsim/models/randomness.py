@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
-FIRST = 1 << 20  # calls are numbered from here; below are the dropout layers of `fedsim.models.dropout`
-ALPHA = -1.7580993408473766  # −λα of SELU: what alpha dropout puts in the place of a number
+FIRST_CALL_COUNTER = 1 << 20  # calls are numbered from here; below are the dropout layers of `fedsim.models.dropout`
+ALPHA_DROPOUT_VALUE = -1.7580993408473766  # −λα of SELU: what alpha dropout puts in the place of a number
 
 
 class KeyedRandomness(TorchFunctionMode):
@@ -41,12 +41,12 @@ class KeyedRandomness(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("generator") is not None:  # a stream of the module's own, which is state like any other
             return func(*args, **kwargs)
-        if func in REFUSED:
+        if func in REFUSED_RANDOM_CALLS:
             raise ConfigError(
                 f"model: {func.__name__} in a forward pass draws from a global stream, so that a client's numbers "
                 "would depend on the others'; draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
-        answer = ANSWERS.get(func)
+        answer = RANDOM_CALL_HANDLERS.get(func)
         return func(*args, **kwargs) if answer is None else answer(self, func, *args, **kwargs)
 
     def uniform(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
@@ -58,7 +58,7 @@ class KeyedRandomness(TorchFunctionMode):
         return self._drawn(rng.normal, shape, dtype)
 
     def _drawn(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        key, shape = rng.fold(self.key, FIRST + self.calls), tuple(shape)
+        key, shape = rng.fold(self.key, FIRST_CALL_COUNTER + self.calls), tuple(shape)
         self.calls += 1
         draw_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         counters = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
@@ -163,8 +163,10 @@ def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kw
         return x
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if "feature" in func.__name__ else x.shape
     keep_mask = (mode.uniform(shape, x.dtype) >= p).to(x.dtype)
-    scale = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5 if p < 1 else 0.0
-    return _in_place_or_new(x, scale * (x * keep_mask + ALPHA * (1 - keep_mask) - ALPHA * p), arguments)
+    scale = ((1 - p) * (1 + p * ALPHA_DROPOUT_VALUE**2)) ** -0.5 if p < 1 else 0.0
+    return _in_place_or_new(
+        x, scale * (x * keep_mask + ALPHA_DROPOUT_VALUE * (1 - keep_mask) - ALPHA_DROPOUT_VALUE * p), arguments
+    )
 
 
 def _rrelu(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -232,8 +234,8 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
     return out, (dropped.mean(-3) if average else dropped) if needed else None
 
 
-Answer = Callable[..., Any]
-ANSWERS: dict[Any, Answer] = {
+RandomCallHandler = Callable[..., Any]
+RANDOM_CALL_HANDLERS: dict[Any, RandomCallHandler] = {
     **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _numbers),
     **dict.fromkeys((torch.empty, torch.empty_like), _empty),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
@@ -251,7 +253,7 @@ ANSWERS: dict[Any, Answer] = {
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multihead,
 }
-REFUSED = {
+REFUSED_RANDOM_CALLS = {
     torch.multinomial, Tensor.multinomial, torch.poisson, torch.binomial, Tensor.random_, Tensor.geometric_,
     Tensor.log_normal_, Tensor.cauchy_, torch.randint_like, F.fractional_max_pool2d, F.fractional_max_pool3d,
     torch.alpha_dropout, torch.feature_alpha_dropout, torch.rrelu,

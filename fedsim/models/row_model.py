@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_map
 from fedsim.core import rng, streams
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_line
-from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
+from fedsim.models.calling import Inputs, ModuleCaller, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
-from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
+from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES, LossFunction, weighted_mean
 from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import check_precision
-from fedsim.models.probe import OTHER, ForwardTraits, probe, said_of_forward, second_of_two, why_not
+from fedsim.models.probe import DIFFERENT_NUMBERS_REASON, ForwardTraits, probe, said_of_forward, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 from fedsim.models.substitution import (
@@ -41,13 +41,13 @@ from fedsim.models.substitution import (
 from fedsim.models.user_loss import UserLoss, in_dtype, resolve_loss
 from fedsim.models.writes import WriteGuard
 
-TRUSTED = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
+TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
 log = logging.getLogger(__name__)
 
 
 def is_built_in(thing: object) -> bool:
     """Is it of a class of this package or of torchvision, whose modules and parts the tests try once for all runs?"""
-    return type(thing).__module__.partition(".")[0] in TRUSTED
+    return type(thing).__module__.partition(".")[0] in TRUSTED_PACKAGES
 
 
 def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
@@ -66,7 +66,7 @@ def _may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
     return output.dim() > 2 and output.movedim(1, -1).shape == (*y.shape, classes)
 
 
-def _classes_second(loss: Loss, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
+def _classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
     """Are they? Where there are as many classes as positions, the dimension is that in which a larger score of the
     label lowers the user's loss more."""
     y = batch.get("y")
@@ -116,7 +116,7 @@ class RowModel:
     def __init__(
         self,
         build: Callable[[], nn.Module] | nn.Module,
-        loss: str | Loss = "cross_entropy",
+        loss: str | LossFunction = "cross_entropy",
         ridge: float = 0.0,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
@@ -126,7 +126,7 @@ class RowModel:
     ) -> None:
         if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
-        self.loss: Loss = loss if callable(loss) else LOSSES[loss]
+        self.loss: LossFunction = loss if callable(loss) else LOSSES[loss]
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = check_precision(precision, self.device, dtype)
@@ -136,7 +136,7 @@ class RowModel:
         self._given_module = build if isinstance(build, nn.Module) else None
         self._original: nn.Module | None = None  # which the template is a copy of, until `check`
         self._shared_memory: list[SharedMemory] = []
-        self._pair, self.call = pair, Calling(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
+        self._pair, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
         self.dropout_keys = key_dropouts(template)
         self.call.aliases = tied_names(template)
@@ -310,7 +310,7 @@ class RowModel:
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
     def evaluate(self, row: Tensor, x: Inputs) -> Any:
-        """Evaluation-mode output [B, …] of the row [d] for inputs, see `Calling.inputs`."""
+        """Evaluation-mode output [B, …] of the row [d] for inputs, see `ModuleCaller.inputs`."""
         module = (
             self.evaluation_module if self.traits.evaluation_isolated is None else copy_module(self.evaluation_module)
         )
@@ -385,7 +385,7 @@ class RowModel:
                     f"{classes} classes: expected {list(expected)}"
                 )
         self.labelled, self.tensor_output = (
-            classes is not None and self.loss not in UNLABELLED,
+            classes is not None and self.loss not in UNLABELLED_LOSSES,
             isinstance(output, Tensor),
         )
         if self.loss in LOSSES.values():
@@ -488,7 +488,11 @@ class RowModel:
 
         with self._untouched():
             reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
-        return reason if reason != OTHER or self.dtype == torch.float64 else self.in_double().no_vmap_reason
+        return (
+            reason
+            if reason != DIFFERENT_NUMBERS_REASON or self.dtype == torch.float64
+            else self.in_double().no_vmap_reason
+        )
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ LOSS_STREAM = 0x10555  # tells the random numbers of a loss from those of the fo
 EVALUATION_KEY = 0x5EED  # in evaluation a loss draws the same numbers each time
 BATCH_NAMES = ("batch", "data", "samples")
 TARGET_NAMES = ("target", "targets", "label", "labels", "y", "y_true", "true", "truth")
-TOLERANCE = 1e-5  # between two ways to compute one number, relative to the largest
+LOSS_TOLERANCE = 1e-5  # between two ways to compute one number, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _takes_batch(
     """Whether the second argument is the batch: by its name where that tells, else by trying both."""
     callee = function.forward if isinstance(function, nn.Module) else function
     try:
-        parameters = [p for p in inspect.signature(callee).parameters.values() if p.kind in _POSITIONAL]
+        parameters = [p for p in inspect.signature(callee).parameters.values() if p.kind in _POSITIONAL_PARAMETER_KINDS]
     except (TypeError, ValueError):
         parameters = []
     if parameters and parameters[0].name.lower() in TARGET_NAMES:
@@ -198,7 +198,7 @@ def _takes_batch(
     return True
 
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL_PARAMETER_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _loss_value(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], dataset: str) -> Any:
@@ -348,8 +348,8 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
         if subset_loss.shape != pick.shape or not torch.allclose(
             subset_loss,
             value[pick],
-            rtol=TOLERANCE,
-            atol=TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),
+            rtol=LOSS_TOLERANCE,
+            atol=LOSS_TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),
             equal_nan=True,
         ):
             return True

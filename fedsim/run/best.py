@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core import checksums
 from fedsim.core.files import regular_path, replacement_file
-from fedsim.run.run_files import BEST, HEADER
+from fedsim.run.run_files import BEST_MODELS, MODEL_HEADER_KEY
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,12 @@ class BestModels:
     """
 
     def __init__(self, folder: Path, metric: str, higher_is_better: bool, header: dict[str, Any]) -> None:
-        self.path, self.metric, self.higher_is_better, self.header = folder / BEST, metric, higher_is_better, header
+        self.path, self.metric, self.higher_is_better, self.header = (
+            folder / BEST_MODELS,
+            metric,
+            higher_is_better,
+            header,
+        )
         self.models: Tensor | None = None
         self.rounds: list[int] = []
         self.values: list[float] = []
@@ -76,7 +81,7 @@ class BestModels:
         if not self._changed or self.models is None:
             return
         record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
-        header = {"format": "fedsim-best", "best": json.dumps(record), HEADER: json.dumps(self.header)}
+        header = {"format": "fedsim-best", "best": json.dumps(record), MODEL_HEADER_KEY: json.dumps(self.header)}
         tensors = {"model": self.models.contiguous()}
         with replacement_file(self.path, "wb", durable=True) as file:
             file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))

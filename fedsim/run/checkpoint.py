@@ -32,9 +32,9 @@ from fedsim.run.run_files import CHECKPOINT
 from fedsim.strategies import State
 
 NAME = CHECKPOINT
-FORMAT = "fedsim-3"
-OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
-UNDIVIDED = Layout()
+CHECKPOINT_FORMAT = "fedsim-3"
+MAX_WRITE_TIME_SHARE = 0.03  # share of wall time that `every: auto` may spend on writing
+SINGLE_PROCESS_LAYOUT = Layout()
 CONTENT, VERSIONS = "content", "versions"  # entries of the header
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def write(
     progress: Progress,
     identity: dict[str, Any],
     memory: Memory | None = None,
-    layout: Layout = UNDIVIDED,
+    layout: Layout = SINGLE_PROCESS_LAYOUT,
     header: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint so that at every moment either the old or the new file is whole.
@@ -85,7 +85,7 @@ def _write(
 ) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in full_tensors.items()}
     entries = {"progress": vars(progress), "identity": identity} | extra_header
-    header = {"format": FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
+    header = {"format": CHECKPOINT_FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
     with replacement_file(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
 
@@ -95,7 +95,7 @@ def read(
     like: S,
     identity: dict[str, Any],
     memory: Memory | None = None,
-    layout: Layout = UNDIVIDED,
+    layout: Layout = SINGLE_PROCESS_LAYOUT,
     content: dict[str, Any] | None = None,
 ) -> tuple[S, Progress]:
     """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place, as is
@@ -174,7 +174,7 @@ def _load(
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start over") from error
-    if header.get("format") != FORMAT:
+    if header.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start over")
     stored_identity, progress, made_of, versions = _read_header(path, header, tensors)
     stored_identity = current_names(stored_identity)
@@ -240,7 +240,7 @@ class Checkpointer:
         every: int | str,
         identity: dict[str, Any],
         memory: Memory,
-        layout: Layout = UNDIVIDED,
+        layout: Layout = SINGLE_PROCESS_LAYOUT,
         header: dict[str, Any] | None = None,
     ) -> None:
         self.header = (header or {}) | {VERSIONS: _versions()}
@@ -268,7 +268,7 @@ class Checkpointer:
         if self.path is None or not self.layout.ranks.is_first:
             return False
         if self.every == "auto":
-            return time.monotonic() - self._last >= self._cost * num_runs / OVERHEAD
+            return time.monotonic() - self._last >= self._cost * num_runs / MAX_WRITE_TIME_SHARE
         return rounds % int(self.every) == 0
 
     def write(self, state: State, progress: Progress) -> None:

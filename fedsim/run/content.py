@@ -22,9 +22,9 @@ from fedsim.core.errors import CheckpointError
 if TYPE_CHECKING:
     from fedsim.run.setup import Setup
 
-MOST = {True: 2**28, False: 2**24}  # numbers of one array that are looked at: whole ones, others
-BLOCK = 2**20  # of them at a time
-TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
+MAX_FINGERPRINTED_NUMBERS = {True: 2**28, False: 2**24}  # numbers of one array that are looked at: whole ones, others
+NUMBERS_PER_BLOCK = 2**20  # of them at a time
+FINGERPRINT_TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
 
 
 def content(run: Setup) -> dict[str, list[Any]]:
@@ -76,7 +76,7 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
 def _array(values: Tensor | np.ndarray) -> np.ndarray:
     """On the host, at most so many numbers of it, whole rows."""
     is_integral = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
-    step = max(1, -(-int(np.prod(values.shape)) // MOST[is_integral])) if len(values.shape) else 1
+    step = max(1, -(-int(np.prod(values.shape)) // MAX_FINGERPRINTED_NUMBERS[is_integral])) if len(values.shape) else 1
     rows = values[::step] if step > 1 else values
     if isinstance(rows, np.ndarray):
         return rows
@@ -92,8 +92,8 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     flat = values.reshape(-1)
     sums = np.zeros(3)
     finite = 0
-    for number, begin in enumerate(range(0, len(flat), BLOCK)):
-        block = flat[begin : begin + BLOCK].astype(np.float64)
+    for number, begin in enumerate(range(0, len(flat), NUMBERS_PER_BLOCK)):
+        block = flat[begin : begin + NUMBERS_PER_BLOCK].astype(np.float64)
         good = np.isfinite(block)
         finite += int(good.sum())
         block = np.where(good, block, 0.0)
@@ -110,6 +110,6 @@ def match(recorded: Any, current: list[Any]) -> bool:
         return bool(recorded == current)
     length = abs(current[2])
     return all(
-        isinstance(a, (int, float)) and abs(a - b) <= TOLERANCE * length
+        isinstance(a, (int, float)) and abs(a - b) <= FINGERPRINT_TOLERANCE * length
         for a, b in zip(recorded[2:], current[2:], strict=True)
     )

@@ -27,12 +27,25 @@ from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.run.ownership import PartCopies
 
-HOME = Path(fedsim.__file__).parent
-Named = dict[str, Tensor]
-OF_RUN = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
-ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}  # of two ways to compute one number, relative to the largest
+PACKAGE_FOLDER = Path(fedsim.__file__).parent
+NamedTensors = dict[str, Tensor]
+RUN_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
+ROUNDING_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+}  # of two ways to compute one number, relative to the largest
 
-LIBRARIES = {"builtins", "numpy", "torch", "collections", "functools", "pathlib", "itertools", "types", "omegaconf"}
+LIBRARY_PACKAGES = {
+    "builtins",
+    "numpy",
+    "torch",
+    "collections",
+    "functools",
+    "pathlib",
+    "itertools",
+    "types",
+    "omegaconf",
+}
 
 P = TypeVar("P")
 
@@ -73,7 +86,7 @@ def is_user_defined(component: Any) -> bool:
 def brings_foreign(component: Any, depth: int = 3) -> bool:
     """Is it somebody's own, or does it hold something that is, such as a schedule?"""
     if component is None or isinstance(
-        component, (*OF_RUN, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
+        component, (*RUN_OBJECT_TYPES, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
     ):
         return False
     if isinstance(component, (list, tuple, Mapping)):
@@ -85,7 +98,7 @@ def brings_foreign(component: Any, depth: int = 3) -> bool:
             if depth
             else False
         )
-    return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARIES)
+    return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARY_PACKAGES)
 
 
 def trial_copy(component: P, *of_run: Any) -> P:
@@ -94,7 +107,7 @@ def trial_copy(component: P, *of_run: Any) -> P:
 
 
 def _of_run(component: Any, depth: int) -> Iterator[Any]:
-    if isinstance(component, OF_RUN):
+    if isinstance(component, RUN_OBJECT_TYPES):
         yield component
     elif depth and not isinstance(component, (Tensor, np.ndarray, str, bytes, int, float, type)):
         members = list(component.values()) if isinstance(component, Mapping) else []
@@ -105,7 +118,7 @@ def _of_run(component: Any, depth: int) -> Iterator[Any]:
 
 def snapshot_of(component: Any) -> Node:
     """A snapshot of a part, but for what it was set up with."""
-    return snapshot(component, skip=OF_RUN)
+    return snapshot(component, skip=RUN_OBJECT_TYPES)
 
 
 def changed_paths(component: Any, before: Node) -> list[str]:
@@ -129,10 +142,12 @@ def close_to(first: Tensor, second: Tensor, scale: float | None = None) -> bool:
     if not first.is_floating_point() or not first.numel():
         return torch.equal(first, second)
     largest = float(second.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
-    return torch.allclose(first, second, rtol=0, atol=ROUNDING.get(first.dtype, 1e-2) * largest, equal_nan=True)
+    return torch.allclose(
+        first, second, rtol=0, atol=ROUNDING_TOLERANCE.get(first.dtype, 1e-2) * largest, equal_nan=True
+    )
 
 
-def identical(first: Named, second: Named) -> str | None:
+def identical(first: NamedTensors, second: NamedTensors) -> str | None:
     """The first name under which two batches, carries or states are not bit for bit the same."""
     for name, value in first.items():
         if name not in second or value.dtype != second[name].dtype or value.shape != second[name].shape:
@@ -167,7 +182,7 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
 
 
 def _elsewhere(file: str) -> bool:
-    return "site-packages" not in file and HOME not in Path(file).parents
+    return "site-packages" not in file and PACKAGE_FOLDER not in Path(file).parents
 
 
 def fields(state: Any) -> dict[str, Any]:

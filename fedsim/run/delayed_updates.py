@@ -23,10 +23,10 @@ from fedsim.models import RowModel
 from fedsim.run.round_clock import RoundClock
 from fedsim.strategies import Strategy
 from fedsim.trainer import TaskGenerator, Trainer
-from fedsim.trainer.trainer import Accept
+from fedsim.trainer.trainer import AcceptRows
 
 # Of a report, those that it has: name in the memory, and so in checkpoints → attribute.
-ROWS = {
+ROW_NAME_BY_REPORT_FIELD = {
     "start": "start",
     "loss": "loss",
     "lr_sum": "lr_sum",
@@ -34,8 +34,8 @@ ROWS = {
     "finite": "finite",
     "whole": "end_with_private",
 }
-HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
-CARRY = "carry "
+HOST_ROW_NAMES = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
+CARRY_PREFIX = "carry "
 
 
 class DelayedUpdates:
@@ -114,7 +114,7 @@ class DelayedUpdates:
         t: int,
         deployed: Tensor,
         memory: Memory,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
         """A round's local work, and the report of what arrives in it; the arguments are those of `Trainer.steps`."""
         report = yield from self.trainer.steps(start, cohort, t, deployed, memory, accept)
@@ -155,10 +155,18 @@ class DelayedUpdates:
 
     def _report(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
         """A report of these rows; what it says of the round and of replicates is that of the round."""
-        virtual, began, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST)
+        virtual, began, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST_ROW_NAMES)
         cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, report.cohort.round)
-        carry = {name.removeprefix(CARRY): rows for name, rows in rows_by_name.items() if name.startswith(CARRY)}
-        of_rows = {attribute: rows_by_name[name] for name, attribute in ROWS.items() if name in rows_by_name}
+        carry = {
+            name.removeprefix(CARRY_PREFIX): rows
+            for name, rows in rows_by_name.items()
+            if name.startswith(CARRY_PREFIX)
+        }
+        of_rows = {
+            attribute: rows_by_name[name]
+            for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
+            if name in rows_by_name
+        }
         staleness = report.cohort.round - began
         return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
 
@@ -168,11 +176,13 @@ def _rows_by_name(report: Report, due: np.ndarray) -> dict[str, Tensor]:
     host, n = report.cohort.host, len(report.cohort)
     began = np.full(n, report.cohort.round)
     numbers = (host.virtual, began, due, report.samples, host.count, host.probability)
-    rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST, numbers, strict=True)}
+    rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST_ROW_NAMES, numbers, strict=True)}
     rows_by_name |= {
-        name: value for name, attribute in ROWS.items() if (value := getattr(report, attribute)) is not None
+        name: value
+        for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
+        if (value := getattr(report, attribute)) is not None
     }
-    return rows_by_name | {f"{CARRY}{name}": rows for name, rows in report.carry.items()}
+    return rows_by_name | {f"{CARRY_PREFIX}{name}": rows for name, rows in report.carry.items()}
 
 
 def _picked(rows: Tensor, at: Tensor) -> Tensor:
@@ -183,4 +193,4 @@ def _rows_at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.devi
     """Some of the rows; all but the host's numbers on a device."""
     pick = torch.as_tensor(at)
     picked = {name: _picked(rows, pick) for name, rows in rows_by_name.items()}
-    return {name: rows if name in HOST else rows.to(device) for name, rows in picked.items()}
+    return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked.items()}

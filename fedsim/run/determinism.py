@@ -16,8 +16,8 @@ import torch
 
 from fedsim.core.errors import RunError
 
-WORKSPACE = ":4096:8"  # the size of cuBLAS' workspace with which it is deterministic
-SIGN = "does not have a deterministic implementation"
+CUBLAS_WORKSPACE = ":4096:8"  # the size of cuBLAS' workspace with which it is deterministic
+NONDETERMINISTIC_MESSAGE = "does not have a deterministic implementation"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def prepare_cublas(on: bool) -> bool:
     """`on`; cuBLAS reads its setting once, at the first matrix product, so it is made now. The user's own stands."""
     if on:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     return on
 
 
@@ -58,11 +58,12 @@ def deterministic(on: bool) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if SIGN not in str(error):
+        if NONDETERMINISTIC_MESSAGE not in str(error):
             raise
-        operation = str(error).split(SIGN)[0].strip()
+        operation = str(error).split(NONDETERMINISTIC_MESSAGE)[0].strip()
         raise RunError(
-            f"deterministic=true, but {operation} {SIGN} on this device; use deterministic=false, or device=cpu"
+            f"deterministic=true, but {operation} {NONDETERMINISTIC_MESSAGE} on this device; "
+            "use deterministic=false, or device=cpu"
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn)

@@ -16,17 +16,17 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.numerical import is_numerical
 from fedsim.core.per_seed import largest_value
 from fedsim.core.report import Report
-from fedsim.evaluation import Measured
+from fedsim.evaluation import EvaluationResult
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.strategies import State, Strategy
 
 log = logging.getLogger(__name__)
 
-ON_NONFINITE = ("stop", "drop_client", "drop_replicate")
-_NEVER = torch.iinfo(torch.int64).max
-_NAMED = 10  # clients a message lists
-BEFORE = "the loss was not finite before training: check the data and the model's outputs for them"
+ON_NONFINITE_CHOICES = ("stop", "drop_client", "drop_replicate")
+_NEVER_NONFINITE = torch.iinfo(torch.int64).max
+_MAX_CLIENTS_IN_MESSAGE = 10  # clients a message lists
+NONFINITE_BEFORE_TRAINING = "the loss was not finite before training: check the data and the model's outputs for them"
 
 
 def in_one_line(error: Exception) -> str:
@@ -98,8 +98,8 @@ class DivergenceGuard:
         self.on_nonfinite = on_nonfinite
         self.dropped = [] if dropped is None else dropped
         self.remedy, self.ill = remedy, set[int]()
-        self.rows = torch.full((federation.rows,), _NEVER, device=federation.device)
-        self.models = torch.full((federation.replicates,), _NEVER, device=federation.device)
+        self.rows = torch.full((federation.rows,), _NEVER_NONFINITE, device=federation.device)
+        self.models = torch.full((federation.replicates,), _NEVER_NONFINITE, device=federation.device)
 
     @property
     def given_up(self) -> dict[int, int]:
@@ -148,9 +148,9 @@ class DivergenceGuard:
         """Note rows and server's models after round t (no transfer)."""
         if report.finite is not None:
             rows = report.cohort.rows
-            self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER, t))
+            self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER_NONFINITE, t))
         finite = torch.isfinite(state.model.sum(1))  # the quickest look
-        torch.minimum(self.models, torch.where(finite, _NEVER, t), out=self.models)
+        torch.minimum(self.models, torch.where(finite, _NEVER_NONFINITE, t), out=self.models)
 
     @contextlib.contextmanager
     def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:
@@ -172,7 +172,9 @@ class DivergenceGuard:
             return DivergenceError(f"{divergence} ({in_one_line(error)})")
         return DivergenceError(f"round {t} of {self.strategy}: {in_one_line(error)}; {self.remedy}")
 
-    def evaluate(self, evaluator: Callable[[Tensor], Measured], models: Tensor, completed: int) -> Measured:
+    def evaluate(
+        self, evaluator: Callable[[Tensor], EvaluationResult], models: Tensor, completed: int
+    ) -> EvaluationResult:
         """What `evaluator` measures of models [R, d]. Where a numerical routine refuses one that is not finite, it is
         judged as another replicate's: it was given up, and its numbers are NaN in any case.
 
@@ -207,7 +209,7 @@ class DivergenceGuard:
         rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
         rows = rows.reshape(federation.replicates, -1)
         first = federation.ranks.minimum(np.minimum(rows.min(1), models))
-        divergence_rounds = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
+        divergence_rounds = {r: int(t) for r, t in enumerate(first) if t != _NEVER_NONFINITE and r not in lost}
         if not divergence_rounds:
             return
         bad = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
@@ -223,7 +225,7 @@ class DivergenceGuard:
                 divergence_round, {r: clients[r] for r, t in divergence_rounds.items() if t == divergence_round}
             )
             ill = self.ill & {r for r, t in divergence_rounds.items() if t == divergence_round}
-            raise DivergenceError(f"{description}; {BEFORE if ill else self.remedy}")
+            raise DivergenceError(f"{description}; {NONFINITE_BEFORE_TRAINING if ill else self.remedy}")
         for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
             log.warning("%s; this replicate is dropped", self._described(t, {replicate: clients[replicate]}))
             seed = self.federation.seeds[replicate]
@@ -234,8 +236,10 @@ class DivergenceGuard:
         descriptions = []
         for replicate, client_numbers in sorted(clients.items()):
             names = self.federation.names or range(self.federation.clients)
-            client_names = ", ".join(str(names[client]) for client in client_numbers[:_NAMED]) + (
-                f" and {len(client_numbers) - _NAMED} more" if client_numbers[_NAMED:] else ""
+            client_names = ", ".join(str(names[client]) for client in client_numbers[:_MAX_CLIENTS_IN_MESSAGE]) + (
+                f" and {len(client_numbers) - _MAX_CLIENTS_IN_MESSAGE} more"
+                if client_numbers[_MAX_CLIENTS_IN_MESSAGE:]
+                else ""
             )
             seed = self.federation.seeds[replicate]
             replicate_label = f"seed {seed}" + (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Entry = tuple[float, int, bool]  # when, which virtual client, whether it fails then
+QueueEntry = tuple[float, int, bool]  # when, which virtual client, whether it fails then
 
 
 @dataclass
@@ -51,7 +51,7 @@ class EventQueue:
     """
 
     now: float = 0.0
-    heap: list[Entry] = field(default_factory=list)
+    heap: list[QueueEntry] = field(default_factory=list)
     buffer: list[int] = field(default_factory=list)
 
     def until_update(
@@ -86,14 +86,14 @@ class EventQueue:
         return step
 
     @staticmethod
-    def _entries(candidates: Candidates) -> Iterator[Entry]:
+    def _entries(candidates: Candidates) -> Iterator[QueueEntry]:
         """(seconds from the start, client, whether it fails then) of each."""
         fails = np.isfinite(candidates.failure)
         fraction = np.where(fails, candidates.failure, 1.0)
         seconds = (candidates.duration * fraction).tolist()
         return zip(seconds, candidates.virtual.tolist(), fails.tolist(), strict=True)
 
-    def _start(self, step: Step, waiting: Iterator[Entry], limit: int | None) -> bool:
+    def _start(self, step: Step, waiting: Iterator[QueueEntry], limit: int | None) -> bool:
         """Fill the free places; whether anybody started."""
         before = len(step.started)
         while limit is None or len(self.heap) < limit:

@@ -22,7 +22,7 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.placement import is_memory_mapped
 from fedsim.core.report import Report
-from fedsim.evaluation import Measured
+from fedsim.evaluation import EvaluationResult
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import locked_folder
@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-COUNTS = ("samples", "participants", "links", "unanswered")  # of `Progress`, one number for each replicate
+PROGRESS_COUNTS = ("samples", "participants", "links", "unanswered")  # of `Progress`, one number for each replicate
 
 
-class Unfolded(Exception):
+class UnfoldedError(Exception):
     """The federation of a folded run failed; the run continues alone."""
 
 
@@ -127,7 +127,7 @@ class FoldedRun:
         clients, server = parts(memory.clients), parts(memory.server)
         return Memory(clients, server, parts(memory.evaluated), parts(memory.uplink))
 
-    def measured_of(self, measured: Measured, fold: FoldTracker) -> Measured:
+    def measured_of(self, measured: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
         """The run's numbers, of what was measured of the fold's replicates."""
 
         def parts(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -136,7 +136,7 @@ class FoldedRun:
         def part_or_none(values: np.ndarray | None) -> np.ndarray | None:
             return None if values is None else self.part(values, fold)
 
-        return Measured(
+        return EvaluationResult(
             parts(measured.metrics),
             part_or_none(measured.client_accuracy),
             parts(measured.client_metrics),
@@ -149,7 +149,7 @@ class FoldedRun:
         tracker, progress = self.tracker, self.tracker.progress
         progress.rounds, progress.unevaluated = fold.progress.rounds, fold.progress.unevaluated
         tracker.keep_time()
-        for name in COUNTS:
+        for name in PROGRESS_COUNTS:
             setattr(progress, name, getattr(fold.progress, name)[self.replicates])
         tracker.active, tracker.linked = fold.active[self.replicates], fold.linked[self.replicates]
         tracker.unheard = fold.unheard[self.replicates]
@@ -182,7 +182,7 @@ def foldable_steps(
     config: str | None = None,
 ) -> FoldableSteps[Result]:
     """`Simulation.steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
-    tracker and waits for the result. Sent False, or when `Unfolded` is thrown, it waits once more and continues alone.
+    tracker and waits for the result. Sent False, or when `UnfoldedError` is thrown, it waits once more and goes on.
     """
     folded = FoldedRun(simulation, out, resume, tracking, identity, settings, config)
     try:
@@ -190,7 +190,7 @@ def foldable_steps(
             if (yield folded):
                 with folded.tracker:
                     return (yield folded)  # type: ignore[no-any-return]
-    except Unfolded:
+    except UnfoldedError:
         pass
     yield folded
     return (yield from simulation.steps(out, resume, tracking, identity, settings, config))
@@ -304,10 +304,10 @@ class FoldTracker(Tracker):
         """Begin where the runs are."""
         self.progress.rounds, self.progress.unevaluated = progresses[0].rounds, progresses[0].unevaluated
         for folded, progress in zip(self.fold.running, progresses, strict=True):
-            for name in COUNTS:
+            for name in PROGRESS_COUNTS:
                 getattr(self.progress, name)[folded.replicates] = getattr(progress, name)
 
-    def evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
+    def evaluate(self, state: State, completed: int, report: Report | None = None) -> EvaluationResult:
         """All runs' models, after so many rounds."""
         self._lengths = None
         if report is not None and any(folded.tracking.watching for folded in self.fold.running):
@@ -324,7 +324,7 @@ class FoldTracker(Tracker):
         """Is it time for the checkpoints of all runs?"""
         return any(folded.tracker.checkpoints.due(rounds, num_runs) for folded in self.fold.running)
 
-    def record(self, measured: Measured) -> None:
+    def record(self, measured: EvaluationResult) -> None:
         """Pass one evaluation on to the runs."""
         for folded in list(self.fold.running):
             folded.count(self)
@@ -332,7 +332,7 @@ class FoldTracker(Tracker):
             self.fold.attempt(folded, folded.tracker.record, self._own(folded, measured))
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
-    def _own(self, folded: FoldedRun, measured: Measured) -> Measured:
+    def _own(self, folded: FoldedRun, measured: EvaluationResult) -> EvaluationResult:
         """A run's numbers, with what its observers are shown."""
         own = folded.measured_of(measured, self)
         if folded.tracking.watching:
@@ -415,7 +415,7 @@ class Fold(Generic[T]):
     def _unfold(self, reason: str) -> None:
         log.info("%d jobs cannot be one federation (%s); each continues alone", len(self.jobs), reason)
         for folded in list(self.running):
-            self.end(folded, Unfolded())
+            self.end(folded, UnfoldedError())
         for job in self.jobs:
             if job.run is not None and job.run not in self._jobs_by_run:
                 job.send(False)

@@ -5,8 +5,8 @@ probabilities, their seeds. So that one object may be given to several simulatio
 the first of them runs, each works on copies. What a part learnt in a run is found in the simulation's own copy, such as
 `simulation.strategy`, not in the object that was passed in.
 
-Shared, not copied, are the tensors and arrays of a data set, and those above `LARGE` bytes of any part. A part that
-cannot be copied as a whole (it holds a file, a lock, a generator) is copied attribute by attribute; attributes that
+Shared, not copied, are the tensors and arrays of a data set, and those above `LARGE_TENSOR_BYTES` of any part. A part
+that cannot be copied as a whole (it holds a file, a lock, a generator) is copied attribute by attribute; attributes that
 cannot be copied are shared, which is logged.
 """
 
@@ -25,8 +25,8 @@ from fedsim.data.datasets import Dataset
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LARGE = 64 * 2**20  # bytes
-DEPTH = 4  # of attributes and containers in which tensors are looked for
+LARGE_TENSOR_BYTES = 64 * 2**20  # bytes
+MAX_SEARCH_DEPTH = 4  # of attributes and containers in which tensors are looked for
 
 
 class PartCopies:
@@ -50,8 +50,8 @@ class PartCopies:
 
     def __call__(self, component: T) -> T:
         """The simulation's own copy of a part."""
-        min_bytes = 0 if isinstance(component, Dataset) else LARGE
-        shared = [value for value in _tensors(component, DEPTH) if value.nbytes >= min_bytes]
+        min_bytes = 0 if isinstance(component, Dataset) else LARGE_TENSOR_BYTES
+        shared = [value for value in _tensors(component, MAX_SEARCH_DEPTH) if value.nbytes >= min_bytes]
         self._memo |= {id(value): value for value in shared}
         self._alive += shared
         clone: T = self._copied(component, type(component).__name__)

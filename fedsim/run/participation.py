@@ -13,12 +13,12 @@ from torch import Tensor
 from fedsim.availability import Availability
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.evaluation import Evaluator, Measured
+from fedsim.evaluation import EvaluationResult, Evaluator
 from fedsim.evaluation.measured import TEST, subject
 from fedsim.evaluation.registry import DIAGNOSTICS
 
 DRIFT, UTILITY = "client_drift", "availability_normalised_utility"
-STALE = ("staleness_mean", "staleness_max")
+STALENESS_COLUMNS = ("staleness_mean", "staleness_max")
 
 
 class Participation:
@@ -100,12 +100,14 @@ class Participation:
             descriptions[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
         if "drift" in self.diagnostics:
             descriptions[DRIFT] = DIAGNOSTICS[DRIFT].description
-        descriptions |= {name: DIAGNOSTICS[name].description for name in STALE if "staleness" in self.diagnostics}
+        descriptions |= {
+            name: DIAGNOSTICS[name].description for name in STALENESS_COLUMNS if "staleness" in self.diagnostics
+        }
         if "utility" in self.diagnostics:
             descriptions |= {name: DIAGNOSTICS[name].description for name in (UTILITY, f"{UTILITY}_cv")}
         return descriptions
 
-    def __call__(self, measured: Measured, completed: int, report: Report | None) -> dict[str, np.ndarray]:
+    def __call__(self, measured: EvaluationResult, completed: int, report: Report | None) -> dict[str, np.ndarray]:
         """Columns [R] after so many rounds; `report` is the last's. NaN where they are of nobody."""
         column_values: dict[str, np.ndarray] = {}
         with warnings.catch_warnings():
@@ -139,7 +141,7 @@ class Participation:
             column_values[f"{self.of}_{name}"] = np.nanmean(np.where(client_mask, values, np.nan), axis=1)
         return column_values
 
-    def _utility(self, measured: Measured, completed: int) -> dict[str, np.ndarray]:
+    def _utility(self, measured: EvaluationResult, completed: int) -> dict[str, np.ndarray]:
         everyone, loss = self.evaluator.everyone, measured.client_loss
         assert loss is not None
         if not completed:

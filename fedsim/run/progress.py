@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-LARGEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Progress:
             ),
         ]
         for name, value in counts:
-            if type(value) is not int or not 0 <= value <= LARGEST:
+            if type(value) is not int or not 0 <= value <= MAX_INT64:
                 raise ValueError(f"it tells of {str(value)[:40]} {name}")
         for name, value in numbers:
             if type(value) not in (int, float) or not 0 <= value < math.inf:

@@ -31,9 +31,9 @@ from fedsim.core.snapshot import Node, enlarge, key
 from fedsim.models.probe import said_of_forward, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    Named,
+    NamedTensors,
     brings_foreign,
     changed_paths,
     describe_type,
@@ -54,8 +54,8 @@ from fedsim.trainer.objective import PlainObjective, by_rows
 
 log = logging.getLogger(__name__)
 
-CLIENTS = 3  # of every replicate
-KNOWN = 256  # outcomes that are remembered
+TRIAL_CLIENTS = 3  # of every replicate
+MAX_REMEMBERED_OUTCOMES = 256  # outcomes that are remembered
 _outcomes: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
 
@@ -73,7 +73,7 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
             check_strategy(run, memory)
             _outcomes[outcome_key] = []
     check_stages(run, memory)
-    while len(_outcomes) > KNOWN:
+    while len(_outcomes) > MAX_REMEMBERED_OUTCOMES:
         _outcomes.popitem(last=False)
 
 
@@ -85,11 +85,11 @@ def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
     outcome_key = _known_by(run, steps)
     if outcome_key not in _outcomes:
         counts = np.zeros((run.federation.replicates, run.federation.clients))
-        counts[:, :CLIENTS] = 1
+        counts[:, :TRIAL_CLIENTS] = 1
         cohort = run.federation.cohort(counts, np.ones_like(counts))
         if not len(cohort):
             return
-        rewind = Rewind(*steps, skip=OF_RUN)  # the run begins with what was there before it was tried
+        rewind = Rewind(*steps, skip=RUN_OBJECT_TYPES)  # the run begins with what was there before it was tried
         try:
             _samples(run, state, memory, cohort)
             rewind()
@@ -149,7 +149,7 @@ def _availability(run: Setup) -> None:
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
-    before, rewind = snapshot_of(tried), Rewind(process, tried, skip=OF_RUN)
+    before, rewind = snapshot_of(tried), Rewind(process, tried, skip=RUN_OBJECT_TYPES)
     try:
         first = {t: _answers(tried, t, process) for t in rounds}
         for t in rounds:  # each as the first that is asked for, as in a resumed run
@@ -269,10 +269,10 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
         _step(run, client_carry, batch)
 
 
-def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named:
+def _changed_batch(label: str, component: Any, move: Any, batch: NamedTensors) -> NamedTensors:
     """The batch that shift or contamination make of one, which must be whole."""
     if not is_user_defined(component):
-        output_batch: Named = move(batch)
+        output_batch: NamedTensors = move(batch)
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
     with user_code_errors(label, component):
@@ -296,7 +296,7 @@ def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named
     return output_batch
 
 
-def _step(run: Setup, carry: Named, batch: Named) -> None:
+def _step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     rule = run.trainer.rule
     label = f"local={type(rule).__name__}"
     objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)

@@ -15,16 +15,16 @@ from fedsim.core.constraints import Count, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better, validation_metric
-from fedsim.run.tracking.result import Row, result_columns
+from fedsim.run.tracking.result import MetricsRow, result_columns
 
-OVER = ("all", "mean")
-VIRTUAL = "virtual_seconds"
-TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
+STOP_AGGREGATES = ("all", "mean")
+VIRTUAL_TIME_COLUMN = "virtual_seconds"
+TARGET_TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
 
 
 def reaches_target(values: np.ndarray, target: float, above: bool) -> np.ndarray:
     """Which of the values [E, …] are at the target or on its better side."""
-    return np.asarray(values >= target - TOLERANCE if above else values <= target + TOLERANCE)
+    return np.asarray(values >= target - TARGET_TOLERANCE if above else values <= target + TARGET_TOLERANCE)
 
 
 def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
@@ -62,7 +62,7 @@ class Stop(Validated):
     patience: Count | None = None
     seconds: Positive | None = None
     metric: str | None = None
-    over: Annotated[str, OneOf(*OVER)] = "all"
+    over: Annotated[str, OneOf(*STOP_AGGREGATES)] = "all"
     virtual_seconds: Positive | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Stop(Validated):
         Raises:
             ConfigError: the run does not measure what a rule looks at.
         """
-        if self.virtual_seconds is not None and VIRTUAL not in columns:
+        if self.virtual_seconds is not None and VIRTUAL_TIME_COLUMN not in columns:
             raise ConfigError(
                 f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices "
                 "or events"
@@ -108,7 +108,7 @@ class Stop(Validated):
         return default_metric
 
     def reason(
-        self, history: list[Row], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
+        self, history: list[MetricsRow], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
     ) -> str | None:
         """Why the run ends here, in a sentence; None: it goes on.
 
@@ -141,14 +141,14 @@ class Stop(Validated):
             return False
         return bool((times.mean() if self.over == "mean" else times.min()) >= self.virtual_seconds)
 
-    def _times(self, history: list[Row]) -> np.ndarray:
+    def _times(self, history: list[MetricsRow]) -> np.ndarray:
         """[E, R'] virtual seconds of the replicates that still are numbers, or of all if none is."""
         count = sum(row["round"] == history[0]["round"] for row in history)
-        times = np.array([row[VIRTUAL] for row in history], dtype=float).reshape(-1, count)
+        times = np.array([row[VIRTUAL_TIME_COLUMN] for row in history], dtype=float).reshape(-1, count)
         going = np.isfinite([row["train_loss"] for row in history[-count:]])
         return times[:, going] if going.any() else times
 
-    def targets(self, history: list[Row], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def targets(self, history: list[MetricsRow], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
         """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
         there yet; with 'mean', those of the mean. Under a clock the virtual seconds as well."""
         target_entries: dict[str, Any] = {}
@@ -156,17 +156,24 @@ class Stop(Validated):
             rounds = sorted({row["round"] for row in history})
             at = self._reached(history, name, value, meanings, given_up=True)
             target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
-            if VIRTUAL in history[-1]:
-                times = self._values(history, VIRTUAL, given_up=True)
-                target_entries[name][VIRTUAL] = [float(times[e, r]) if e >= 0 else None for r, e in enumerate(at)]
+            if VIRTUAL_TIME_COLUMN in history[-1]:
+                times = self._values(history, VIRTUAL_TIME_COLUMN, given_up=True)
+                target_entries[name][VIRTUAL_TIME_COLUMN] = [
+                    float(times[e, r]) if e >= 0 else None for r, e in enumerate(at)
+                ]
         return {"targets": target_entries} if target_entries else {}
 
     def _reached(
-        self, history: list[Row], name: str, value: float, meanings: Mapping[str, str] | None, given_up: bool = False
+        self,
+        history: list[MetricsRow],
+        name: str,
+        value: float,
+        meanings: Mapping[str, str] | None,
+        given_up: bool = False,
     ) -> np.ndarray:
         return first_reached(self._values(history, name, given_up), value, is_higher_better(name, meanings))
 
-    def _values(self, history: list[Row], name: str, given_up: bool = False) -> np.ndarray:
+    def _values(self, history: list[MetricsRow], name: str, given_up: bool = False) -> np.ndarray:
         """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)

@@ -26,9 +26,9 @@ from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
 from fedsim.local.rule import Carry
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    Named,
+    NamedTensors,
     brings_foreign,
     changed_paths,
     close_to,
@@ -41,26 +41,26 @@ from fedsim.run.contracts import (
     user_code_errors,
 )
 from fedsim.run.setup import Setup
-from fedsim.shift.shift import OF_CLIENTS
+from fedsim.shift.shift import PER_CLIENT_ENTRIES
 from fedsim.strategies import State
 from fedsim.trainer.executors import executor
 from fedsim.trainer.loop_executor import LoopExecutor
 
 log = logging.getLogger(__name__)
 
-SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
-STEPS = (3, 3, 2)
-ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
-SECONDS = 1.0  # of what may be left out where models are slow
+TRIAL_BATCH_SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
+TRIAL_STEPS = (3, 3, 2)
+TRIAL_ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
+OPTIONAL_CHECKS_SECONDS = 1.0  # of what may be left out where models are slow
 
 
-class MadeUpChunk:
+class SyntheticChunk:
     """Batches of some of the clients: as `fedsim.data.samples.Chunk`, which it stands for."""
 
     def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
-        self.steps = np.array([STEPS[row] for row in rows])
-        self.sizes = np.array([SIZES[row] for row in rows])
+        self.steps = np.array([TRIAL_STEPS[row] for row in rows])
+        self.sizes = np.array([TRIAL_BATCH_SIZES[row] for row in rows])
         pick = torch.tensor(rows, device=trial.device)
         self.rows, self.clients = trial.rows[pick], trial.clients[pick]
         host = self.rows.cpu().numpy()
@@ -110,9 +110,9 @@ class SampleTrial:
         width = run.data.width(7)
         fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
-        self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
+        self.exact: list[tuple[NamedTensors, Tensor]] = []  # of every client alone, in round 0
         self.before = [snapshot_of(component) for component in self.components]
-        self.rewind = Rewind(*self.components, skip=OF_RUN)
+        self.rewind = Rewind(*self.components, skip=RUN_OBJECT_TYPES)
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
@@ -149,7 +149,7 @@ class SampleTrial:
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
-        fixed, size = self._fixed, SIZES[row][step]
+        fixed, size = self._fixed, TRIAL_BATCH_SIZES[row][step]
         weight = fixed.get("weight")
         sample_indices = (
             torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
@@ -179,22 +179,24 @@ class SampleTrial:
 
     def rates(self, rows: list[int]) -> Tensor:
         replicate = self.rows[rows] // self.run.federation.clients
-        return self.run.trainer.rates[replicate].expand(max(STEPS), len(rows)).clone()
+        return self.run.trainer.rates[replicate].expand(max(TRIAL_STEPS), len(rows)).clone()
 
-    def local_steps(self, executor: Any, rows: list[int], t: int) -> tuple[Named, Tensor]:
+    def local_steps(self, executor: Any, rows: list[int], t: int) -> tuple[NamedTensors, Tensor]:
         """Carries and losses of some of the clients after their steps."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
         deployed = None if self.deployed is None else self.deployed[rows].clone()
-        result: tuple[Named, Tensor] = executor.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
+        result: tuple[NamedTensors, Tensor] = executor.run(
+            SyntheticChunk(self, rows, t), carry, self.rates(rows), deployed
+        )
         return result
 
     def loop(self) -> LoopExecutor:
         return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
     def slow(self) -> bool:
-        return time.perf_counter() - self.began > SECONDS
+        return time.perf_counter() - self.began > OPTIONAL_CHECKS_SECONDS
 
 
 def _order(trial: SampleTrial) -> str | None:
@@ -210,7 +212,7 @@ def _order(trial: SampleTrial) -> str | None:
                 name = _other_than_before(trial, row, *trial.local_steps(trial.loop(), [row], 0))
                 if name is not None:
                     return _remembers(trial, name)
-        for t, order in [(0, (2, 0, 1))] if trial.slow() else ORDERS:
+        for t, order in [(0, (2, 0, 1))] if trial.slow() else TRIAL_ORDERS:
             for row in order:
                 carry, loss = trial.local_steps(loop_executor, [row], t)
                 name = _other_than_before(trial, row, carry, loss) if t == 0 else None
@@ -219,7 +221,7 @@ def _order(trial: SampleTrial) -> str | None:
     return _waits(trial, loop_executor)
 
 
-def _other_than_before(trial: SampleTrial, row: int, carry: Named, loss: Tensor) -> str | None:
+def _other_than_before(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
     """What differs from the client's steps in `trial.exact`."""
     right, right_loss = trial.exact[row]
     return identical(right | {"loss": right_loss}, carry | {"loss": loss})
@@ -270,7 +272,7 @@ def _shift_padding(trial: SampleTrial) -> str | None:
         return None
     label = f"shift={type(shift).__name__}"
     theta = trial.carry["params"] if trial.deployed is None else shift.newest_deployment(trial.deployed)
-    chunk = MadeUpChunk(trial, [0, 1, 2], 0)
+    chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)
         for move in (shift, shift.respond_differentiably):
@@ -281,7 +283,7 @@ def _shift_padding(trial: SampleTrial) -> str | None:
                 ]
             try:
                 with torch.no_grad():
-                    joint_result: Named = vmap(move)(joint_batch, theta)
+                    joint_result: NamedTensors = vmap(move)(joint_batch, theta)
             except Exception as error:
                 return f"{label} cannot be vmapped ({_error_text(error)})"
             if any(
@@ -292,11 +294,11 @@ def _shift_padding(trial: SampleTrial) -> str | None:
     return None
 
 
-def _differs(unpadded: Named, padded: Named) -> bool:
+def _differs(unpadded: NamedTensors, padded: NamedTensors) -> bool:
     """Is a batch another one but for padding? Padding must keep the weight 0."""
     size = len(unpadded["x"])
     for name, value in unpadded.items():
-        if name in OF_CLIENTS or name == "weight" or name not in padded:
+        if name in PER_CLIENT_ENTRIES or name == "weight" or name not in padded:
             continue
         padded_value = padded[name][:size] if value.dim() and len(value) == size else padded[name]
         if not close_to(padded_value, value):
@@ -314,7 +316,7 @@ def _contamination_padding(trial: SampleTrial) -> str | None:
     if not contamination.active or not brings_foreign(contamination):
         return None
     label = f"contamination={type(contamination).__name__}"
-    chunk = MadeUpChunk(trial, [0, 1, 2], 0)
+    chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         with user_code_errors(label, contamination), torch.no_grad():
             single_results = [
@@ -373,8 +375,10 @@ def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
         trainers.shift.unpadded = True
 
 
-ORDER = Invariance("the order of clients and rounds", _order, refuse)
-SHIFT_PADDING = Invariance("padding and other clients of a shift", _shift_padding, _shift_one_at_a_time)
-ROTTEN_PADDING = Invariance("padding and other clients of a contamination", _contamination_padding, _one_at_a_time)
-EXECUTORS = Invariance("padding and other clients of local steps", _executors, _one_at_a_time)
-INVARIANCES = (ORDER, SHIFT_PADDING, ROTTEN_PADDING, EXECUTORS)
+ORDER_INVARIANCE = Invariance("the order of clients and rounds", _order, refuse)
+SHIFT_PADDING_INVARIANCE = Invariance("padding and other clients of a shift", _shift_padding, _shift_one_at_a_time)
+CONTAMINATION_PADDING_INVARIANCE = Invariance(
+    "padding and other clients of a contamination", _contamination_padding, _one_at_a_time
+)
+EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _executors, _one_at_a_time)
+INVARIANCES = (ORDER_INVARIANCE, SHIFT_PADDING_INVARIANCE, CONTAMINATION_PADDING_INVARIANCE, EXECUTOR_INVARIANCE)

@@ -18,7 +18,7 @@ from fedsim.local.schedules import Constant
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT = 1000  # rounds in which somebody must be available, at most
+MAX_ROUNDS_CHECKED = 1000  # rounds in which somebody must be available, at most
 
 
 class RunFacts:
@@ -45,7 +45,7 @@ class RunFacts:
         """Does this hold for the probability of some client in some round?"""
         if self.availability.unknown_reason:
             return True
-        return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, LOOKED_AT)))
+        return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, MAX_ROUNDS_CHECKED)))
 
     @property
     def most_local_steps(self) -> float:
@@ -143,7 +143,7 @@ def _stops_training(run: RunFacts) -> Iterator[str]:
     for group, component in vars(run.components).items():
         yield from stops_training(group, component, run)
     process = run.availability
-    rounds = range(min(run.rounds, LOOKED_AT))
+    rounds = range(min(run.rounds, MAX_ROUNDS_CHECKED))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):
         period = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
         yield (

@@ -19,7 +19,7 @@ from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
 from fedsim.run.rehearsal import dry_run, try_evaluation
-from fedsim.run.run_files import HEADER
+from fedsim.run.run_files import MODEL_HEADER_KEY
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
@@ -150,7 +150,7 @@ class Simulation(Setup):
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
         made_of = content(self) if folder is not None and self.federation.ranks.is_first else {}
-        header = {HEADER: self.model_metadata(), CONTENT: made_of}
+        header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT: made_of}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
     def resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:

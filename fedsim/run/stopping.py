@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from fedsim.run.tracking import Result
 
-HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-ASKING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
+STOP_SIGNAL_NUMBERS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP_SIGNAL) if number is not None)
 
 
 class Stopped(KeyboardInterrupt):
@@ -80,8 +80,8 @@ class StopSignals:
             if not self._listening:
                 self._handlers.clear()
                 StopSignals._noted = StopSignals._visible = None
-                for number in ASKING:
-                    if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                for number in STOP_SIGNAL_NUMBERS:
+                    if number == HANGUP_SIGNAL and signal.getsignal(number) == signal.SIG_IGN:
                         continue  # nohup: the run is meant to outlive its terminal
                     self._handlers[number] = signal.signal(number, self._note)
             self._listening.append(self)

@@ -24,9 +24,9 @@ from fedsim.core.report import Report
 from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import enlarge
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    Named,
+    NamedTensors,
     changed_paths,
     check_all,
     close_to,
@@ -44,9 +44,9 @@ from fedsim.run.contracts import (
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
-SECONDS = 0.7  # after which what is tried a second time is left out
-LATE_ROUNDS = (3, 10, 100)  # and the last
-NUMBERS = 2e7  # of client memory, above which fewer clients are made up
+OPTIONAL_CHECKS_SECONDS = 0.7  # after which what is tried a second time is left out
+LATE_TRIAL_ROUNDS = (3, 10, 100)  # and the last
+MAX_TRIAL_MEMORY_NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
 def check_initial_state(run: Setup, state: Any) -> None:
@@ -80,7 +80,7 @@ def check_initial_state(run: Setup, state: Any) -> None:
 
 def rounds_to_try(count: int) -> list[int]:
     """The first three rounds, and later ones, since some strategies change their ways: warm-up, periods, the end."""
-    late_rounds = {t for t in (*LATE_ROUNDS, count - 1) if 2 < t < count}
+    late_rounds = {t for t in (*LATE_TRIAL_ROUNDS, count - 1) if 2 < t < count}
     return [*range(min(3, max(count, 1))), *sorted(late_rounds)]
 
 
@@ -101,7 +101,7 @@ class StrategyTrial:
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)
         self.before = snapshot_of(run.strategy)
-        self.rewind = Rewind(run.strategy, skip=OF_RUN)  # what copies share, such as a module's globals
+        self.rewind = Rewind(run.strategy, skip=RUN_OBJECT_TYPES)  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
         self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
         self.began = time.perf_counter()
@@ -121,7 +121,7 @@ class StrategyTrial:
         return False
 
     def slow(self) -> bool:
-        return time.perf_counter() - self.began > SECONDS
+        return time.perf_counter() - self.began > OPTIONAL_CHECKS_SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
@@ -136,7 +136,7 @@ class StrategyTrial:
         """These replicates alone."""
         federation, pick = self.run.federation, slice(replicates.start, replicates.stop)
         m = federation.clients
-        if federation.ranks.count == 1 and federation.replicates * m * self.models.shape[1] > NUMBERS:
+        if federation.ranks.count == 1 and federation.replicates * m * self.models.shape[1] > MAX_TRIAL_MEMORY_NUMBERS:
             m = min(m, 8)  # memory of all clients would take longer than what is tried
         sizes = federation.sizes.reshape(federation.replicates, federation.clients)[pick, :m].reshape(-1)
         trial_federation = dataclasses.replace(
@@ -355,7 +355,7 @@ def check_strategy(run: Setup, memory: Memory) -> None:
 
 
 def _synthetic_report(
-    run: Setup, state: State, memory: Memory, cohort: Cohort, carry: Named, replicates: range, t: int
+    run: Setup, state: State, memory: Memory, cohort: Cohort, carry: NamedTensors, replicates: range, t: int
 ) -> Report:
     """Rows that have moved a little, each in its own way: by its replicate, its client and the round."""
     model, rows = state.model, carry["params"]

@@ -21,7 +21,7 @@ from fedsim.run.training import Training
 
 CLIENT_MEAN = "client_mean"
 TRIED_ROUNDS, TRIED_SETS = 2, 2  # in which the model is tried, and sets of channels in each
-ROUNDING = 1e-6  # relative to the largest parameter
+ROUNDING_TOLERANCE = 1e-6  # relative to the largest parameter
 
 
 class Submodels:
@@ -76,7 +76,7 @@ class Submodels:
             return
         end = torch.nan_to_num(report.end, posinf=0.0, neginf=0.0)
         outside = (end * (1 - masks)).abs().amax(1)
-        if bool((outside > ROUNDING * end.abs().amax(1).clamp(min=1.0)).any()):
+        if bool((outside > ROUNDING_TOLERANCE * end.abs().amax(1).clamp(min=1.0)).any()):
             raise RunError(
                 f"capacity: in round {t} local={type(self.training.trainer.rule).__name__} moved columns that its "
                 "client does not hold; use capacity=full, or another local rule or model"

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
-from fedsim.evaluation import Measured
+from fedsim.evaluation import EvaluationResult
 from fedsim.evaluation.columns import columns_of_other_model, is_higher_better
 from fedsim.run.best import BestModels
 from fedsim.run.checkpoint import Checkpointer
@@ -31,7 +31,7 @@ from fedsim.run.tracking import clients
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, checksum, kept_rows
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
 from fedsim.run.tracking.progress import facts_line, progress_view
-from fedsim.run.tracking.result import Result, Row
+from fedsim.run.tracking.result import MetricsRow, Result
 from fedsim.run.tracking.tracking_options import Tracking
 from fedsim.strategies import State
 
@@ -64,7 +64,7 @@ class Tracker:
         self.checkpoints, self.guard, self.progress = checkpoints, guard, progress
         self.seeds, self.ranks = run.federation.seeds, run.federation.ranks
         self.settings = settings or {"strategy": type(run.strategy).__name__, "dataset": run.dataset.name}
-        self.history: list[Row] = []
+        self.history: list[MetricsRow] = []
         self._files: RunFolder | None = None
         self._signals = StopSignals()
         self._stop_requested = False  # had this or another rank seen a signal in the last round?
@@ -73,7 +73,7 @@ class Tracker:
         self._view = progress_view(style, run.rounds, progress.rounds)
         self.active, self.linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self.unheard = np.zeros(len(self.seeds), dtype=np.int64)
-        self._last: Measured | None = None
+        self._last: EvaluationResult | None = None
         self.models: Tensor  # [R, d] that were evaluated last
         self._observers = Observers([])
         self._wish: str | None = None  # why one of them ends the run
@@ -121,7 +121,7 @@ class Tracker:
         self._start = time.monotonic()
         self.begin_with(None if self.progress.rounds else self.evaluate(state, 0))
 
-    def begin_with(self, first: Measured | None) -> None:
+    def begin_with(self, first: EvaluationResult | None) -> None:
         """Open the run folder, given what was measured of the initial model; None for a resumed run."""
         progress, run = self.progress, self.run
         self._metric = run.stop.judged_by(run.column_descriptions)
@@ -173,13 +173,13 @@ class Tracker:
         """The replicates that were not given up."""
         return [r for r in range(len(self.seeds)) if r not in self.guard.given_up]
 
-    def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
+    def _on_models(self, state: State, deployed: Tensor | None = None) -> EvaluationResult:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
         run, memory = self.run, self.checkpoints.memory
         first, *further_names = run.evaluation.models
         self.models = run.models(first, state, memory)
 
-        def evaluate(models: Tensor) -> Measured:
+        def evaluate(models: Tensor) -> EvaluationResult:
             return self.guard.evaluate(lambda rows: run.evaluator(rows, deployed), models, self.progress.rounds)
 
         measured = evaluate(self.models)
@@ -189,7 +189,7 @@ class Tracker:
             measured.metrics |= {column_names[column]: values for column, values in metrics.items()}
         return measured
 
-    def evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
+    def evaluate(self, state: State, completed: int, report: Report | None = None) -> EvaluationResult:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
         measured = self._on_models(state, None if report is None else report.deployed)
@@ -202,7 +202,7 @@ class Tracker:
             self.add_histograms(measured, None if report is None else update_lengths(report))
         return measured
 
-    def add_histograms(self, measured: Measured, lengths: np.ndarray | None) -> None:
+    def add_histograms(self, measured: EvaluationResult, lengths: np.ndarray | None) -> None:
         """What observers are shown of the clients; `lengths` [n] of their updates in the last round."""
         if measured.client_accuracy is not None:
             measured.histograms["accuracy"] = measured.client_accuracy[self._replicates_left].reshape(-1)
@@ -270,7 +270,7 @@ class Tracker:
             self._best.write()
         self.checkpoints.write(state, self.progress)
 
-    def record(self, measured: Measured) -> None:
+    def record(self, measured: EvaluationResult) -> None:
         """Pass one evaluation on."""
         progress, self._last = self.progress, measured
         self.keep_time()
@@ -278,9 +278,9 @@ class Tracker:
         staleness = np.where(used > 0, np.array(progress.staleness or 0.0) / np.maximum(used, 1), np.nan)
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
         progress.participants, progress.staleness, progress.unevaluated = [0.0] * len(self.seeds), [], 0
-        rows: list[Row] = []
+        rows: list[MetricsRow] = []
         for r, seed in enumerate(self.seeds):
-            row: Row = {"round": progress.rounds, "seed": seed}
+            row: MetricsRow = {"round": progress.rounds, "seed": seed}
             given_up = r in self.guard.given_up
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self.active[r]), "mean_active_clients": float(mean_active[r])}

@@ -10,7 +10,7 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
     brings_foreign,
     changed_paths,
@@ -40,7 +40,7 @@ class StageTrial:
         self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
         self.before = snapshot_of(self.stage)
-        self.rewind = Rewind(self.stage, skip=OF_RUN)
+        self.rewind = Rewind(self.stage, skip=RUN_OBJECT_TYPES)
         memories = [
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
         ]

@@ -36,7 +36,7 @@ from fedsim.uplink.attack import Attack
 log = logging.getLogger(__name__)
 
 
-DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+DEVICE_TYPES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -44,10 +44,10 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = str(device).partition(":")
-    if not isinstance(device, str) or kind not in DEVICES[1:] or (number and not number.isdecimal()):
-        near = {"gpu": "; did you mean 'cuda'?"}.get(kind.lower(), checks.nearest(kind, DEVICES))
+    if not isinstance(device, str) or kind not in DEVICE_TYPES[1:] or (number and not number.isdecimal()):
+        near = {"gpu": "; did you mean 'cuda'?"}.get(kind.lower(), checks.nearest(kind, DEVICE_TYPES))
         near = f"; did you mean 'cuda:{device}'?" if kind.isdecimal() else near
-        raise ConfigError(f"device={device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1{near}")
+        raise ConfigError(f"device={device!r} is unknown; choose one of {', '.join(DEVICE_TYPES)}, or cuda:1{near}")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)

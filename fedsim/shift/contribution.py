@@ -18,7 +18,7 @@ from fedsim.models import RowModel
 from fedsim.shift.attraction import Attraction, BudgetAttraction, LinearAttraction, LossAttraction, components
 from fedsim.shift.shift import Shift
 
-FORMS = ("linear", "budget", "loss")
+ATTRACTION_FORMS = ("linear", "budget", "loss")
 
 
 class Contribution(Shift):
@@ -55,7 +55,7 @@ class Contribution(Shift):
 
     def __init__(
         self,
-        form: Annotated[str, OneOf(*FORMS)] = "linear",
+        form: Annotated[str, OneOf(*ATTRACTION_FORMS)] = "linear",
         budget: Positive = 10.0,
         constant: NonNegative = 1.0,
         samples: Count = 100,

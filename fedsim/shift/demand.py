@@ -16,7 +16,7 @@ from fedsim.shift.location import need_one_parameter_per_input
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-SPREAD = 1.0  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 1.0  # half-width of the numbers, where one number is given for all
 
 
 class Demand(Shift):
@@ -33,14 +33,14 @@ class Demand(Shift):
     estimator = "mean_x"
 
     def __init__(
-        self, gamma: PerClientNumbers = 2.0, spread: NonNegative = SPREAD, seed: int = 0, **options: Any
+        self, gamma: PerClientNumbers = 2.0, spread: NonNegative = DEFAULT_SPREAD, seed: int = 0, **options: Any
     ) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         need_one_parameter_per_input("demand", data.dataset, model)
-        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)
+        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=DEFAULT_SPREAD)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

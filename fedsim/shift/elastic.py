@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import CountOrZero, NonNegative, Positive
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
-from fedsim.shift.strategic import SPREAD, Strategic
+from fedsim.shift.strategic import DEFAULT_SPREAD, Strategic
 
 
 class Elastic(Strategic):
@@ -32,7 +32,7 @@ class Elastic(Strategic):
     def __init__(
         self,
         epsilon: PerClientNumbers = 1.0,
-        spread: NonNegative = SPREAD,
+        spread: NonNegative = DEFAULT_SPREAD,
         features: Sequence[CountOrZero] | None = None,
         target: CountOrZero = 1,
         seed: int = 0,

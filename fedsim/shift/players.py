@@ -18,7 +18,7 @@ from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.shift import Shift
 
-SPREAD = 0.5  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.5  # half-width of the numbers, where one number is given for all
 
 
 class Players(Shift):
@@ -45,7 +45,7 @@ class Players(Shift):
     def __init__(
         self,
         gamma: PerClientNumbers = 2.0,
-        spread: NonNegative = SPREAD,
+        spread: NonNegative = DEFAULT_SPREAD,
         coupling: float | Sequence[Sequence[float]] = 0.8,
         seed: int = 0,
         **options: Any,
@@ -65,7 +65,9 @@ class Players(Shift):
             raise ConfigError(f"shift=players: the model is the {m * goods} decisions of all players; use model=mean")
         if model.ridge:
             raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
-        gammas = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, usual=SPREAD)
+        gammas = per_client(
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, usual=DEFAULT_SPREAD
+        )
         if isinstance(self.coupling, Sequence) and not isinstance(self.coupling, str):
             rows = [list(row) if isinstance(row, Sequence) else [] for row in self.coupling]
             if [len(row) for row in rows] != [m] * m or any(rows[i][i] for i in range(m)):

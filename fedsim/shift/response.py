@@ -18,7 +18,7 @@ from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-SPREAD = 0.0  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.0  # half-width of the numbers, where one number is given for all
 
 
 class Response(Shift):
@@ -37,7 +37,7 @@ class Response(Shift):
     estimator = "coefficients"
 
     def __init__(
-        self, gamma: PerClientNumbers = 1.5, spread: NonNegative = SPREAD, seed: int = 0, **options: Any
+        self, gamma: PerClientNumbers = 1.5, spread: NonNegative = DEFAULT_SPREAD, seed: int = 0, **options: Any
     ) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
@@ -52,7 +52,7 @@ class Response(Shift):
         self.direction = ResponseDirection("response", dataset, model, features=range(math.prod(dataset.shape)))
         if self.direction.outputs != 1:
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
-        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)
+        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=DEFAULT_SPREAD)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

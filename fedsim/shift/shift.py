@@ -26,11 +26,11 @@ from fedsim.models import RowModel
 from fedsim.shift.mixture import Mixture
 
 DEPLOYMENTS = ("step", "round")
-REFERENCES = ("auto", "always", "none")
-OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
-ANSWERED = "answered"  # the name of θ̃ in the memory
+REFERENCE_MODES = ("auto", "always", "none")
+PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+AVERAGE_MODEL_NAME = "answered"  # the name of θ̃ in the memory
 PAST, TURN, OF_SEED = "past_deployments", "deployments", "seed_of_mixture"
-MIXING = {TURN, OF_SEED, "round"}  # by which lags are drawn
+LAG_ENTRIES = {TURN, OF_SEED, "round"}  # by which lags are drawn
 
 
 class Shift(Validated, ABC):
@@ -90,7 +90,7 @@ class Shift(Validated, ABC):
         self,
         deploy: Annotated[str, OneOf(*DEPLOYMENTS)] = "step",
         inertia: Fraction = 0.0,
-        references: Annotated[str, OneOf(*REFERENCES)] = "auto",
+        references: Annotated[str, OneOf(*REFERENCE_MODES)] = "auto",
         box: Sequence[float] | None = None,
         references_seconds: Positive | None = 120.0,
         redraw: Count | None = None,
@@ -133,7 +133,7 @@ class Shift(Validated, ABC):
 
     def memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
-        memory = {} if not self.inertia or self.deploy == "round" else {ANSWERED: federation.broadcast(model)}
+        memory = {} if not self.inertia or self.deploy == "round" else {AVERAGE_MODEL_NAME: federation.broadcast(model)}
         if self.mixture is None:
             return memory
         memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
@@ -157,7 +157,7 @@ class Shift(Validated, ABC):
         """What all data of a replicate remember: name → [R, …]."""
         if self.deploy == "step":
             return {}
-        memory = {ANSWERED: model.clone()} if self.inertia or self.redraw else {}
+        memory = {AVERAGE_MODEL_NAME: model.clone()} if self.inertia or self.redraw else {}
         return memory if self.mixture is None else memory | {PAST: self._all_of(model)}
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
@@ -177,7 +177,7 @@ class Shift(Validated, ABC):
         """[R, d] θ̃ of the latest deployment."""
         if not (self.inertia or self.redraw):
             return model
-        answered = server[ANSWERED]
+        answered = server[AVERAGE_MODEL_NAME]
         if self.drawn_in(t) < t:
             return answered
         return answered.lerp_(model, 1 - self.inertia) if self.inertia else answered.copy_(model)
@@ -210,8 +210,8 @@ class Shift(Validated, ABC):
             return carry, theta
         theta = carry["params"]
         if self.inertia:
-            theta = torch.lerp(carry[ANSWERED], theta, 1 - self.inertia)
-            carry = carry | {ANSWERED: theta}
+            theta = torch.lerp(carry[AVERAGE_MODEL_NAME], theta, 1 - self.inertia)
+            carry = carry | {AVERAGE_MODEL_NAME: theta}
         if self.mixture is None:
             return carry, theta
         past = torch.cat([theta[..., None, :], carry[PAST][..., :-1, :]], dim=-2)
@@ -262,7 +262,7 @@ def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
             real_mask = weight[n] > 0
             del client_batch["weight"]
             client_batch = {
-                name: value if name in OF_CLIENTS else value[real_mask] for name, value in client_batch.items()
+                name: value if name in PER_CLIENT_ENTRIES else value[real_mask] for name, value in client_batch.items()
             }
         batches.append(client_batch)
     return batches
@@ -279,7 +279,7 @@ def pad_batches(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         for name, value in batch.items():
             if name == "weight":
                 continue
-            if value.dim() and len(value) == size and name not in OF_CLIENTS:
+            if value.dim() and len(value) == size and name not in PER_CLIENT_ENTRIES:
                 value = (
                     torch.cat([value, value[:1].expand(width - size, *value.shape[1:])])
                     if size

@@ -17,7 +17,7 @@ from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-SPREAD = 0.1  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.1  # half-width of the numbers, where one number is given for all
 
 
 class Strategic(Shift):
@@ -41,7 +41,7 @@ class Strategic(Shift):
     def __init__(
         self,
         epsilon: PerClientNumbers = 1.0,
-        spread: NonNegative = SPREAD,
+        spread: NonNegative = DEFAULT_SPREAD,
         features: Sequence[CountOrZero] | None = None,
         target: CountOrZero = 1,
         seed: int = 0,
@@ -51,7 +51,9 @@ class Strategic(Shift):
         self.epsilon, self.spread, self.features, self.target, self.seed = epsilon, spread, features, target, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
-        self.epsilons = sensitivities("shift.epsilon", self.epsilon, self.spread, self.seed, federation, usual=SPREAD)
+        self.epsilons = sensitivities(
+            "shift.epsilon", self.epsilon, self.spread, self.seed, federation, usual=DEFAULT_SPREAD
+        )
         self.direction = ResponseDirection("strategic", data.dataset, model, self.features, self.target)
         self.moving = self.direction.moving
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"

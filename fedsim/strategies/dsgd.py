@@ -19,8 +19,8 @@ from fedsim.core.report import Report
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 from fedsim.strategies.topologies import TOPOLOGIES, Network
 
-MIXES = ("start", "end")
-DEGREES = ("all", "there")
+MIXING_TIMES = ("start", "end")
+DEGREE_COUNTS = ("all", "there")
 
 
 class DSGD(KeepsClientModels[ClientModels]):
@@ -60,8 +60,8 @@ class DSGD(KeepsClientModels[ClientModels]):
         self,
         topology: Annotated[str, OneOf(*TOPOLOGIES)] = "ring",
         probability: Fraction = 0.5,
-        mix: Annotated[str, OneOf(*MIXES)] = "start",
-        degrees: Annotated[str, OneOf(*DEGREES)] = "all",
+        mix: Annotated[str, OneOf(*MIXING_TIMES)] = "start",
+        degrees: Annotated[str, OneOf(*DEGREE_COUNTS)] = "all",
         seed: int = 0,
     ) -> None:
         self.topology = topology

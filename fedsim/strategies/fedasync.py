@@ -19,7 +19,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.staleness import DISCOUNT_EFFECTIVE_IF, Discount, DiscountKind
 from fedsim.strategies.strategy import State, Strategy
 
-FORMS = ("model", "difference")
+UPDATE_FORMS = ("model", "difference")
 
 
 class FedAsync(Strategy[State]):
@@ -48,7 +48,7 @@ class FedAsync(Strategy[State]):
         discount: DiscountKind = "polynomial",
         a: NonNegative = 0.5,
         b: NonNegative = 4.0,
-        form: Annotated[str, OneOf(*FORMS)] = "model",
+        form: Annotated[str, OneOf(*UPDATE_FORMS)] = "model",
     ) -> None:
         self.alpha = alpha
         self.discount = Discount(discount, a, b)

@@ -17,7 +17,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.strategy import ServerStep, State
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
-LARGEST_TAU = 1e18  # τ² is a number in single precision too
+MAX_TAU = 1e18  # τ² is a number in single precision too
 
 
 @dataclass
@@ -67,9 +67,9 @@ class FedOpt(ServerStep[FedOptState]):
             raise ConfigError(
                 key="beta1", value=beta1, needs="trains nothing: the first moment stays 0; it must be below 1"
             )
-        if not largest_value(self.tau) < LARGEST_TAU:
+        if not largest_value(self.tau) < MAX_TAU:
             raise ConfigError(
-                key="tau", value=tau, needs=f"must be below {LARGEST_TAU:g}: its square starts the second moment"
+                key="tau", value=tau, needs=f"must be below {MAX_TAU:g}: its square starts the second moment"
             )
 
     def initial(self, model: Tensor, federation: Federation) -> FedOptState:

@@ -16,7 +16,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.fedau import count_intervals, no_intervals
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-PROBABILITIES = ("estimated", "known")
+PROBABILITY_SOURCES = ("estimated", "known")
 
 
 @dataclass
@@ -59,7 +59,7 @@ class FedStale(RemembersClients[FedStaleState]):
         self,
         beta: FractionPerSeed = 0.5,
         server_lr: PositivePerSeed = 1.0,
-        probabilities: Annotated[str, OneOf(*PROBABILITIES)] = "estimated",
+        probabilities: Annotated[str, OneOf(*PROBABILITY_SOURCES)] = "estimated",
         cutoff: Count | None = None,
         weighting: Weighting = "uniform",
         memory_dtype: MemoryDtype = "same",

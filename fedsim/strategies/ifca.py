@@ -19,7 +19,7 @@ from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
-AVERAGES = ("models", "gradients")
+AVERAGED_QUANTITIES = ("models", "gradients")
 
 
 @dataclass
@@ -69,7 +69,7 @@ class IFCA(ServerStep[IFCAState]):
         self,
         k: Count = 2,
         spread: NonNegative = 0.1,
-        average: Annotated[str, OneOf(*AVERAGES)] = "models",
+        average: Annotated[str, OneOf(*AVERAGED_QUANTITIES)] = "models",
         server_lr: PositivePerSeed = 1.0,
         weighting: Weighting = "uniform",
     ) -> None:

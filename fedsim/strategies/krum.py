@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.statistics import median_of
-from fedsim.strategies.per_replicate import Named
+from fedsim.strategies.per_replicate import NamedTensors
 from fedsim.strategies.robust import Robust, weighted_mean
 
 
@@ -37,7 +37,7 @@ class Krum(Robust):
     def min_rows(self, num_byzantine: int) -> int:
         return 2 * num_byzantine + 3
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         best = scores(squared_distances(rows), num_byzantine).argmin(
             0, keepdim=True
         )  # a plain number would be waited for
@@ -61,11 +61,11 @@ class MultiKrum(Krum):
     ) -> None:
         Robust.__init__(self, server_lr, bad, bucket, weighting)
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         order = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices
         return rows[order[: len(rows) - num_byzantine]].mean(0)
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         selected = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
         return weighted_mean(rows[selected], weights[selected])
 
@@ -82,7 +82,7 @@ class Bulyan(Krum):
     def min_rows(self, num_byzantine: int) -> int:
         return 4 * num_byzantine + 3
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         squares = squared_distances(rows)
         remaining = torch.arange(len(rows), device=rows.device)
         chosen = []

@@ -12,8 +12,8 @@ from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.strategies.strategy import ServerStep, State
 
-DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MemoryDtype = Annotated[str, OneOf(*DTYPES)]
+MEMORY_DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MemoryDtype = Annotated[str, OneOf(*MEMORY_DTYPES)]
 
 
 @dataclass
@@ -47,7 +47,7 @@ class RemembersClients(ServerStep[M]):
         weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.dtype = DTYPES[memory_dtype]
+        self.dtype = MEMORY_DTYPES[memory_dtype]
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> M:

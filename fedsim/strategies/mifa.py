@@ -14,7 +14,7 @@ from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-MEMORIES = ("innovation", "gradient")
+REMEMBERED_QUANTITIES = ("innovation", "gradient")
 DIVISORS = ("all", "seen")
 
 
@@ -74,7 +74,7 @@ class MIFA(RemembersClients[MIFAState]):
     def __init__(
         self,
         server_lr: PositivePerSeed = 1.0,
-        memory: Annotated[str, OneOf(*MEMORIES)] = "innovation",
+        memory: Annotated[str, OneOf(*REMEMBERED_QUANTITIES)] = "innovation",
         wait_for_all: bool = False,
         memory_dtype: MemoryDtype = "same",
         weighting: Weighting = "uniform",

@@ -10,8 +10,8 @@ from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-FIRST = ("all", "available")
-MEMORIES = ("innovation", "gradient")
+FIRST_ROUND_CLIENTS = ("all", "available")
+REMEMBERED_QUANTITIES = ("innovation", "gradient")
 
 
 class MimiC(RemembersClients[ClientMemory]):
@@ -44,8 +44,8 @@ class MimiC(RemembersClients[ClientMemory]):
     def __init__(
         self,
         server_lr: PositivePerSeed = 1.0,
-        first_round: Annotated[str, OneOf(*FIRST)] = "all",
-        memory: Annotated[str, OneOf(*MEMORIES)] = "innovation",
+        first_round: Annotated[str, OneOf(*FIRST_ROUND_CLIENTS)] = "all",
+        memory: Annotated[str, OneOf(*REMEMBERED_QUANTITIES)] = "innovation",
         weighting: Weighting = "uniform",
         memory_dtype: MemoryDtype = "same",
     ) -> None:

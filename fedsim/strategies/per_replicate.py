@@ -14,7 +14,7 @@ from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
-Named = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 class Rows:
@@ -92,12 +92,12 @@ class PerReplicate(Strategy[State]):
         ...         return model - rows.innovation.median(0).values
     """
 
-    def memory(self, model: Tensor) -> Named:
+    def memory(self, model: Tensor) -> NamedTensors:
         """What the server remembers of a replicate from round to round, as before round 0: name → […]."""
         return {}
 
     @abstractmethod
-    def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
+    def next_model(self, model: Tensor, rows: Rows, memory: NamedTensors, t: int) -> Tensor:
         """[d] the next model.
 
         Args:

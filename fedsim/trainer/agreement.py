@@ -30,14 +30,16 @@ from fedsim.models.row_model import is_built_in
 from fedsim.models.user_loss import describe_loss, loss_function
 from fedsim.shift import NoShift
 
-LEARNING_RATE = 0.01
-CLOSE = 1e-7  # of double-precision moves, relative to the largest; modules may compute in single precision inside
-CLOSE_SINGLE = 1e-3  # of single-precision moves, for modules that cannot run in double precision
-STEPS = 8
-SIZES = 8  # batch sizes of the run that are tried, of all that occur
-MOST = 256  # samples of the largest batch that is tried
+TRIAL_LEARNING_RATE = 0.01
+DOUBLE_PRECISION_TOLERANCE = (
+    1e-7  # of double-precision moves, relative to the largest; modules may compute in single precision inside
+)
+SINGLE_PRECISION_TOLERANCE = 1e-3  # of single-precision moves, for modules that cannot run in double precision
+TRIAL_STEPS = 8
+NUM_TRIED_BATCH_SIZES = 8  # batch sizes of the run that are tried, of all that occur
+MAX_TRIED_BATCH_SIZE = 256  # samples of the largest batch that is tried
 
-Run = Callable[["Trial", RowModel], Tensor]
+TrialRunner = Callable[["Trial", RowModel], Tensor]
 
 
 def is_trusted(model: RowModel) -> bool:
@@ -100,7 +102,7 @@ def make_trial(model: RowModel, samples: Batch, sizes: tuple[int, ...]) -> Trial
     wave = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
     rows = row.repeat(3, 1)
     rows[:, : model.trained] += 0.02 * wave
-    order = [list(itertools.islice(itertools.cycle(np.roll(sizes, shift)), STEPS)) for shift in range(3)]
+    order = [list(itertools.islice(itertools.cycle(np.roll(sizes, shift)), TRIAL_STEPS)) for shift in range(3)]
     table = np.array(order)
     table[1:, -1] = 0  # two clients are done one step earlier
     return Trial(samples, rows, table, model.trained)
@@ -141,7 +143,7 @@ def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.sub_(LEARNING_RATE * parameter.grad.to_dense())
+                    parameter.sub_(TRIAL_LEARNING_RATE * parameter.grad.to_dense())
     trained_columns = [p.detach().reshape(-1) for p in parameters]
     statistics_columns = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
     return torch.cat([*trained_columns, *statistics_columns])
@@ -162,11 +164,11 @@ def _refuse_writes_in_backward(module: nn.Module, before: dict[str, Tensor]) -> 
             )
 
 
-def by_executor(make: Callable[[RowModel], Any]) -> Run:
+def by_executor(make: Callable[[RowModel], Any]) -> TrialRunner:
     """[3, d] where an executor ends."""
 
     def run(trial: Trial, model: RowModel) -> Tensor:
-        rates = torch.full((STEPS, len(trial.rows)), LEARNING_RATE, dtype=model.dtype, device=model.device)
+        rates = torch.full((TRIAL_STEPS, len(trial.rows)), TRIAL_LEARNING_RATE, dtype=model.dtype, device=model.device)
         end_rows: Tensor = make(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
         return end_rows
 
@@ -188,14 +190,14 @@ class Agreement:
     def __init__(self, model: RowModel, batches: Batches, make: Callable[..., Any]) -> None:
         self._make = make
         self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
-        self.model, self.close = model, CLOSE_SINGLE
-        samples = batches.data.first_samples(min(max(batches.largest, 8), MOST), model.dtype)
+        self.model, self.close = model, SINGLE_PRECISION_TOLERANCE
+        samples = batches.data.first_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
         with streams.quiet_trial():
             try:
                 double = model.in_double()
                 exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
                 self.expected = self._reference(double, exact, batches)
-                self.model, self.close = double, CLOSE
+                self.model, self.close = double, DOUBLE_PRECISION_TOLERANCE
             except (ConfigError, MemoryError):
                 raise
             except Exception:  # a module may insist on single precision
@@ -230,8 +232,10 @@ class Agreement:
 
     def _sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
         """Batch sizes that are tried: 7 and 2, and the run's largest and smallest, where the module takes them."""
-        occurring = [size for size in batches.sizes if size <= MOST] or [min(batches.largest, MOST)]
-        spread = np.linspace(0, len(occurring) - 1, min(len(occurring), SIZES)).round().astype(int)
+        occurring = [size for size in batches.sizes if size <= MAX_TRIED_BATCH_SIZE] or [
+            min(batches.largest, MAX_TRIED_BATCH_SIZE)
+        ]
+        spread = np.linspace(0, len(occurring) - 1, min(len(occurring), NUM_TRIED_BATCH_SIZES)).round().astype(int)
         occurring = [occurring[index] for index in spread]
         accepted_sizes, refused = [], dict[int, Exception]()
         for size in dict.fromkeys((7, 2, *occurring)):
@@ -253,7 +257,7 @@ class Agreement:
                 ) from reason
         if not accepted_sizes:
             raise next(iter(refused.values()))
-        return tuple(accepted_sizes[:STEPS])
+        return tuple(accepted_sizes[:TRIAL_STEPS])
 
     def why_not(self, executor: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
@@ -264,7 +268,7 @@ class Agreement:
 
     def _tried(self, executor: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
-        run = by_executor(lambda of: self._make(executor, of, SGD(lr=LEARNING_RATE), NoShift()))
+        run = by_executor(lambda of: self._make(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift()))
         with streams.quiet_trial():
             try:
                 end_rows = run(self.trial, model)
@@ -295,7 +299,7 @@ class Agreement:
 
 
 MAX_REMEMBERED_MODULES = 32  # modules of which the process remembers what it found
-_remembered: OrderedDict[Hashable, Agreement] = OrderedDict()
+_agreement_by_model: OrderedDict[Hashable, Agreement] = OrderedDict()
 
 
 def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) -> Agreement | None:
@@ -307,8 +311,8 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
     )
     kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.first_samples(2, model.dtype).items()]
     cache_key = (key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
-    if cache_key not in _remembered:
-        _remembered[cache_key] = Agreement(model, batches, make)
-        if len(_remembered) > MAX_REMEMBERED_MODULES:
-            _remembered.popitem(last=False)
-    return _remembered[cache_key]
+    if cache_key not in _agreement_by_model:
+        _agreement_by_model[cache_key] = Agreement(model, batches, make)
+        if len(_agreement_by_model) > MAX_REMEMBERED_MODULES:
+            _agreement_by_model.popitem(last=False)
+    return _agreement_by_model[cache_key]

@@ -7,7 +7,7 @@ from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batches
 from fedsim.models import RowModel
 
-COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
+BATCH_COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
 
 
 def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
@@ -28,7 +28,7 @@ def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
             f"normalises to nothing, but client {row % batches.federation.clients} has one; give "
             "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
         )
-    needed = COPIES * batches.largest * numbers * model.dtype.itemsize
+    needed = BATCH_COPIES * batches.largest * numbers * model.dtype.itemsize
     if needed > available_bytes(model.device, "device"):
         batch_size = batches.work.batch_size
         raise ConfigError(

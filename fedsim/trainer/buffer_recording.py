@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, LocalRule
-from fedsim.trainer.objective import Answer, FunctionalObjective, PlainObjective
+from fedsim.trainer.objective import FunctionalObjective, PlainObjective, ShiftResponse
 
-METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
+OBJECTIVE_METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
 
 
 class BufferRecordingObjective:
@@ -30,7 +30,7 @@ class BufferRecordingObjective:
         lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
         self._functions: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
-        for name in METHODS:
+        for name in OBJECTIVE_METHODS:
             method = getattr(inner, name)
             self._functions[name] = method if lift is None else lift(method)
         self.model, self._through = inner.model, inner.gradient_through
@@ -47,7 +47,7 @@ class BufferRecordingObjective:
         self._note((params, statistics))
         return value
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, Tensor]:
+    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, Tensor]:
         gradient, value, statistics = self._through(params, batch, answer)
         self._note((params, statistics))
         return gradient, value

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.trainer.cuda_graph import Captured, Work
+from fedsim.trainer.cuda_graph import CapturedGraph, GraphWork
 from fedsim.trainer.replay import Recording, Replay
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**30  # of arguments and results of one function
+MAX_CAPTURE_BYTES = 2**30  # of arguments and results of one function
 
 
-class Capture:
+class RecordedGraph:
     """A recording on tensors of its own.
 
     Args:
@@ -34,7 +34,9 @@ class Capture:
         capture: see `fedsim.trainer.cuda_graph.capturing`.
     """
 
-    def __init__(self, recording: Recording, inputs: list[Tensor], capture: Callable[[Work], Captured]) -> None:
+    def __init__(
+        self, recording: Recording, inputs: list[Tensor], capture: Callable[[GraphWork], CapturedGraph]
+    ) -> None:
         self.inputs, self._formed = inputs, recording.result_of
         self._replay, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
@@ -52,12 +54,12 @@ class Capture:
         return size_of(self.inputs) + size_of([o for o, p in zip(self.outputs, self._passed, strict=True) if p is None])
 
 
-class Captures(Replay):
+class GraphReplay(Replay):
     """As `Replay`, of what the device captures.
 
     Args:
-        capture: see `Capture`.
-        most_bytes: to hold for captured steps. None: `MOST_BYTES`.
+        capture: see `RecordedGraph`.
+        most_bytes: to hold for captured steps. None: `MAX_CAPTURE_BYTES`.
     """
 
     def __init__(
@@ -65,12 +67,12 @@ class Captures(Replay):
         function: Callable[..., Any],
         worth: int | None = None,
         *,
-        capture: Callable[[Work], Captured],
+        capture: Callable[[GraphWork], CapturedGraph],
         most_bytes: int | None = None,
     ) -> None:
         super().__init__(function, worth)
         self._capture = capture
-        self.most_bytes = MOST_BYTES if most_bytes is None else most_bytes
+        self.most_bytes = MAX_CAPTURE_BYTES if most_bytes is None else most_bytes
         self._warned = False
 
     def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
@@ -78,7 +80,7 @@ class Captures(Replay):
             return self._replayed(form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
-            capture = Capture(Recording(self.function, form, inputs), inputs, self._capture)
+            capture = RecordedGraph(Recording(self.function, form, inputs), inputs, self._capture)
         except Exception as error:  # what cannot be recorded either will be refused there
             return self._replayed(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
         if capture.bytes > self.most_bytes:
@@ -95,7 +97,7 @@ class Captures(Replay):
     def _forget(self) -> None:
         super()._forget()
         bytes_by_key = {
-            key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, Capture)
+            key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, RecordedGraph)
         }
         while sum(bytes_by_key.values()) > self.most_bytes:
             oldest = next(iter(bytes_by_key))

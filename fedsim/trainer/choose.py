@@ -37,17 +37,20 @@ from fedsim.trainer.fused_executor import descents, models_in_use, stacks
 
 log = logging.getLogger(__name__)
 
-WORKERS = 16  # threads for one processor, at most
+MAX_WORKERS = 16  # threads for one processor, at most
 CPU_CHUNK_BYTES = 64 * 2**20
 CPU_STACK_BYTES = 32 * 2**20
 GPU_MEMORY_SHARE = 0.25
-UNCOMPILED = ("replay", "never")
+UNCOMPILED_MODES = ("replay", "never")
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
-DRAWN_TOGETHER = {"loop": 64, "fused": 1024}  # rows of a chunk, of which only the sample numbers are made at once
+CHUNK_ROWS_BY_EXECUTOR = {
+    "loop": 64,
+    "fused": 1024,
+}  # rows of a chunk, of which only the sample numbers are made at once
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExecutorChoice:
     """What was chosen, and why."""
 
     executor: str
@@ -61,7 +64,7 @@ class Choice:
         """One line for the log."""
         row_count = self.chunk if self.executor == "vmap" else self.stack
         mode = f"up to {row_count} rows at once" if row_count > 1 else f"row by row in {self.workers} threads"
-        reason = self.reason if self.compile in UNCOMPILED else "compiled, which takes a while in the first round"
+        reason = self.reason if self.compile in UNCOMPILED_MODES else "compiled, which takes a while in the first round"
         reason = "captured as CUDA graphs" if self.compile == "graph" else reason
         return f"{self.executor} executor, {mode} ({reason})"
 
@@ -75,7 +78,7 @@ def candidates(
     sample_size: int,
     ranks: int = 1,
     agreement: Agreement | None = None,
-) -> list[Choice]:
+) -> list[ExecutorChoice]:
     """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
 
     Args:
@@ -125,7 +128,9 @@ def candidates(
     return agreeing
 
 
-def _isolated(requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int) -> Choice:
+def _isolated(
+    requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int
+) -> ExecutorChoice:
     """Rows one by one, the only way for a model of which each client needs a fresh copy."""
     if requested.executor not in ("auto", "loop"):
         raise ConfigError(
@@ -138,7 +143,7 @@ def _isolated(requested: Execution, model: RowModel, rule: LocalRule, shift: Shi
 
 def _executor_to_compile(requested: Execution) -> str:
     """The executor that is requested for; `vmap` in place of 'auto' where steps are compiled, which no other can."""
-    if requested.compile in UNCOMPILED:
+    if requested.compile in UNCOMPILED_MODES:
         return requested.executor
     if requested.executor not in ("auto", "vmap"):
         raise ConfigError(f"trainer.compile={requested.compile} is for trainer.executor=vmap, not {requested.executor}")
@@ -160,8 +165,8 @@ def _check_possible(executor: str, model: RowModel, plain: bool, unvmapped_reaso
 
 
 def _agreeing_choices(
-    choices: list[Choice], agreement: Agreement | None, requested: Execution, model: RowModel
-) -> list[Choice] | None:
+    choices: list[ExecutorChoice], agreement: Agreement | None, requested: Execution, model: RowModel
+) -> list[ExecutorChoice] | None:
     """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
 
     Raises:
@@ -219,17 +224,20 @@ def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -
 @functools.cache  # said once
 def workers(requested: int) -> int:
     """As many threads as are requested for, each with a model of its own, as long as processors have a use for them."""
-    limit = WORKERS * (os.cpu_count() or 1)
+    limit = MAX_WORKERS * (os.cpu_count() or 1)
     if requested > limit:
         log.warning(
-            "trainer.workers=%d is too large for %d processors; %d workers are used", requested, limit // WORKERS, limit
+            "trainer.workers=%d is too large for %d processors; %d workers are used",
+            requested,
+            limit // MAX_WORKERS,
+            limit,
         )
     return min(requested, limit)
 
 
 def _with_chunk(
     executor: str, reason: str, requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
-) -> Choice:
+) -> ExecutorChoice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""
     cpu = model.device.type == "cpu"
     threads = torch.get_num_threads() if requested.workers == "auto" else workers(int(requested.workers))
@@ -241,9 +249,9 @@ def _with_chunk(
         budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
     rows = max(1, math.floor(budget / row_bytes))
     if executor == "vmap":
-        return Choice(
+        return ExecutorChoice(
             "vmap", rows if requested.chunk == "auto" else int(requested.chunk), 1, reason, compile=requested.compile
         )
-    chunk = int(requested.chunk) if requested.chunk != "auto" else DRAWN_TOGETHER[executor] if cpu else rows
+    chunk = int(requested.chunk) if requested.chunk != "auto" else CHUNK_ROWS_BY_EXECUTOR[executor] if cpu else rows
     stack = min(rows, chunk) if executor == "fused" and stacks(model) else 1
-    return Choice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)
+    return ExecutorChoice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)

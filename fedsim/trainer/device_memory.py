@@ -10,12 +10,17 @@ import torch
 from fedsim.core.errors import RunError
 
 # Of the CPU's allocator, and of the libraries that allocate on a GPU by themselves; all of them RuntimeErrors.
-SIGNS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "error: out of memory")
+OUT_OF_MEMORY_MESSAGES = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "error: out of memory",
+)
 
 
 def out_of_memory(error: RuntimeError) -> bool:
     """Is it a lack of memory on the device?"""
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY_MESSAGES)
 
 
 def too_large_for_one(device: torch.device) -> RunError:

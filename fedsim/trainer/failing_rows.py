@@ -13,10 +13,10 @@ from torch import Tensor
 from fedsim.core.numerical import is_numerical
 from fedsim.local.rule import Carry
 
-Run = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
+RowRunner = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
 
 
-def run_without_failing(run: Run, rows: np.ndarray, diverged: np.ndarray) -> tuple[Carry, Tensor] | None:
+def run_without_failing(run: RowRunner, rows: np.ndarray, diverged: np.ndarray) -> tuple[Carry, Tensor] | None:
     """What `run` gives for these rows, where it raises for some of them.
 
     A row that fails is computed as its neighbour, so that the chunk keeps its size, and the numbers of the other rows
@@ -40,7 +40,7 @@ def run_without_failing(run: Run, rows: np.ndarray, diverged: np.ndarray) -> tup
     return None if result is None else _marked(*result, failing)
 
 
-def _attempt(run: Run, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
+def _attempt(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
     """None where a numerical routine refuses some row."""
     try:
         return run(rows)
@@ -50,7 +50,7 @@ def _attempt(run: Run, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
         return None
 
 
-def _search(run: Run, rows: np.ndarray, positions: np.ndarray) -> list[int]:
+def _search(run: RowRunner, rows: np.ndarray, positions: np.ndarray) -> list[int]:
     """Which of these positions fail, by halves."""
     if not len(positions) or _attempt(run, rows[positions]) is not None:
         return []

@@ -39,7 +39,7 @@ class PendingStep:
     updates: Tensor | None = None
 
 
-NEVER = PendingStep(torch.empty(0))
+NO_PENDING_STEP = PendingStep(torch.empty(0))
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Parameters:
         return Parameters(list(map(view, self.parameters)), list(map(view, self.drift)), state)
 
 
-class InPlace(ABC):
+class InPlaceStep(ABC):
     """Parameters of c rows, which take every step that `begin` announces once, also where no sample meets them.
 
     Attributes:
@@ -73,7 +73,7 @@ class InPlace(ABC):
     scaled = False
 
     def __init__(self) -> None:
-        self.rows, self.due = Parameters(), NEVER
+        self.rows, self.due = Parameters(), NO_PENDING_STEP
         self._is_taken, self._ones_buffer = True, torch.empty(0)
 
     def load(self, rows: Parameters) -> None:
@@ -123,7 +123,7 @@ class InPlace(ABC):
         return self._active_rows(self.rows.drift, index) if self.rows.drift else None
 
 
-class PlainStep(InPlace):
+class PlainStep(InPlaceStep):
     """x ← (1 − ηλ) x − η (drift + gradient); λ is in `PendingStep.shrinking`, and −η gradient is what comes."""
 
     scaled = True
@@ -150,7 +150,7 @@ class PlainStep(InPlace):
         self._is_taken = True
 
 
-class MomentumStep(InPlace):
+class MomentumStep(InPlaceStep):
     """v ← μ v + g, g = gradient + drift + λx; x ← x − η v, or x − η (g + μ v) with `nesterov`.
 
     With the velocity from before the step the latter is x + ημ v, and then − η (1 + μ) (μ v + g): g itself is needed
@@ -206,7 +206,7 @@ class MomentumStep(InPlace):
         self._is_taken = True
 
 
-class AdamStep(InPlace):
+class AdamStep(InPlaceStep):
     """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
     (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.shrinking`."""
 
@@ -236,7 +236,7 @@ class AdamStep(InPlace):
         parameter.addcmul_(torch.div(first, scale, out=scale), broadcast_rows(self._rates, parameter), value=-1)
 
 
-def in_place(optimiser: HeavyBall | Moments | None) -> InPlace:
+def in_place(optimiser: HeavyBall | Moments | None) -> InPlaceStep:
     """Of a `Descent.optimiser`."""
     if optimiser is None:
         return PlainStep()

@@ -22,8 +22,8 @@ from fedsim.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-OF_RATES = frozenset({"rates", "schedule"})
-MOST_BYTES = 2**31  # of the rows that are laid side by side on a GPU
+RATE_ATTRIBUTES = frozenset({"rates", "schedule"})
+MAX_JOINT_BYTES = 2**31  # of the rows that are laid side by side on a GPU
 
 
 class JointExecutor:
@@ -82,7 +82,7 @@ class JointExecutor:
         subgroups: list[list[int]] = [[]]
         total, limit = 0, self.most_bytes
         if limit is None:
-            limit = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MOST_BYTES
+            limit = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MAX_JOINT_BYTES
         for index in group:
             size = sum(value.numel() * value.element_size() for value in works[index].carry.values())
             if subgroups[-1] and total + size > limit:
@@ -143,7 +143,7 @@ def compatible(first: Trainer, second: Trainer) -> bool:
         return False
     return (
         first.execution == second.execution
-        and structurally_equal(first.rule, second.rule, OF_RATES)
+        and structurally_equal(first.rule, second.rule, RATE_ATTRIBUTES)
         and same_model(first.model, second.model)
         and ours.data.same_samples(theirs.data)
         and structurally_equal(first.shift, second.shift)

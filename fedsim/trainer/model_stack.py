@@ -20,7 +20,7 @@ from fedsim.trainer.in_place import Parameters, PendingStep, broadcast_rows, in_
 from fedsim.trainer.objective import moved_columns
 from fedsim.trainer.stepping import with_stepping_layers
 
-Named = dict[str, Tensor]  # parameters by name, [c, …] each
+NamedParameters = dict[str, Tensor]  # parameters by name, [c, …] each
 
 
 def channels_last(model: RowModel) -> bool:
@@ -43,11 +43,11 @@ class StackedParameters:
         write_backs: pairs of what was stepped and where it is to be written in the end, where that is elsewhere.
     """
 
-    parameters: Named = field(default_factory=dict)
-    points: Named = field(default_factory=dict)
-    mixed_with: Named = field(default_factory=dict)
-    drift: Named = field(default_factory=dict)
-    state: dict[str, Named] = field(default_factory=dict)
+    parameters: NamedParameters = field(default_factory=dict)
+    points: NamedParameters = field(default_factory=dict)
+    mixed_with: NamedParameters = field(default_factory=dict)
+    drift: NamedParameters = field(default_factory=dict)
+    state: dict[str, NamedParameters] = field(default_factory=dict)
     updates: Tensor | None = None
     proximal: Tensor | None = None
     write_backs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class ModelStack:
         with self._guard:
             return self.model.call(self.module, inputs)
 
-    def load(self, carry: Carry, mixed_with: Named | None, out: Carry) -> None:
+    def load(self, carry: Carry, mixed_with: NamedParameters | None, out: Carry) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out`; `mixed_with` are parameters
         [c, …] to mix them with."""
         loaded = self.loaded = StackedParameters(mixed_with=mixed_with or {})
@@ -117,7 +117,7 @@ class ModelStack:
             put_tensors(self.module, self.model.statistics_of(carry[name][0]))
             self.statistics = out[name][0, self.model.trained :]
 
-    def _views_of(self, rows: Tensor, out: Tensor, plain: Named) -> Named:
+    def _views_of(self, rows: Tensor, out: Tensor, plain: NamedParameters) -> NamedParameters:
         """The parameters' columns of rows [c, d], where they are stepped: in `out` [c, d] if it is one row, else in
         tensors of their own, or in those of the module."""
         out_views = self._views_by_name(out)
@@ -138,7 +138,7 @@ class ModelStack:
         if self.model.statistics:
             self.statistics.copy_(moved_columns(self.model, self.module, self.statistics))
 
-    def _terms(self, carry: Carry) -> tuple[Tensor | None, Named]:
+    def _terms(self, carry: Carry) -> tuple[Tensor | None, NamedParameters]:
         """What a strategy adds to its own model's gradient: μ [c] of a proximal term, and the rest, which does not
         depend on x: its correction and −μ·anchor."""
         federal = carry if self.descent.name == "params" else {}
@@ -148,7 +148,7 @@ class ModelStack:
             drift = towards if drift is None else drift + towards
         return proximal, {} if drift is None else self._views_by_name(drift)
 
-    def _views_by_name(self, rows: Tensor) -> Named:
+    def _views_by_name(self, rows: Tensor) -> NamedParameters:
         """[c, d] → parameters [c, …], views."""
         columns = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
         shapes = self.model.shapes.items()

@@ -22,7 +22,7 @@ from fedsim.models import RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.copying import copy_module, put_tensors, tensor_of
 
-Answer = Callable[[Batch, Tensor], Batch]
+ShiftResponse = Callable[[Batch, Tensor], Batch]
 
 
 def refuse_whole_batches(model: RowModel) -> None:
@@ -83,7 +83,7 @@ class FunctionalObjective:
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         return self._loss(self.model.unflatten(params), params, batch)
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
+    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, ...]:
         def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             return self._loss(parameters, params, answer(batch, as_row(parameters.values())))
 
@@ -177,7 +177,7 @@ class PlainObjective:
             output, statistics = self._output(params, batch)
             return self.model.objective(output, batch, self.parameters), statistics
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
+    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             self._load(params, batch)
             batch = answer(batch, as_row(self.parameters))

@@ -31,11 +31,16 @@ aten = torch.ops.aten
 
 RECORDING_COST_IN_CALLS = 40  # calls that cost as much as recording does
 MAX_RECORDINGS = 64  # recordings, by shapes
-COUNTED = 1024  # kinds of shapes
-OURS = ("fedsim", "torch", "torchvision")
-REFERENCES = (aten.detach.default, aten.alias.default)
-RESHAPES = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
-SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default, aten.new_ones.default)
+MAX_COUNTED_SHAPES = 1024  # kinds of shapes
+REPLAYABLE_PACKAGES = ("fedsim", "torch", "torchvision")
+ALIASING_OPERATIONS = (aten.detach.default, aten.alias.default)
+RESHAPING_OPERATIONS = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
+CONSTANT_TENSOR_OPERATIONS = (
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+)
 
 
 def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
@@ -56,7 +61,7 @@ def _is_known(thing: Any) -> bool:
         if not all(map(_is_known, inner)):
             return False
     kind = thing if isinstance(thing, FunctionType) else type(thing)
-    return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in OURS
+    return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in REPLAYABLE_PACKAGES
 
 
 class Replay:
@@ -83,7 +88,7 @@ class Replay:
         if recording is None:
             calls = self._calls[key] = self._calls.get(key, 0) + 1
             if calls <= self.worth:
-                if len(self._calls) > COUNTED:
+                if len(self._calls) > MAX_COUNTED_SHAPES:
                     self._calls.clear()
                 return self.function(*arguments)
             recording = self._record(key, form, tensors)
@@ -160,13 +165,13 @@ def simplify(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
     """Without what need not be done again: numbers that depend on shapes alone, views of the shape that there is."""
     graph = traced.graph
     for node in graph.nodes:
-        if node.target in RESHAPES or node.target in REFERENCES:
+        if node.target in RESHAPING_OPERATIONS or node.target in ALIASING_OPERATIONS:
             before, after = (of.meta.get("tensor_meta") for of in (node.args[0], node))
             if before and after and (before.shape, before.stride) == (after.shape, after.stride):
                 node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
     constants = _constants(graph)
-    values = _Values(traced)
+    values = _ValueRecorder(traced)
     values.run(*tensors)
     for index, node in enumerate(constants):
         if any(user not in constants for user in node.users):
@@ -231,12 +236,14 @@ def _constants(graph: fx.Graph) -> list[fx.Node]:
         if (schema := getattr(node.target, "_schema", None)) and schema.is_mutable:
             return []
         inner = node.all_input_nodes
-        if node.target in SHAPED or (inner and all(input_node in constants for input_node in inner)):
+        if node.target in CONSTANT_TENSOR_OPERATIONS or (
+            inner and all(input_node in constants for input_node in inner)
+        ):
             constants[node] = None
     return list(constants)
 
 
-class _Values(fx.Interpreter):
+class _ValueRecorder(fx.Interpreter):
     """Notes what every node is."""
 
     def __init__(self, traced: fx.GraphModule) -> None:

@@ -10,7 +10,7 @@ from torch.func import vmap
 from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, LocalRule
 from fedsim.shift import Shift
-from fedsim.shift.shift import MIXING
+from fedsim.shift.shift import LAG_ENTRIES
 
 
 class ShiftedBatches:
@@ -42,5 +42,5 @@ class ShiftedBatches:
         """The batch as it answers θ, and what was deployed last, [d] or [c, d]."""
         if self.shift.mixture is None:
             return self._shift_rows(batch, theta), theta
-        mixing_state = {name: carry[name] for name in MIXING & carry.keys()}
+        mixing_state = {name: carry[name] for name in LAG_ENTRIES & carry.keys()}
         return self._mixed(batch, mixing_state, theta), self.shift.newest_deployment(theta)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsim.models.dropout import KeyedDropout
-from fedsim.trainer.in_place import InPlace, Parameters
+from fedsim.trainer.in_place import InPlaceStep, Parameters
 
 # Layers without parameters that treat every number, or every sample, on its own.
-SAMPLEWISE = (
+SAMPLEWISE_LAYERS = (
     nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
     nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, KeyedDropout,
 )  # fmt: skip
@@ -67,7 +67,7 @@ class SteppingLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, stepped: InPlace) -> None:
+    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, stepped: InPlaceStep) -> None:
         super().__init__()
         prefix = f"{name}." if name else ""
         self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
@@ -90,7 +90,7 @@ class SteppingLinear(nn.Module):
 class SteppingConv2d(SteppingLinear):
     """Convolutions of c rows, as one batched matrix product over patches: [c·B, in, H, W] → [c·B, out, H', W']."""
 
-    def __init__(self, name: str, layer: nn.Conv2d, stepped: InPlace) -> None:
+    def __init__(self, name: str, layer: nn.Conv2d, stepped: InPlaceStep) -> None:
         super().__init__(name, layer, stepped)
         self.window: dict[str, Any] = {key: getattr(layer, key) for key in ("kernel_size", "dilation", "stride")}
         self.padding: Any = layer.padding
@@ -124,7 +124,7 @@ def is_stackable(module: nn.Module, convolutions: bool) -> bool:
     `convolutions` says whether theirs may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
     return in_one_line(module) and all(
-        make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1)
+        make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE_LAYERS and getattr(m, "start_dim", 1) == 1)
         for m in leaves
     )
 
@@ -142,7 +142,7 @@ def make_stepping_layer(module: nn.Module, convolutions: bool) -> type[SteppingL
 
 
 def with_stepping_layers(
-    module: nn.Module, convolutions: bool, stepped: Callable[[], InPlace]
+    module: nn.Module, convolutions: bool, stepped: Callable[[], InPlaceStep]
 ) -> tuple[nn.Module, list[SteppingLinear]]:
     """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
     once; and those layers. `stepped` makes what steps the parameters of one."""

@@ -29,7 +29,7 @@ from fedsim.shift import Shift
 from fedsim.trainer.agreement import agreement_of
 from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.bfloat16 import warn_if_slower
-from fedsim.trainer.choose import Choice, candidates
+from fedsim.trainer.choose import ExecutorChoice, candidates
 from fedsim.trainer.device_memory import out_of_memory, too_large_for_one
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
@@ -42,7 +42,7 @@ from fedsim.trainer.trial import TimedRows, fastest_executor
 
 log = logging.getLogger(__name__)
 
-Accept = Callable[[int, Cohort, Tensor], "np.ndarray | None"]
+AcceptRows = Callable[[int, Cohort, Tensor], "np.ndarray | None"]
 
 
 class Trainer:
@@ -114,7 +114,7 @@ class Trainer:
         )
         return executor(candidates(execution, model, rule, shift, 1, 1)[0], rule, model, shift, False)
 
-    def _make_executor(self, choice: Choice) -> Executor:
+    def _make_executor(self, choice: ExecutorChoice) -> Executor:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
 
     def _executor_for(self, carry: Carry) -> Executor:
@@ -154,10 +154,10 @@ class Trainer:
             self.choice = self._candidate(name, carry)
             self.executor = self._make_executor(self.choice)
 
-    def _candidate(self, name: str, carry: Carry) -> Choice:
+    def _candidate(self, name: str, carry: Carry) -> ExecutorChoice:
         return next(choice for choice in self._able_candidates(carry) if choice.executor == name)
 
-    def _able_candidates(self, carry: Carry) -> list[Choice]:
+    def _able_candidates(self, carry: Carry) -> list[ExecutorChoice]:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
         able = [choice for choice in self.candidates if choice.executor != "fused" or not needs_general_executor(carry)]
         return able or self.candidates
@@ -195,7 +195,7 @@ class Trainer:
         t: int,
         deployed: Tensor,
         memory: Memory | None = None,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
     ) -> Report:
         """A round's local work, done here; the arguments are those of `steps`."""
         return run_to_completion(self.steps(start, cohort, t, deployed, memory, accept))
@@ -208,7 +208,7 @@ class Trainer:
         t: int,
         deployed: Tensor,
         memory: Memory | None = None,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
         rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
         """A round's local work: what is to be done is handed out, and what was done taken in.

@@ -16,15 +16,17 @@ from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.captures import Captures
+from fedsim.trainer.captures import GraphReplay
 from fedsim.trainer.cuda_graph import capturing
 from fedsim.trainer.objective import FunctionalObjective
 from fedsim.trainer.replay import Replay, is_replayable
 from fedsim.trainer.shifted_batches import ShiftedBatches
 
-RECORDED = ("replay", "graph")
-OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
-SMALL = 2**16  # numbers of all rows: of more than these their arithmetic counts, not how often it is asked for
+RECORDING_COMPILE_MODES = ("replay", "graph")
+PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+SMALL_MODEL_NUMBERS = (
+    2**16
+)  # numbers of all rows: of more than these their arithmetic counts, not how often it is asked for
 Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 
 
@@ -54,20 +56,22 @@ class VmapExecutor:
         self._at_once = not (
             contaminated or rule.has_round_start or self._mixes_samples
         )  # nothing comes between answer and step
-        if compile != "never" and compile not in RECORDED:
+        if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
             self._step = own_results(step) if compile == "reduce-overhead" else step
         self._move: Callable[..., Any] = self._answer
         self._answer_and_step: Callable[..., Any] = functools.partial(self._answer_and, self._step)
-        if compile in RECORDED and is_replayable(rule, model, shift):
+        if compile in RECORDING_COMPILE_MODES and is_replayable(rule, model, shift):
             functions = (self._move, self._begin, self._step, self._answer_and_step)
-            recorder = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
+            recorder = (
+                Replay if compile == "replay" else functools.partial(GraphReplay, capture=capturing(model.device))
+            )
             self._move, self._begin, self._step, self._answer_and_step = map(recorder, functions)
 
     def padded_size(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
         fourth number between two powers of two, so that few recordings serve whoever comes."""
-        if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL:
+        if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL_MODEL_NUMBERS:
             return rows
         spacing: int = max(1, 2 ** (rows.bit_length() - 3))
         return -(-rows // spacing) * spacing
@@ -137,7 +141,7 @@ class VmapExecutor:
             rows = torch.as_tensor(np.flatnonzero(sizes == size), device=lr.device)
             group_batch = {name: value[rows] for name, value in batch.items()}
             group_batch = {
-                name: value if name in OF_CLIENTS else value[:, :size] for name, value in group_batch.items()
+                name: value if name in PER_CLIENT_ENTRIES else value[:, :size] for name, value in group_batch.items()
             }
             if not self.shift.active:
                 del group_batch["weight"]  # it told apart samples and padding

@@ -23,7 +23,7 @@ from fedsim.uplink.stage import Stage
 
 # Which two federations are neighbours, as the name that dp_accounting has for it → in words.
 ADD_OR_REMOVE, REPLACE, ZERO_OUT = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
-RELATIONS = {
+RELATION_DESCRIPTIONS = {
     ADD_OR_REMOVE: "one client added or removed",
     REPLACE: "one client replaced by another",
     ZERO_OUT: "one client's rows replaced by zeros",
@@ -44,7 +44,7 @@ class Mechanism:
     all three relations. One client moves the sum of rows by C, or by 2 C where it is replaced by another.
 
     Attributes:
-        relation: a key of `RELATIONS`.
+        relation: a key of `RELATION_DESCRIPTIONS`.
         sampling: KNOWN, POISSON or WITHOUT_REPLACEMENT.
         sum_multiplier: noise of the released sum (or row) over what one client can move it.
         count_multipliers: the same of each released count of rows within a clipping norm.
@@ -86,7 +86,7 @@ class Privacy:
             "said": self.statement,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "relation": None if mechanism is None else RELATIONS[mechanism.relation],
+            "relation": None if mechanism is None else RELATION_DESCRIPTIONS[mechanism.relation],
             "sampling": None if mechanism is None else mechanism.sampling,
         }
 

@@ -29,12 +29,12 @@ from fedsim.uplink.chain import Uplink
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
 
 LONG, SHORT = 10.0, 0.999  # lengths of rows, in units of C: one that is clipped and one that is not
-COLUMNS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
-AT_ONCE = 2000  # worlds simulated together
+AUDITED_DIMENSIONS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
+WORLDS_AT_ONCE = 2000  # worlds simulated together
 
-ASSUMING_NOTHING = "Clopper-Pearson, no assumption about the noise"
-GAUSSIAN = "assuming a Gaussian trade-off of errors (μ-GDP)"
-ONE_ROUND = "one round that the canary is known to take part in (μ-GDP)"
+CLOPPER_PEARSON_ASSUMPTION = "Clopper-Pearson, no assumption about the noise"
+GAUSSIAN_ASSUMPTION = "assuming a Gaussian trade-off of errors (μ-GDP)"
+ONE_ROUND_ASSUMPTION = "one round that the canary is known to take part in (μ-GDP)"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Audit:
     @property
     def bound(self) -> float:
         """The largest lower bound on ε after all rounds."""
-        return max(finding.bound for finding in self.findings if finding.method != ONE_ROUND)
+        return max(finding.bound for finding in self.findings if finding.method != ONE_ROUND_ASSUMPTION)
 
     @property
     def violated(self) -> bool:
@@ -119,10 +119,15 @@ def audit(
     if checks.whole_number("--worlds", worlds) < 200:
         raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
     present = np.arange(worlds) % 2 == 0
-    starts = range(0, worlds, AT_ONCE)
+    starts = range(0, worlds, WORLDS_AT_ONCE)
     score_blocks = [
         _scores(
-            uplink, availability, mechanism, rounds, seed + np.arange(worlds)[a : a + AT_ONCE], present[a : a + AT_ONCE]
+            uplink,
+            availability,
+            mechanism,
+            rounds,
+            seed + np.arange(worlds)[a : a + WORLDS_AT_ONCE],
+            present[a : a + WORLDS_AT_ONCE],
         )
         for a in starts
     ]
@@ -137,15 +142,15 @@ def audit(
     one_round = not always and not mechanism.tree  # where the canary is rare, most worlds show little of the whole
     wrong = (1 - confidence) / (1 + (mechanism.sampling == KNOWN) + one_round)  # of each finding
     plain = clopper_pearson(ratios[present], ratios[~present], claim.delta, wrong)
-    findings = [Finding(ASSUMING_NOTHING, claim.epsilon, *plain)]
+    findings = [Finding(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain)]
     if mechanism.sampling == KNOWN:
         bound = gaussian_bound(ratios[present], ratios[~present], claim.delta, wrong)
-        findings.append(Finding(GAUSSIAN, claim.epsilon, *bound))
+        findings.append(Finding(GAUSSIAN_ASSUMPTION, claim.epsilon, *bound))
     if one_round:
         observed = ~np.isnan(single)
         round_epsilon = epsilon_of(replace(mechanism, sampling=KNOWN), claim.delta, 1)
         bound = gaussian_bound(single[present & observed], single[~present & observed], claim.delta, wrong)
-        findings.append(Finding(ONE_ROUND, round_epsilon, *bound))
+        findings.append(Finding(ONE_ROUND_ASSUMPTION, round_epsilon, *bound))
     return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(findings))
 
 
@@ -166,7 +171,7 @@ def _scores(
     federation, process = _worlds(availability, seeds)
     chain, memory = copy.deepcopy(uplink), Memory()
     chain.setup(federation, process)
-    chain.remember(memory, federation, torch.zeros(len(seeds), COLUMNS, dtype=federation.dtype))
+    chain.remember(memory, federation, torch.zeros(len(seeds), AUDITED_DIMENSIONS, dtype=federation.dtype))
     adversary = _Adversary(mechanism, chain, len(seeds), rounds)
     for t in range(rounds):
         counts, probabilities = np.array(process.counts(t)), process.probabilities(t)
@@ -264,7 +269,7 @@ def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechan
     is the canary's alone. The canary's two rows are as far apart as clipping allows, in the sum and in the count.
     """
     norms = cohort.broadcast(norm)
-    rows = torch.zeros(len(cohort), COLUMNS, dtype=norm.dtype)
+    rows = torch.zeros(len(cohort), AUDITED_DIMENSIONS, dtype=norm.dtype)
     mine, canary_present = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
     rows[:, 1] = torch.where(mine, 0.0, LONG * norms)
     if mechanism.relation == ADD_OR_REMOVE:

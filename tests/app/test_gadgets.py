@@ -16,8 +16,8 @@ from fedsim.app.kinds import KINDS
 from fedsim.core.errors import ConfigError
 from fedsim.core.targets import BUILT_IN_PACKAGES, resolve
 from fedsim.core.torchvision_import import torchvision
-from fedsim.evaluation.metrics.metric import METRIC
-from fedsim.models.kinds import LOSS
+from fedsim.evaluation.metrics.metric import METRIC_KIND
+from fedsim.models.kinds import LOSS_KIND
 
 CANARY = "canary"  # a file that none of these calls may make
 TOUCH = f"open({CANARY!r}, 'w').close()"
@@ -186,7 +186,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.data.datasets.cinic10.replacement_file": {"path": CANARY},
     "fedsim.load": {"folder": "."},
 }  # fmt: skip
-PLACES = {**KINDS, "model.loss": LOSS, "metrics": METRIC}
+PLACES = {**KINDS, "model.loss": LOSS_KIND, "metrics": METRIC_KIND}
 
 
 def test_there_are_enough_of_them() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fedsim.app.config import groups
-from fedsim.app.help_page import LINE_WIDTH, SECTIONS, page
+from fedsim.app.help_page import GROUPS_BY_SECTION, LINE_WIDTH, page
 
 
 def test_each_group_of_ours_has_one_section() -> None:
-    listed = [group for section in SECTIONS.values() for group in section]
+    listed = [group for section in GROUPS_BY_SECTION.values() for group in section]
     assert sorted(listed) == sorted(groups())
 
 

@@ -66,7 +66,7 @@ def test_the_best_is_that_of_the_metrics_direction(metric: str, whose: str, tmp_
 
 
 def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_progress, "SILENCE", 0.02)
+    monkeypatch.setattr(job_progress, "SECONDS_BETWEEN_LOG_LINES", 0.02)
     said, hold = list[str](), threading.Event()
     progress = JobProgress(2, "runs", say=lambda text: (said.append(text), hold.set())[0])
     with ThreadPoolExecutor(2) as pool:

@@ -30,7 +30,7 @@ from fedsim.run.divergence import remedy
 from fedsim.run.wiring import resolve_device
 from fedsim.shift import Demand, Location
 from fedsim.strategies import FedAvg
-from fedsim.trainer.choose import WORKERS, workers
+from fedsim.trainer.choose import MAX_WORKERS, workers
 
 QUIET = Tracking(progress="none", tensorboard=False)
 ELSEWHERE = {  # a value of lr, and what is said of it
@@ -102,7 +102,7 @@ def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path, monkeypatch: pyte
 
 def test_a_thousand_million_workers_are_as_many_as_processors_can_use(caplog: pytest.LogCaptureFixture) -> None:
     workers.cache_clear()
-    most = WORKERS * (os.cpu_count() or 1)
+    most = MAX_WORKERS * (os.cpu_count() or 1)
     assert workers(10**9) == most
     assert f"processors; {most} workers are used" in caplog.text
     assert workers(2) == 2

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fedsim as package
 from fedsim.app.commands.audit import configuration
-from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.app.per_choice import apply, with_plus
 from fedsim.core.errors import ConfigError
 
@@ -62,7 +62,7 @@ def test_the_six_rules_of_one_sweep_are_the_runs_alone(fedsim: Callable[..., End
         assert fedsim(tmp_path, f"local={rule}", *SHARED, *settings, f"out={rule}").code == 0
         ours, alone = (package.load(tmp_path / folder) for folder in (f"sweep/local={rule}", rule))
         configs = [OmegaConf.load(run.folder / "config.yaml") for run in (ours, alone)]
-        assert identity(configs[0], WITHOUT_EFFECT) == identity(configs[1], WITHOUT_EFFECT)  # type: ignore[arg-type]
+        assert identity(configs[0], KEYS_WITHOUT_EFFECT) == identity(configs[1], KEYS_WITHOUT_EFFECT)  # type: ignore[arg-type]
         for name in ("train_loss", "performative_risk"):
             assert ours.curve(name)[1].tolist() == alone.curve(name)[1].tolist(), (rule, name)
     again = fedsim(tmp_path, "-m", f"local={rules}", *SHARED, *PER_CHOICE, "out=sweep")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import Ended
 
-from fedsim.app.sweep_progress import TOTAL, best, position
+from fedsim.app.sweep_progress import TOTAL_RUNS_FILE, best, position
 
 
 def ended(records: Path, number: int, status: str, **final: float | None) -> tuple[Path, list[str]]:
@@ -59,7 +59,7 @@ def test_the_time_left_is_in_proportion(tmp_path: Path) -> None:
     records = tmp_path / ".runs"
     ended(records, 0, "done")
     assert position(records, 1) == "[2]"
-    (records / TOTAL).write_text(json.dumps([4, time.time() - 120]))
+    (records / TOTAL_RUNS_FILE).write_text(json.dumps([4, time.time() - 120]))
     assert position(records, 1) == "[2/4], about 2.0 min left:"
     ended(records, 2, "running")
     assert position(records, 1) == "[2/4]"

@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.data.datasets import Digits
-from fedsim.evaluation import COLUMNS, registry
+from fedsim.evaluation import COLUMN_DESCRIPTIONS, registry
 from fedsim.evaluation.columns import MEASURED, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
-from fedsim.evaluation.registry import METRICS, UNDIRECTED, describe
+from fedsim.evaluation.registry import METRICS, UNKNOWN_DIRECTION_TEXT, describe
 from fedsim.models import Linear
 from fedsim.run.tracking.metrics_csv import read_meanings
 from fedsim.studies.plots.html_report import html
@@ -42,7 +42,7 @@ def test_an_entry_is_whole_and_all_take_it(column: str) -> None:
     assert measured_in(column).replace(r"$\theta^{\mathrm{PS}}$", "θ^PS").replace(
         r"$\theta^{\mathrm{PO}}$", "θ^PO"
     ) == (metric.heading)
-    assert {**PERSONAL_COLUMNS, **COLUMNS}.get(column, metric.description) == metric.description
+    assert {**PERSONAL_COLUMNS, **COLUMN_DESCRIPTIONS}.get(column, metric.description) == metric.description
 
 
 def test_no_two_metrics_share_a_label_or_a_tag() -> None:
@@ -54,9 +54,9 @@ def test_no_two_metrics_share_a_label_or_a_tag() -> None:
 
 
 def test_columns_of_a_file_are_those_of_the_registry_in_its_order() -> None:
-    assert [*COLUMNS][:3] == ["round", "seed", "test_loss"]
-    assert {**COLUMNS, **PERSONAL_COLUMNS}.keys() == METRICS.keys() - registry.DIAGNOSTICS.keys()
-    assert list(MEASURED) == list(registry.MEASURED)
+    assert [*COLUMN_DESCRIPTIONS][:3] == ["round", "seed", "test_loss"]
+    assert {**COLUMN_DESCRIPTIONS, **PERSONAL_COLUMNS}.keys() == METRICS.keys() - registry.DIAGNOSTICS.keys()
+    assert list(MEASURED) == list(registry.MODEL_METRICS)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_names_that_are_made_of_others(column: str, heading: str, tag: str, bett
 
 
 def test_what_a_users_metric_means_says_which_way_is_better() -> None:
-    meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y" + UNDIRECTED}
+    meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y" + UNKNOWN_DIRECTION_TEXT}
     assert describe("test_x").better == "lower"  # nothing is known
     assert describe("test_x", meanings).better == "higher"
     assert describe("test_y", meanings).better is None

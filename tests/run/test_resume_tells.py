@@ -117,7 +117,7 @@ def test_a_frozen_part_that_changed_is_refused(tmp_path: Path) -> None:
         Simulation(classes(), frozen(0.2), clients=3, rounds=2).run(tmp_path, resume=True, tracking=QUIET)
 
 
-@pytest.mark.parametrize("size", [5, content.BLOCK + 3, 2 * content.BLOCK])
+@pytest.mark.parametrize("size", [5, content.NUMBERS_PER_BLOCK + 3, 2 * content.NUMBERS_PER_BLOCK])
 def test_last_bits_are_no_change_and_one_entry_is(size: int) -> None:
     """Another processor rounds sums differently; of a million entries one that is another is seen."""
     x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
@@ -141,7 +141,7 @@ def test_numbers_of_every_type_are_looked_at_as_they_are(dtype: torch.dtype) -> 
 
 
 def test_of_very_much_every_kth_row_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(content.MOST, False, 100)
+    monkeypatch.setitem(content.MAX_FINGERPRINTED_NUMBERS, False, 100)
     x = torch.arange(1000.0).view(100, 10)
     assert torch.equal(torch.as_tensor(content._array(x)), x[::10])
 

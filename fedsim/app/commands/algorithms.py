@@ -22,7 +22,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.commands.assumed import assumptions_of
 from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
@@ -37,11 +37,13 @@ from fedsim.local import LocalRule
 from fedsim.models.selectors import Selector
 from fedsim.uplink import Uplink
 
-KINDS = ("strategy", "local", "columns", "uplink", "attack")
+LISTED_GROUPS = ("strategy", "local", "columns", "uplink", "attack")
 CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
 PROCESS_CLIENTS = 100  # clients of the availability processes
-PAPER = re.compile(r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)")
-CHOSEN = ("none", "custom", "all", "by_name")  # no algorithms
+PAPER_PATTERN = re.compile(
+    r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)"
+)
+NON_ALGORITHMS = ("none", "custom", "all", "by_name")  # no algorithms
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Algorithm:
         """The first source that is named: by the choice's file, the class's first paragraph, its module, or below."""
         docstring, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
         for text in (self.summary, docstring.split("\n\n")[0], (module and module.__doc__) or "", docstring):
-            if match := PAPER.search(text):
+            if match := PAPER_PATTERN.search(text):
                 return " ".join(match[1].split()).split(":")[0]
         return ""
 
@@ -112,7 +114,7 @@ class Algorithm:
 
 def main(arguments: list[str]) -> None:
     """Print the catalogue, or all that is said of those that are named."""
-    parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {WORDS['algorithms']}.")
+    parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {COMMAND_DESCRIPTIONS['algorithms']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="choices, such as fedawe or uplink=topk")
     options = parser.parse_args(arguments)
     catalogue = list(algorithms())
@@ -129,7 +131,7 @@ def main(arguments: list[str]) -> None:
         print(
             "\n\n".join(
                 f"{group}\n" + "\n".join(line(algorithm) for algorithm in catalogue if algorithm.group == group)
-                for group in KINDS
+                for group in LISTED_GROUPS
             )
         )
         print("\n`fedsim algorithms NAME` describes an algorithm.")
@@ -156,7 +158,9 @@ def in_range(algorithm: Algorithm) -> str:
 @functools.cache
 def algorithms() -> tuple[Algorithm, ...]:
     """All of them, group by group."""
-    return tuple(_algorithm_of(group, name) for group in KINDS for name in groups()[group] if name not in CHOSEN)
+    return tuple(
+        _algorithm_of(group, name) for group in LISTED_GROUPS for name in groups()[group] if name not in NON_ALGORITHMS
+    )
 
 
 def _algorithm_of(group: str, name: str) -> Algorithm:
@@ -260,13 +264,13 @@ def _processes() -> dict[str, Any]:
         if name != "custom":
             with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
                 processes[name] = get_class(target("availability", name))()
-    processes["unknown"] = UnknownProbabilities()
+    processes["unknown"] = UnknownProbabilityAvailability()
     for process in processes.values():
         process.setup(Population((0,), PROCESS_CLIENTS))
     return processes
 
 
-class UnknownProbabilities(Full):
+class UnknownProbabilityAvailability(Full):
     """Nobody knows its probabilities."""
 
     law = "unknown"

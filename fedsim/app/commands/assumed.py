@@ -27,7 +27,7 @@ def shifting_dataset(**options: object) -> Simulation:
     return Simulation(GaussianMean(3), Mean, clients=3, shift=Location(references="none", **options))  # type: ignore[arg-type]
 
 
-RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
+RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
     "nothing": lambda: Simulation(Quadratics(3, 2), Mean, clients=3),
     "classes": lambda: Simulation(labelled_dataset(), Linear, clients=3),
     "columns that keep something": lambda: Simulation(
@@ -41,7 +41,7 @@ RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that 
 
 def assumptions_of(rule: LocalRule) -> str:
     """In words; what it refuses even with the most stands in its docstring."""
-    for description in RUNS:
+    for description in RUN_BY_ASSUMPTION:
         run = _built(description)
         try:
             copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it keeps what it learns of the model
@@ -53,4 +53,4 @@ def assumptions_of(rule: LocalRule) -> str:
 
 @functools.cache
 def _built(name: str) -> Simulation:
-    return RUNS[name]()
+    return RUN_BY_ASSUMPTION[name]()

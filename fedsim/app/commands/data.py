@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra.utils import get_class
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.core import checks
@@ -19,12 +19,12 @@ from fedsim.data.datasets import Dataset, OwnData, Text
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.vision import error_text
 
-OWN = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
+USER_DATA_CLASSES = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
 
 
 def main(arguments: list[str]) -> None:
     """List all data sets, or look after those that are named."""
-    parser = argparse.ArgumentParser("fedsim data", description=f"Show {WORDS['data']}.")
+    parser = argparse.ArgumentParser("fedsim data", description=f"Show {COMMAND_DESCRIPTIONS['data']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to get, and to read as a check")
     parser.add_argument("--root", help="folder of the files (default: the variable FEDSIM_DATA, else ./data)")
     options = parser.parse_args(arguments)
@@ -60,7 +60,7 @@ def availability_note(name: str) -> str:
 def line(name: str, root: Path) -> str:
     """One data set in the list."""
     files = datasets()[name].files
-    if issubclass(datasets()[name], OWN):
+    if issubclass(datasets()[name], USER_DATA_CLASSES):
         return f"  {name:20} your files          {availability_note(name)}"
     if files is None:
         return f"  {name:20} ready               {availability_note(name)}"
@@ -89,7 +89,7 @@ def get(name: str, root: Path) -> None:
         MissingDataError: where it cannot be had; the message says what to do.
     """
     kind = datasets()[name]
-    if issubclass(kind, OWN):
+    if issubclass(kind, USER_DATA_CLASSES):
         print(f"  is read from your own files: fedsim dataset={name} dataset.path=…")
         return
     if kind.files is None:

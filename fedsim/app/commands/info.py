@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 
-PACKAGE = "fedsim-torch"
+DISTRIBUTION_NAME = "fedsim-torch"
 
 
 def main(arguments: list[str]) -> None:
     """Print versions, devices, threads, extras and the data that were found."""
-    argparse.ArgumentParser("fedsim info", description=f"Show {WORDS['info']}.").parse_args(arguments)
+    argparse.ArgumentParser("fedsim info", description=f"Show {COMMAND_DESCRIPTIONS['info']}.").parse_args(arguments)
     for name, value in facts():
         print(f"{name:12} {value}")
 
@@ -35,7 +35,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "fedsim", fedsim.__version__ + (f", commit {revision[:12]}{'+' * revision.endswith('+')}" if revision else "")
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for name, version in versions().items():
-        if name != PACKAGE:
+        if name != DISTRIBUTION_NAME:
             yield name, version or "not installed"
     yield "cpu", f"{processors()} cores, {gigabytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"
     yield "bfloat16", f"units of the processor: {told_of_units()}"
@@ -70,8 +70,8 @@ def gigabytes(number: int) -> str:
 def extras() -> dict[str, list[str]]:
     """Every extra of the package, and those of its distributions that are absent."""
     try:
-        extra_names = importlib.metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
-        requirements = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or []]
+        extra_names = importlib.metadata.metadata(DISTRIBUTION_NAME).get_all("Provides-Extra") or []
+        requirements = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION_NAME) or []]
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
         return {}
     base = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]

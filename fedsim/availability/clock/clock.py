@@ -18,7 +18,7 @@ from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
-LATE = ("drop", "partial", "deliver")
+LATE_POLICIES = ("drop", "partial", "deliver")
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Devices(Clock):
         server: NonNegative = 0.0,
         deadline: Positive | None = None,
         first: Count | None = None,
-        late: Annotated[str, OneOf(*LATE)] = "drop",
+        late: Annotated[str, OneOf(*LATE_POLICIES)] = "drop",
     ) -> None:
         self.compute = _several(compute)
         self.down = None if down is None else _several(down)

@@ -75,7 +75,7 @@ class ConstantDelay(Delay):
         return self.of("delay.rounds", self.delay_values, virtual).astype(np.int64)
 
 
-class _WithMean(Delay):
+class _MeanDelay(Delay):
     def __init__(self, mean: Positive | list[Positive] = 2.0) -> None:
         self.mean = list(mean) if isinstance(mean, (list, tuple)) else [mean]
 
@@ -84,7 +84,7 @@ class _WithMean(Delay):
         by_group("delay.mean", self.mean, federation.clients)
 
 
-class GeometricDelay(_WithMean):
+class GeometricDelay(_MeanDelay):
     """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in each round an update in flight arrives with
     probability 1 − q.
 
@@ -123,7 +123,7 @@ class UniformDelay(Delay):
         return self.least + np.floor(self.uniforms(t, virtual) * (self.most - self.least + 1)).astype(np.int64)
 
 
-class LognormalDelay(_WithMean):
+class LognormalDelay(_MeanDelay):
     """⌊X⌋ of a log-normal X.
 
     Args:

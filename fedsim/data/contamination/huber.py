@@ -51,7 +51,7 @@ class NoContamination(Contamination):
         return batch
 
 
-Entry = Annotated[str, OneOf("x", "y")]  # inputs or targets
+ContaminatedEntry = Annotated[str, OneOf("x", "y")]  # inputs or targets
 
 
 class Huber(Contamination):

@@ -15,7 +15,14 @@ from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
 # Numeric columns of the file; none has missing entries.
-COLUMNS = {"age": 0, "fnlwgt": 2, "education_num": 4, "capital_gain": 10, "capital_loss": 11, "hours_per_week": 12}
+FEATURE_COLUMNS = {
+    "age": 0,
+    "fnlwgt": 2,
+    "education_num": 4,
+    "capital_gain": 10,
+    "capital_loss": 11,
+    "hours_per_week": 12,
+}
 LABEL, WIDTH = 14, 15
 
 
@@ -29,7 +36,7 @@ class Adult(Dataset):
 
     Args:
         root: see `data_root`.
-        features: names in `COLUMNS`.
+        features: names in `FEATURE_COLUMNS`.
         balanced: whether classes are made equal in size.
     """
 
@@ -48,13 +55,15 @@ class Adult(Dataset):
         balanced: bool = True,
     ) -> None:
         for name in features:
-            if name not in COLUMNS:
+            if name not in FEATURE_COLUMNS:
                 raise ConfigError(
-                    f"{{features}} names {name!r}; choose from {', '.join(COLUMNS)}", mentions=("features",)
+                    f"{{features}} names {name!r}; choose from {', '.join(FEATURE_COLUMNS)}", mentions=("features",)
                 )
         if not features:
-            raise ConfigError(key="features", value=[], needs=f"leaves nothing; choose from {', '.join(COLUMNS)}")
-        folder, chosen = data_root(root) / "adult", [COLUMNS[name] for name in features]
+            raise ConfigError(
+                key="features", value=[], needs=f"leaves nothing; choose from {', '.join(FEATURE_COLUMNS)}"
+            )
+        folder, chosen = data_root(root) / "adult", [FEATURE_COLUMNS[name] for name in features]
         splits = [
             self._read(folder / file, chosen, *counts)
             for file, counts in zip(("adult.data", "adult.test"), self.counts, strict=True)

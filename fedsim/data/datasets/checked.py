@@ -12,7 +12,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.dataset import Dataset
 
-WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NO_LABEL = -100  # of a position, as in `torch.nn.functional.cross_entropy`
 
 
@@ -103,7 +103,7 @@ def _check_labels(what: str, data: Dataset, loss: Any) -> None:
             raise ConfigError(
                 f"{what}: {half} is {str(y.dtype).removeprefix('torch.')}, and labels are int64; give {half}.long()"
             )
-        if y.dtype not in WHOLE or (y.dim() > 1 and loss != "cross_entropy"):
+        if y.dtype not in INTEGER_DTYPES or (y.dim() > 1 and loss != "cross_entropy"):
             continue
         bad = (y < 0) | (y >= data.classes)
         bad = bad & (y != NO_LABEL) if y.dim() > 1 else bad

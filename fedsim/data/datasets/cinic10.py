@@ -17,7 +17,7 @@ from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.data_files import Files
 from fedsim.data.datasets.vision import Images, error_text
 
-PACKED = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
+PACKED_FILE_PATTERN = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
 
 
 class CINIC10(Images):
@@ -38,7 +38,7 @@ class CINIC10(Images):
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         split = "train" if train else "test"
-        packed = folder / self.source / PACKED.format(split=split)
+        packed = folder / self.source / PACKED_FILE_PATTERN.format(split=split)
         if packed.exists():
             try:
                 with np.load(packed, allow_pickle=False) as arrays:

@@ -14,8 +14,8 @@ from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
-FILE = "emnist/fed_emnist_digitsonly_{}.h5"
-ALL = "emnist/fed_emnist_{}.h5"
+DIGITS_FILE = "emnist/fed_emnist_digitsonly_{}.h5"
+ALL_CHARACTERS_FILE = "emnist/fed_emnist_{}.h5"
 
 
 def _files(file: str, archive: str) -> Files:
@@ -43,8 +43,8 @@ class EMNIST(Dataset):
         seed: of that draw; all replicates have the same writers.
     """
 
-    files = _files(FILE, "fed_emnist_digitsonly.tar.bz2")
-    title, file, kinds = "emnist", FILE, 10
+    files = _files(DIGITS_FILE, "fed_emnist_digitsonly.tar.bz2")
+    title, file, kinds = "emnist", DIGITS_FILE, 10
 
     def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
         train, test = (self._read(data_root(root) / self.file.format(split)) for split in ("train", "test"))
@@ -120,8 +120,8 @@ class FEMNIST(EMNIST):
         writers, root, seed: of `EMNIST`.
     """
 
-    files = _files(ALL, "fed_emnist.tar.bz2")
-    title, file, kinds = "femnist", ALL, 62
+    files = _files(ALL_CHARACTERS_FILE, "fed_emnist.tar.bz2")
+    title, file, kinds = "femnist", ALL_CHARACTERS_FILE, 62
 
 
 def _h5py() -> Any:

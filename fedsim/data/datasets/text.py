@@ -20,8 +20,8 @@ from fedsim.data.datasets.dataset import Dataset
 
 log = logging.getLogger(__name__)
 
-OWNERS = ("blocks", "speaker")
-SPEECH = re.compile(
+TEXT_OWNERS = ("blocks", "speaker")
+SPEECH_PATTERN = re.compile(
     r"""^(?:[ \t]*(?!(?:ACT|SCENE|EXEUNT|EXIT)\b)([A-Z][A-Z0-9 ,&'’-]+)[:.]  # HAMLET. or HAMLET: alone on a line
         |(?:\A|(?<=\n\n))[ \t]*([A-Z][^\n:.]{0,39}):)[ \t]*$                # First Citizen: after an empty one""",
     re.MULTILINE | re.VERBOSE,
@@ -60,7 +60,7 @@ class Text(Dataset):
         self,
         path: str,
         length: Count = 80,
-        by: Annotated[str, OneOf(*OWNERS)] = "blocks",
+        by: Annotated[str, OneOf(*TEXT_OWNERS)] = "blocks",
         clients: int | str | None = None,
         speaker: str | None = None,
         test_fraction: Fraction = 0.2,
@@ -70,7 +70,7 @@ class Text(Dataset):
             raise ConfigError(key="test_fraction", value=1, needs="leaves no training text; lower it")
         names = None
         if by == "speaker":
-            speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
+            speeches = _speeches(_read(path), SPEECH_PATTERN if speaker is None else _pattern(speaker), path)
             names, texts = _most_talkative(speeches, client_count, length, test_fraction, path)
         else:
             if speaker is not None:

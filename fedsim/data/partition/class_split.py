@@ -10,7 +10,7 @@ from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples
 
-FORMS = ("classes", "shards", "blocks")
+CLASS_SPLIT_FORMS = ("classes", "shards", "blocks")
 
 
 class ClassSplit(Partition):
@@ -31,7 +31,10 @@ class ClassSplit(Partition):
     remedy = "lower clients, or raise partition.classes_per_client"
 
     def __init__(
-        self, classes_per_client: Count = 2, form: Annotated[str, OneOf(*FORMS)] = "classes", validation: Fraction = 0.0
+        self,
+        classes_per_client: Count = 2,
+        form: Annotated[str, OneOf(*CLASS_SPLIT_FORMS)] = "classes",
+        validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
         self.per_client = classes_per_client

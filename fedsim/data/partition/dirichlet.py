@@ -11,7 +11,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples
 
-FORMS = ("equal", "proportional", "per_class")
+DIRICHLET_FORMS = ("equal", "proportional", "per_class")
 
 
 def log_dirichlet(alpha: float, rows: int, columns: int, draw: np.random.Generator) -> np.ndarray:
@@ -63,7 +63,7 @@ class Dirichlet(Partition):
     def __init__(
         self,
         alpha: Positive = 0.3,
-        form: Annotated[str, OneOf(*FORMS)] = "equal",
+        form: Annotated[str, OneOf(*DIRICHLET_FORMS)] = "equal",
         min_size: Count = 1,
         attempts: Count = 100,
         min_of_class: CountOrZero = 0,

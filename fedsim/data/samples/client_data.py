@@ -19,7 +19,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.samples.work import LocalWork, Workload
 
 Batch = dict[str, Tensor]
-DRAWS = (rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)  # base randomness of a stream's samples
+STREAM_DRAW_PURPOSES = (rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)  # base randomness of a stream's samples
 
 
 class Keys:
@@ -46,7 +46,7 @@ class Keys:
     def of_round(self, purpose: rng.Purpose) -> np.ndarray:
         """[c] (host), computed on first use."""
         if purpose not in self._of_round:
-            t = self.t if self.drawn_round is None or purpose not in DRAWS else self.drawn_round
+            t = self.t if self.drawn_round is None or purpose not in STREAM_DRAW_PURPOSES else self.drawn_round
             self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
         return self._of_round[purpose]
 
@@ -74,7 +74,7 @@ class Keys:
 
     def of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
         """[s, c'] keys of some rows at some local steps, in one call."""
-        fixed_key = self.drawn_round is not None and purpose in DRAWS
+        fixed_key = self.drawn_round is not None and purpose in STREAM_DRAW_PURPOSES
         number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
         keys = rng.fold_host(self.of_round(purpose)[pick], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)

@@ -18,7 +18,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.samples.client_data import Batch, ClientData, Keys
 from fedsim.data.samples.work import LocalWork, Workload
 
-DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
+MAX_NUMBERS_DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
 DEFAULT_SAMPLES_PER_CLIENT = 1000  # default number of samples that represent a stream client's distribution
 
 
@@ -103,7 +103,7 @@ class DrawnFeed:
         drawing, clients, like = self._drawing
         steps, drawn = self._ahead
         if step not in steps:
-            max_steps = DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
+            max_steps = MAX_NUMBERS_DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
             steps = range(step, min(step + max(max_steps, 1), self.steps))
             keys = drawing.of_steps(rng.Purpose.NOISE, steps)
             drawn = self.stream.draw(clients.repeat(len(steps)), keys.flatten(), width, dtype)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
-from fedsim.evaluation.metrics.entries import BETTER, parse_metrics
+from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, parse_metrics
 from fedsim.evaluation.metrics.metric import Metric, build_metric, error_context
-from fedsim.evaluation.metrics.named import RANKED, PredictionTask
-from fedsim.evaluation.metrics.tallies import PerSample
+from fedsim.evaluation.metrics.named import RANKED_METRIC_NEEDS_NEGATIVES, PredictionTask
+from fedsim.evaluation.metrics.tallies import PerSampleMetric
 from fedsim.models import RowModel
 
 MAX_STORED_BYTES = 2**30  # bytes of outputs that each metric of a whole test set may store
-TENTH = 10  # the worst clients are one in this many
+WORST_CLIENTS_DIVISOR = 10  # the worst clients are one in this many
 
 
 class Metrics:
@@ -54,7 +54,7 @@ class Metrics:
             if count * metric.bytes_per_sample > MAX_STORED_BYTES:
                 remedy = "return one number per sample, [B], or use a class with update and compute"
                 if entry.name is not None:
-                    remedy = "add thresholds=200" if entry.name in RANKED else "remove it"
+                    remedy = "add thresholds=200" if entry.name in RANKED_METRIC_NEEDS_NEGATIVES else "remove it"
                 raise ConfigError(
                     f"metrics: {entry.label} would store {count * metric.bytes_per_sample / 2**30:.2g} GiB for the "
                     f"test set's {count} outputs, more than 1; {remedy}"
@@ -109,9 +109,9 @@ class Metrics:
             shares = present if weights is None else present * weights.to(client_values)
             columns[f"train_{metric.column}"] = (torch.where(present, client_values, 0) * shares).sum(1) / shares.sum(1)
             if metric.better:
-                sign = 1 if metric.better == BETTER[0] else -1
+                sign = 1 if metric.better == METRIC_DIRECTIONS[0] else -1
                 ordered = sign * (sign * client_values).sort(dim=1).values  # the worst first, NaN last
-                tenth = (present.sum(1) // TENTH).clamp(min=1)
+                tenth = (present.sum(1) // WORST_CLIENTS_DIVISOR).clamp(min=1)
                 worst = torch.arange(client_values.shape[1], device=client_values.device) < tenth[:, None]
                 columns[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
         return columns
@@ -128,7 +128,7 @@ class Metrics:
                     if len(sample_indices) < metric.min_samples or broken[i]:
                         continue
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
-                    if not equal_weights and not isinstance(metric.tally, PerSample):
+                    if not equal_weights and not isinstance(metric.tally, PerSampleMetric):
                         raise ConfigError(
                             f"metrics: {metric.label} weights a client's samples equally, but the shift gives them "
                             "weights; use a function that returns one number per sample, [B]"

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedsim.core import targets
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import UNDIRECTED
-from fedsim.evaluation.metrics.entries import BETTER, Entry
+from fedsim.evaluation.columns import UNKNOWN_DIRECTION_TEXT
+from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, Entry
 from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare
-from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
+from fedsim.evaluation.metrics.tallies import MetricAccumulator, PerSampleMetric, StreamedMetric, WholeSetMetric, number
 from fedsim.trainer.device_memory import out_of_memory
 
 
@@ -27,10 +27,10 @@ def _is_metric(candidate: Any) -> bool:
 
 
 # The modules of torchmetrics whose metrics need outputs and targets only; others download models.
-OF_OUTPUTS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
-METRIC = targets.Kind(
+TORCHMETRICS_DOMAINS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
+METRIC_KIND = targets.Kind(
     "a metric",
-    modules=tuple(f"torchmetrics.{prefix}{of}" for prefix in ("", "functional.") for of in OF_OUTPUTS),
+    modules=tuple(f"torchmetrics.{prefix}{of}" for prefix in ("", "functional.") for of in TORCHMETRICS_DOMAINS),
     shown_in=("torchmetrics", "torchmetrics.functional", "torchmetrics.text", "torchmetrics.functional.text"),
     functions=_is_metric,
     built_in=(torch.nn.Module,),
@@ -54,28 +54,28 @@ class Metric:
     column: str
     label: str
     better: str | None
-    tally: Tally
+    tally: MetricAccumulator
     min_samples: int = 1
     bytes_per_sample: float = 0
 
     @property
     def direction(self) -> str:
         """The direction, in words at the end of a column's description."""
-        return f"; {self.better} is better" if self.better else UNDIRECTED
+        return f"; {self.better} is better" if self.better else UNKNOWN_DIRECTION_TEXT
 
 
 def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """Build the metric and check it on two and on three samples."""
     if entry.name is not None:
-        tally: Tally = named_metric(entry.name, entry.arguments, task, dataset)
+        tally: MetricAccumulator = named_metric(entry.name, entry.arguments, task, dataset)
         implementation = getattr(tally, "metric", None)
     else:
         implementation = _user_implementation(entry)
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
             raise ConfigError("its objects are not callable and do not have reset, update and compute")
-        tally = Streamed(implementation).new_like() if streams else _of_function(implementation, output, target)
-    if isinstance(tally, Streamed):
+        tally = StreamedMetric(implementation).new_like() if streams else _of_function(implementation, output, target)
+    if isinstance(tally, StreamedMetric):
         _without_sync(tally.metric, output.device)
     originals = output.clone(), target.clone()
     first, second = (_value(tally, output, target) for _ in range(2))
@@ -88,7 +88,7 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
         _value(tally, output[:1], target[:1])
     except Exception:  # a score that is undefined for a single sample
         minimum_samples = 2
-    ways = {True: BETTER[0], False: BETTER[1]}
+    ways = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
     says = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
     better = entry.better or ways.get(says)  # type: ignore[arg-type]
     return Metric(entry.column, entry.label, better, tally, minimum_samples, bytes_each)
@@ -101,7 +101,7 @@ def _user_implementation(entry: Entry) -> Any:
         try:
             if target.startswith("torchmetrics."):
                 prepare()
-            target = targets.resolve("metrics: _target_", target, METRIC)
+            target = targets.resolve("metrics: _target_", target, METRIC_KIND)
         except ConfigError:
             raise
         except Exception as error:  # a module may raise anything
@@ -113,17 +113,17 @@ def _user_implementation(entry: Entry) -> Any:
     return functools.partial(target, **entry.arguments) if entry.arguments else target
 
 
-def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> Tally:
+def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> MetricAccumulator:
     """A function of samples, if it returns one number per sample; else of whole sets."""
     index_sets = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
     results = [function(output[indices], target[indices]) for indices in index_sets]
     if [getattr(value, "shape", None) for value in results] != [(2,), (3,)]:
         number(results[0])
-        return OfOutputs(function)
+        return WholeSetMetric(function)
     two, three = (torch.as_tensor(value).to(torch.float64) for value in results)
     if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("its value for a sample depends on the others; return one number for the whole set")
-    return PerSample(function)
+    return PerSampleMetric(function)
 
 
 def _without_sync(metric: Any, device: torch.device) -> None:
@@ -135,7 +135,7 @@ def _without_sync(metric: Any, device: torch.device) -> None:
         metric.to(device)
 
 
-def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
+def _value(tally: MetricAccumulator, output: Tensor, target: Tensor) -> Tensor:
     tally.reset()
     tally.update(output, target)
     return tally.value()

@@ -9,7 +9,7 @@ from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.solvers import (
     FLAT_CURVATURE_RATIO,
-    Box,
+    BoxBounds,
     find_zero,
     free,
     minimise,
@@ -17,12 +17,14 @@ from fedsim.evaluation.performative.solvers import (
     residual,
     slowest_decay,
 )
-from fedsim.evaluation.performative.stable import MOST_PARAMETERS, TOLERANCE
+from fedsim.evaluation.performative.stable import MAX_JACOBIAN_PARAMETERS, STABLE_POINT_TOLERANCE
 
 GRADIENT_TOLERANCE = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, if found by L-BFGS-B only
 
 
-def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
+def optimal_point(
+    risk: Risk, starts: list[Tensor], box: BoxBounds = None, tolerance: float = STABLE_POINT_TOLERANCE
+) -> Tensor:
     """[d] θ^PO, a minimiser of R(θ, θ) on Θ: the best of those found from the starts.
 
     Up to 300 parameters it is polished by Newton steps until the gradient is within `tolerance` · (1 + ‖θ‖).
@@ -50,7 +52,7 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
             best = candidate
     assert best is not None
     theta = best[0]
-    if len(theta) <= MOST_PARAMETERS:
+    if len(theta) <= MAX_JACOBIAN_PARAMETERS:
         polished = find_zero(risk.performative_gradient, risk.performative_hessian, theta, box, tolerance)
         if polished is not None and float(risk.performative(polished)) <= best[1] + 1e-12 * (1 + abs(best[1])):
             theta = polished
@@ -64,7 +66,7 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
         raise NoReferenceError(f"{problem}; set shift.box")
     moving = free(theta, gradient, box)
     if (
-        len(theta) <= MOST_PARAMETERS
+        len(theta) <= MAX_JACOBIAN_PARAMETERS
         and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT_CURVATURE_RATIO
     ):
         raise NoReferenceError(

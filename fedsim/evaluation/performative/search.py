@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 MAX_LOG_INTERVAL = 10.0  # largest time between log lines, if one evaluation of the risk does not take longer
 
 
-class Search:
+class EvaluationCounter:
     """Counts evaluations of the risk; all replicates of a run share it.
 
     Args:

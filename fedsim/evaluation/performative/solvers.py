@@ -11,32 +11,34 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-Box = tuple[float, float] | None
-Field = Callable[[Tensor], Tensor]
+BoxBounds = tuple[float, float] | None
+VectorField = Callable[[Tensor], Tensor]
 
-STEPS = 200
+MAX_SOLVER_STEPS = 200
 DIVERGENCE_NORM = 1e8  # a point further out than this counts as divergence
 FLAT_CURVATURE_RATIO = 1e-11  # relative curvature below which a direction counts as flat
 
 
-def project(theta: Tensor, box: Box) -> Tensor:
+def project(theta: Tensor, box: BoxBounds) -> Tensor:
     """The nearest point of the box."""
     return theta if box is None else theta.clamp(*box)
 
 
-def residual(theta: Tensor, gradient: Tensor, box: Box) -> float:
+def residual(theta: Tensor, gradient: Tensor, box: BoxBounds) -> float:
     """‖θ − Π(θ − g)‖: zero if the field vanishes or points out of the box."""
     return float((theta - project(theta - gradient, box)).norm())
 
 
-def free(theta: Tensor, gradient: Tensor, box: Box) -> Tensor:
+def free(theta: Tensor, gradient: Tensor, box: BoxBounds) -> Tensor:
     """[d] bool: coordinates that are not at an active bound of the box."""
     if box is None:
         return torch.ones_like(theta, dtype=torch.bool)
     return ~(((theta <= box[0]) & (gradient > 0)) | ((theta >= box[1]) & (gradient < 0)))
 
 
-def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance: float) -> Tensor | None:
+def find_zero(
+    field: VectorField, jacobian: VectorField, start: Tensor, box: BoxBounds, tolerance: float
+) -> Tensor | None:
     """A zero of the field in the box, or None.
 
     A Newton step is taken if it at least halves the residual, else a gradient step of length 1/‖J‖₂, under which a
@@ -52,7 +54,7 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
     driver = "gelsd" if start.device.type == "cpu" else None  # the default's last bits differ from call to call
     theta = project(start, box)
     gradient = field(theta)
-    for _ in range(STEPS):
+    for _ in range(MAX_SOLVER_STEPS):
         size = residual(theta, gradient, box)
         if size <= tolerance * (1 + float(theta.norm())):
             return theta
@@ -88,7 +90,7 @@ def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
     return float(torch.linalg.eigvals(inner).real.min() / max(float(torch.linalg.matrix_norm(inner, 2)), 1e-300))
 
 
-def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
+def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: BoxBounds) -> tuple[Tensor, float] | None:
     """A local minimiser [d] and its value, from `start` [d] float64; None if the function is unbounded below."""
     from scipy.optimize import minimize  # imported here: a run without references does not need it
 

@@ -10,7 +10,7 @@ from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.solvers import (
     FLAT_CURVATURE_RATIO,
-    Box,
+    BoxBounds,
     find_zero,
     free,
     minimise,
@@ -18,15 +18,15 @@ from fedsim.evaluation.performative.solvers import (
     slowest_decay,
 )
 
-METHODS = ("auto", "gradient", "repeated")
-TOLERANCE = 1e-9
-MOST_PARAMETERS = 300  # a Jacobian grows with its square
-ROUNDS = 2000
-IDLE = 1 - 1e-6  # of a contraction, with tolerance for rounding
+STABLE_POINT_METHODS = ("auto", "gradient", "repeated")
+STABLE_POINT_TOLERANCE = 1e-9
+MAX_JACOBIAN_PARAMETERS = 300  # a Jacobian grows with its square
+MAX_RETRAINING_ROUNDS = 2000
+MAX_CONTRACTION_FACTOR = 1 - 1e-6  # of a contraction, with tolerance for rounding
 
 
 def stable_point(
-    risk: Risk, start: Tensor, box: Box = None, method: str = "auto", tolerance: float = TOLERANCE
+    risk: Risk, start: Tensor, box: BoxBounds = None, method: str = "auto", tolerance: float = STABLE_POINT_TOLERANCE
 ) -> Tensor:
     """[d] θ^PS ∈ Θ with ∇_θ R(θ, θ')|_{θ'=θ} = 0 on Θ's inside, near `start`.
 
@@ -43,9 +43,9 @@ def stable_point(
     Raises:
         NoReferenceError: there is no point that repeated training could reach, as with ε̄ ≥ 1 in mean estimation.
     """
-    checks.choice("method", method, METHODS)
+    checks.choice("method", method, STABLE_POINT_METHODS)
     start = project(start.detach().to(torch.float64), box)
-    if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
+    if method == "repeated" or (method == "auto" and len(start) > MAX_JACOBIAN_PARAMETERS):
         return _repeated(risk, start, box, tolerance)
     risk.search.doing = "searching for θ^PS by gradients"
     point = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
@@ -71,12 +71,14 @@ def stable_point(
     return point
 
 
-def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
+def _repeated(risk: Risk, start: Tensor, box: BoxBounds, tolerance: float) -> Tensor:
     """θ ← argmin_Θ R(·, θ) until the remaining distance, by the last contraction, is within the tolerance."""
     theta, before = start, 0.0
     growing = 0
-    for count in range(ROUNDS):
-        risk.search.doing = f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {ROUNDS}"
+    for count in range(MAX_RETRAINING_ROUNDS):
+        risk.search.doing = (
+            f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {MAX_RETRAINING_ROUNDS}"
+        )
         minimum = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
         if minimum is None:
             raise NoReferenceError(
@@ -89,7 +91,7 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
         scale = 1 + float(new.norm())
         if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
             return new
-        growing = growing + 1 if count and contraction >= IDLE and step > 1e-7 * scale else 0
+        growing = growing + 1 if count and contraction >= MAX_CONTRACTION_FACTOR and step > 1e-7 * scale else 0
         if growing >= 20:
             raise NoReferenceError(
                 f"repeated minimisation under shift={_name(risk)} does not contract, so it reaches no performatively "
@@ -97,7 +99,8 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
             )
         theta, before = new, step
     raise NoReferenceError(
-        f"repeated minimisation under shift={_name(risk)} has not converged to {tolerance:g} after {ROUNDS} rounds; "
+        f"repeated minimisation under shift={_name(risk)} has not converged to {tolerance:g} "
+        f"after {MAX_RETRAINING_ROUNDS} rounds; "
         "weaken the shift"
     )
 

@@ -14,19 +14,19 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.columns import columns_of_other_model
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import OwnModels, one_row
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, one_row
 from fedsim.evaluation.personal.scores import (
-    MODELS,
+    MODEL_DESCRIPTIONS,
     PERSONAL_COLUMNS,
-    VALIDATED,
+    VALIDATED_CLIENTS_COLUMN,
     ClientScores,
-    Predictor,
+    WeightedRows,
     measures,
     summarise,
 )
 from fedsim.strategies import State, Strategy
 
-ROWS = 256  # clients whose models are computed and scored together
+CLIENTS_PER_BLOCK = 256  # clients whose models are computed and scored together
 
 
 class PersonalEvaluator:
@@ -45,12 +45,12 @@ class PersonalEvaluator:
         options: Personal,
         federation: Federation,
         strategy: Strategy[Any],
-        own_models: OwnModels,
+        own_models: PersonalModelComputer,
         scores: ClientScores,
     ) -> None:
         self.options, self.federation, self.strategy = options, federation, strategy
         self.own_models, self.scores = own_models, scores
-        self.models = [name for name in MODELS if name != "personal" or own_models.has_personal]
+        self.models = [name for name in MODEL_DESCRIPTIONS if name != "personal" or own_models.has_personal]
 
     @property
     def columns(self) -> dict[str, str]:
@@ -63,9 +63,9 @@ class PersonalEvaluator:
                 name: PERSONAL_COLUMNS[name]
                 for name in columns_of_other_model(model, measures(evaluator.labelled)).values()
             }
-            added = evaluator.metrics.measures(f", of {MODELS[model]}")
+            added = evaluator.metrics.measures(f", of {MODEL_DESCRIPTIONS[model]}")
             descriptions |= {name: added[measure] for measure, name in columns_of_other_model(model, added).items()}
-        return descriptions | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
+        return descriptions | {VALIDATED_CLIENTS_COLUMN: PERSONAL_COLUMNS[VALIDATED_CLIENTS_COLUMN]}
 
     @torch.no_grad()
     def __call__(
@@ -81,8 +81,8 @@ class PersonalEvaluator:
         """
         cohort = self._cohort(online)
         score_blocks: dict[str, list[Tensor]] = {}
-        for first in range(0, len(cohort), ROWS):
-            block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
+        for first in range(0, len(cohort), CLIENTS_PER_BLOCK):
+            block = cohort.subset(np.arange(first, min(first + CLIENTS_PER_BLOCK, len(cohort))))
             for name, values in self._scored(state, memory, t, block).items():
                 score_blocks.setdefault(name, []).append(values)
         names = [f"{model}_{measure}" for model in self.models for measure in self.scores.names]
@@ -106,7 +106,7 @@ class PersonalEvaluator:
         """'model measure' → [n] for some clients."""
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        columns, predictors = self.own_models.trainer.model.columns, dict[str, Predictor]()
+        columns, predictors = self.own_models.trainer.model.columns, dict[str, WeightedRows]()
         deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
         predictors["global"] = one_row(deployed)
         before = columns.full_rows(carry["params"], block, memory)
@@ -135,7 +135,7 @@ class PersonalEvaluator:
         """Means, medians and worst tenths per replicate, and the numbers per client."""
         rows: list[dict[str, float]] = []
         for a, b in itertools.pairwise(bounds):
-            row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
+            row = {VALIDATED_CLIENTS_COLUMN: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
             for name, values in host.items():
                 metric = self.scores.added.get(name.partition("_")[2])
                 row |= summarise(values[a:b], name, metric.better if metric else None)

@@ -14,8 +14,8 @@ from fedsim.core.columns import AVERAGED
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import OwnModels, one_row
-from fedsim.evaluation.personal.scores import MODELS, ClientScores, Predictor, summarise
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, one_row
+from fedsim.evaluation.personal.scores import MODEL_DESCRIPTIONS, ClientScores, WeightedRows, summarise
 from fedsim.local import LocalRule
 from fedsim.strategies import State, Strategy
 from fedsim.trainer import Trainers
@@ -52,7 +52,7 @@ class Newcomers:
         epoch = copy.copy(rule)
         epoch.work = scores.evaluator.data.one_epoch(rule.work)
         self.trainer = trainer_of(epoch)
-        self.own_models = OwnModels(self.trainer, strategy, trainer_of, options.localize)
+        self.own_models = PersonalModelComputer(self.trainer, strategy, trainer_of, options.localize)
 
     @torch.no_grad()
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:
@@ -72,7 +72,7 @@ class Newcomers:
         first = full_rows = plain = columns.full_rows(start["params"], cohort, memory)
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
-            predictors: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
+            predictors: dict[str, WeightedRows] = {"global": one_row(first), "localized": one_row(plain)}
             if self.own_models.ruled or self.own_models.adapt is not None:
                 predictors["personal"] = self.own_models.personal(
                     full_rows, cohort, epoch, model, memory.gather(cohort), memory
@@ -100,10 +100,10 @@ class Newcomers:
         }
         return dataclasses.replace(state, **longer)
 
-    def _measured(self, predictors: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+    def _measured(self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] shifts the data if used."""
         means: Epoch = {}
-        for name in (name for name in MODELS if name in predictors):
+        for name in (name for name in MODEL_DESCRIPTIONS if name in predictors):
             scores = self.scores(predictors[name], cohort, deployed)
             for measure in self.scores.names:
                 values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())

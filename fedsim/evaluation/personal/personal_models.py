@@ -13,14 +13,14 @@ from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.evaluation.personal.scores import Predictor
+from fedsim.evaluation.personal.scores import WeightedRows
 from fedsim.local import SGD, LocalRule
 from fedsim.strategies import Strategy
 from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.trainer import Trainer
 
 
-def one_row(rows: Tensor) -> Predictor:
+def one_row(rows: Tensor) -> WeightedRows:
     """A predictor of one row [n, d] per client."""
     return [(torch.ones_like(rows[:, 0]), rows)]
 
@@ -33,7 +33,7 @@ def plain_rule(rule: LocalRule) -> SGD:
     return sgd
 
 
-class OwnModels:
+class PersonalModelComputer:
     """Computes a cohort's models from the clients' memory.
 
     Args:
@@ -69,12 +69,12 @@ class OwnModels:
 
     def personal(
         self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory
-    ) -> Predictor:
+    ) -> WeightedRows:
         """The personal models of clients with rows [n, d] in round t, server models [R, d_s] and client memory name →
         [n, …]. `memory` is that of the run, which contains clients' own columns.
         """
         if self.ruled:
-            predictor: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
+            predictor: WeightedRows = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
             return predictor
         if self.adapt is not None:
             lent = self.adapt.memory(model)

@@ -11,27 +11,27 @@ from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
 from fedsim.core.files import atomic_write, on_disk, regular_path, replacement_file, without_following
-from fedsim.run.tracking.result import Row
+from fedsim.run.tracking.result import MetricsRow
 
 METRICS_FILENAME = "metrics.csv"
-_BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
-_WHOLE = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTES
+_BYTE_COLUMNS = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
+_INTEGER_COLUMNS = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTE_COLUMNS
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[MetricsRow]:
     """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over.
 
     Raises:
         FileNotFoundError: there is none.
         CheckpointError: the file holds something else.
     """
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     try:
         with open(regular_path(path), newline="", encoding="utf-8") as file:
             lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
         for record in csv.DictReader(lines):
             if None not in record.values():
-                rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
+                rows.append({k: int(v) if k in _INTEGER_COLUMNS else float(v) for k, v in record.items()})
         if rows and not {"round", "seed"} <= rows[0].keys():
             raise ValueError("it has no columns 'round' and 'seed'")
     except FileNotFoundError:
@@ -50,17 +50,17 @@ def read_meanings(path: Path) -> dict[str, str]:
         return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
 
 
-def checksum(rows: Iterable[Row], before: int = 0) -> int:
+def checksum(rows: Iterable[MetricsRow], before: int = 0) -> int:
     """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
     for row in rows:
-        numbers = [int(value) if name in _WHOLE else float(value) for name, value in row.items()]
+        numbers = [int(value) if name in _INTEGER_COLUMNS else float(value) for name, value in row.items()]
         before = zlib.crc32(repr(numbers).encode(), before)
     return before
 
 
 def kept_rows(
     path: Path, columns: Mapping[str, str], keep: int, count: int | None = None, crc: int | None = None
-) -> list[Row]:
+) -> list[MetricsRow]:
     """The rows up to a round; none for −1. `count` is how many the run had written by then, `crc` their checksum, where
     these are known.
 
@@ -94,7 +94,7 @@ class MetricsCSV:
         kept_rows: rows that it has already.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept_rows: list[Row]) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept_rows: list[MetricsRow]) -> None:
         self.kept_rows, self._path, self._file = kept_rows, path, file
         self._writer = csv.DictWriter(file, list(columns))
 
@@ -117,7 +117,7 @@ class MetricsCSV:
         )
         return cls(path, columns, appended, rows)
 
-    def append(self, rows: list[Row]) -> None:
+    def append(self, rows: list[MetricsRow]) -> None:
         """Write rows through to the file: the end of the process does not touch them.
 
         Raises:

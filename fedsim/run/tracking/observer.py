@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError, OutputError
-from fedsim.run.tracking.result import Row, mean_std
+from fedsim.run.tracking.result import MetricsRow, mean_std
 
 if TYPE_CHECKING:  # no run need wait for matplotlib before its first round
     from matplotlib.figure import Figure
@@ -61,11 +61,11 @@ class EvaluationEvent:
     """
 
     round: int
-    rows: list[Row]
+    rows: list[MetricsRow]
     clients: dict[str, np.ndarray]
     model: Callable[[int], dict[str, Tensor]]
 
-    def mean(self) -> Row:
+    def mean(self) -> MetricsRow:
         """Column → mean over the replicates that are numbers."""
         return {name: mean_std([float(row[name]) for row in self.rows])[0] for name in self.rows[0] if name != "seed"}
 
@@ -110,7 +110,7 @@ class Observer(Validated):
         """Nothing comes any more, however the run ended."""
 
 
-class Calling(Observer):
+class CallbackObserver(Observer):
     """A function as an observer: it gets each evaluation.
 
     Args:
@@ -176,7 +176,7 @@ class Observers:
 
 
 def _name(observer: Observer) -> str:
-    implementation = observer.function if isinstance(observer, Calling) else type(observer)
+    implementation = observer.function if isinstance(observer, CallbackObserver) else type(observer)
     return str(getattr(implementation, "__name__", type(implementation).__name__))
 
 
@@ -189,7 +189,7 @@ def as_observer(candidate: Any) -> Observer:
     if isinstance(candidate, Observer):
         return candidate
     if callable(candidate) and not isinstance(candidate, type):
-        return Calling(candidate)
+        return CallbackObserver(candidate)
     raise ConfigError(
         f"tracking.observers: {candidate!r} is no observer; give wandb, mlflow or trackio, or "
         f"{{_target_: package.Class}} "

@@ -14,14 +14,14 @@ from fedsim.evaluation.columns import PLACE, TIME, WORK
 from fedsim.models.naming import Naming
 from fedsim.strategies import State
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 
 
 @dataclass
 class Result:
     """Attributes:
 
-    history: one row per evaluated round and replicate; the keys are those of `fedsim.evaluation.COLUMNS`.
+    history: one row per evaluated round and replicate; the keys are those of `fedsim.evaluation.COLUMN_DESCRIPTIONS`.
     state: the strategy's last state; `state.model` is [R, d].
     seconds: wall time, resumed parts included.
     samples: training samples processed.
@@ -32,12 +32,12 @@ class Result:
     stopped: why the run ended before its last round; None where it did not.
     """
 
-    history: list[Row]
+    history: list[MetricsRow]
     state: State
     seconds: float
     samples: int
     folder: str | None = None
-    extra: Row = field(default_factory=dict)
+    extra: MetricsRow = field(default_factory=dict)
     rows: Tensor | None = None
     naming: Naming | None = None
     stopped: str | None = None
@@ -88,7 +88,7 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
     return 0 if seed is None else seeds.index(seed)
 
 
-def result_columns(history: list[Row]) -> list[str]:
+def result_columns(history: list[MetricsRow]) -> list[str]:
     """The columns of a history that are results rather than bookkeeping."""
     return [name for name in history[0] if name not in PLACE | WORK | TIME]
 

@@ -17,8 +17,8 @@ from fedsim.evaluation.registry import describe
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import mean_std
 
-EVENTS = "events.out.tfevents."
-OPENED = re.compile(re.escape(EVENTS) + r"(\d+)")
+EVENT_FILE_PREFIX = "events.out.tfevents."
+EVENT_TIMESTAMP_PATTERN = re.compile(re.escape(EVENT_FILE_PREFIX) + r"(\d+)")
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def _make_the_next_name_the_last(folder: Path) -> None:
     So wait, for a second at most, until a new file comes after those that are there. Where the clock was set back,
     those of later seconds are renamed to earlier ones, in the same order.
     """
-    opened = {path: int(match[1]) for path in folder.glob("*/*") if (match := OPENED.match(path.name))}
+    opened = {path: int(match[1]) for path in folder.glob("*/*") if (match := EVENT_TIMESTAMP_PATTERN.match(path.name))}
     while int(time.time()) == max(opened.values(), default=0):
         time.sleep(0.02)
     behind = False
@@ -39,7 +39,9 @@ def _make_the_next_name_the_last(folder: Path) -> None:
         for path in sorted((path for path in opened if path.parent == directory), reverse=True):
             if opened[path] >= limit:
                 behind = True
-                path.rename(path.with_name(OPENED.sub(f"{EVENTS}{limit - 1:010d}", path.name)))
+                path.rename(
+                    path.with_name(EVENT_TIMESTAMP_PATTERN.sub(f"{EVENT_FILE_PREFIX}{limit - 1:010d}", path.name))
+                )
             limit = min(limit - 1, opened[path])
     if behind:
         log.warning("the system clock is behind this run's earlier event files; they are renamed to keep their order")

@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.run.tracking.result import result_columns
-from fedsim.studies.attribution.causes import Cause, Choices, without
+from fedsim.studies.attribution.causes import Cause, ChoiceByGroup, without
 from fedsim.studies.attribution.shapley import shapley
 from fedsim.studies.reproduce.recipe import Setting
 from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_rows
 
 # the first that a run has
@@ -72,7 +72,7 @@ def removed_in(causes: list[Cause], subset: int) -> list[Cause]:
 
 def attribute(
     config: DictConfig,
-    choices: Choices,
+    choices: ChoiceByGroup,
     causes: list[Cause],
     folder: Path,
     metric: str | None = None,
@@ -107,7 +107,7 @@ def attribute(
 
 
 def _job(
-    config: DictConfig, choices: Choices, causes: list[Cause], subset: int, folder: Path, trusted: tuple[str, ...]
+    config: DictConfig, choices: ChoiceByGroup, causes: list[Cause], subset: int, folder: Path, trusted: tuple[str, ...]
 ) -> Job:
     removed = removed_in(causes, subset)
     changed, changed_choices = without(config, choices, removed)
@@ -122,7 +122,7 @@ def sentence(attribution: Attribution, scale: float = 1.0, unit: str = "") -> st
     """The result in one sentence, largest cause first, with 95 % intervals over seeds."""
 
     def amount(values: np.ndarray) -> str:
-        low, high = Paired(scale * values).interval
+        low, high = PairedDifference(scale * values).interval
         spread = "" if math.isnan(low) else f" [{_number(low)}, {_number(high)}]"
         return f"{_number(scale * values.mean())}{spread}"
 

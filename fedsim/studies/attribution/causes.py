@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.app.composition import compose, hydra_context
 from fedsim.core.errors import ConfigError
 
-Choices = dict[str, str]  # config group → choice
+ChoiceByGroup = dict[str, str]  # config group → choice
 PRIVATE_STAGES = {"gaussian", "tree", "clip"}
-LIMIT = 5  # causes at once: 2^5 runs
+MAX_CAUSES = 5  # causes at once: 2^5 runs
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Cause:
 
     name: str
     label: str
-    replacement: Callable[[DictConfig, Choices], dict[str, Any] | None]
+    replacement: Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]
     removal: str
 
 
-def _group(name: str, choice: str, *equivalents: str) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
+def _group(name: str, choice: str, *equivalents: str) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
     """Another choice of a group, unless the run has it, or one of `equivalents`, anyway."""
 
-    def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+    def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
         return {name: choice} if choices.get(name, choice) not in (choice, *equivalents) else None
 
     return replacement
 
 
-def _one_long_step(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _one_long_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if config.local_epochs is not None:  # the number of steps differs between clients
         return None
     steps = 10 if config.local_steps is None else int(config.local_steps)
@@ -55,19 +55,19 @@ def _one_long_step(config: DictConfig, choices: Choices) -> dict[str, Any] | Non
     return {"local_steps": 1, "lr": total}
 
 
-def _iid(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _iid(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if choices.get("partition") in ("iid", "natural", None):
         return None
     validation = OmegaConf.select(config, "partition.validation")
     return {"partition": "iid"} | ({} if validation is None else {"partition.validation": validation})
 
 
-def _full_batches(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _full_batches(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     return None if config.batch_size is None else {"batch_size": None}
 
 
-def _no_uplink(private: bool) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
-    def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _no_uplink(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
+    def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
         stages = {str(name) for name in config.uplink} - {"_target_"} if config.get("uplink") else set()
         is_private = bool(stages & {"gaussian", "tree"})
         if not stages or choices.get("uplink") == "none" or is_private != private:
@@ -98,14 +98,14 @@ CAUSES = (
 )
 
 
-def causes_of(config: DictConfig, choices: Choices, names: Iterable[str] | None = None) -> list[Cause]:
-    """The causes that a run has: those that are asked for, or the first `LIMIT` of `CAUSES`.
+def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] | None = None) -> list[Cause]:
+    """The causes that a run has: those that are asked for, or the first `MAX_CAUSES` of `CAUSES`.
 
     Raises:
         ConfigError: an unknown name, a cause that the run does not have, none, or too many.
     """
     if names is None:
-        present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:LIMIT]
+        present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:MAX_CAUSES]
         if not present:
             raise ConfigError(
                 "this run has none of the causes that can be removed: "
@@ -120,12 +120,14 @@ def causes_of(config: DictConfig, choices: Choices, names: Iterable[str] | None 
         if by_name[name].replacement(config, choices) is None:
             raise ConfigError(f"--causes {name}: this run does not have it; leave it out")
         chosen.append(by_name[name])
-    if len(chosen) > LIMIT:
-        raise ConfigError(f"--causes names {len(chosen)} causes, which need 2^{len(chosen)} runs; name up to {LIMIT}")
+    if len(chosen) > MAX_CAUSES:
+        raise ConfigError(
+            f"--causes names {len(chosen)} causes, which need 2^{len(chosen)} runs; name up to {MAX_CAUSES}"
+        )
     return chosen
 
 
-def without(config: DictConfig, choices: Choices, causes: Iterable[Cause]) -> tuple[DictConfig, Choices]:
+def without(config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause]) -> tuple[DictConfig, ChoiceByGroup]:
     """The configuration and choices of the same run without some causes."""
     changed, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choices)
     assert isinstance(changed, DictConfig)

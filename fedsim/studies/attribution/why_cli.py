@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.commands.audit import configuration
 from fedsim.app.composition import hydra_context
 from fedsim.app.config import groups
@@ -19,20 +19,20 @@ from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import describe
 from fedsim.run.run_files import ENVIRONMENT
 from fedsim.studies.attribution.attribute import Attribution, attribute, removed_in, sentence
-from fedsim.studies.attribution.causes import CAUSES, Choices, causes_of
+from fedsim.studies.attribution.causes import CAUSES, ChoiceByGroup, causes_of
 from fedsim.studies.plots.waterfall import waterfall
 from fedsim.studies.reproduce.runner import compose, jobs_at_once, trusted_by
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_environment
 
-FEW_SEEDS = 3  # below which a folder's or the overrides' seeds are replaced by SEEDS
-SEEDS = [0, 1, 2, 3, 4]
+MIN_SEEDS = 3  # below which a folder's or the overrides' seeds are replaced by SEEDS
+DEFAULT_SEEDS = [0, 1, 2, 3, 4]
 
 
 def main(arguments: list[str]) -> None:
     """Attribute the performance of a run, or of the run that overrides describe."""
     names = ", ".join(cause.name for cause in CAUSES)
-    parser = argparse.ArgumentParser("fedsim why", description=f"Compute {WORDS['why']}.")
+    parser = argparse.ArgumentParser("fedsim why", description=f"Compute {COMMAND_DESCRIPTIONS['why']}.")
     parser.add_argument("what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides KEY=VALUE …")
     parser.add_argument("--metric", help="a column of metrics.csv, after the last round (test_accuracy)")
     parser.add_argument("--causes", help=f"separated by commas, up to five of: {names} (the first five of the run)")
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     print(f"\n{folder / 'why.png'}, {folder / 'why.json'}", file=sys.stderr)
 
 
-def _run(what: list[str]) -> tuple[DictConfig, Choices]:
+def _run(what: list[str]) -> tuple[DictConfig, ChoiceByGroup]:
     """Configuration and choices of a run folder, or of overrides."""
     if not Path(what[0]).is_dir():
         if "=" not in what[0]:
@@ -71,8 +71,8 @@ def _set_seeds(config: DictConfig, count: int | None) -> None:
         if count < 2:
             raise ConfigError(f"--seeds {count} must be at least 2, since intervals are over seeds")
         config.seeds = list(range(count))
-    elif len(config.seeds) < FEW_SEEDS:
-        config.seeds = SEEDS
+    elif len(config.seeds) < MIN_SEEDS:
+        config.seeds = DEFAULT_SEEDS
 
 
 def _scale(attribution: Attribution) -> tuple[float, str]:
@@ -92,7 +92,7 @@ def report(attribution: Attribution) -> list[str]:
         f"{'cause':20}  {'share':>8}  {'95 % interval':>18}  {'removed alone':>13}  removed means",
     ]
     for cause, share, alone in zip(attribution.causes, attribution.shares, attribution.alone, strict=True):
-        low, high = Paired(scale * share).interval
+        low, high = PairedDifference(scale * share).interval
         bounds, mean, gain = f"[{low:.3g}, {high:.3g}]", scale * share.mean(), scale * alone.mean()
         lines.append(f"{cause.label:20}  {mean:8.3g}  {bounds:>18}  {gain:13.3g}  {cause.removal}")
     return [*lines, "", sentence(attribution, scale, unit)]

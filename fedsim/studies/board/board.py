@@ -12,13 +12,13 @@ from typing import Any
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.board.findings import Finding
-from fedsim.studies.board.measured import Measured
+from fedsim.studies.board.measured import BoardMeasure
 from fedsim.studies.board.trials import TunedParameter, Tuning
 from fedsim.studies.described import choices, read_description
 from fedsim.studies.reproduce.recipe import recipe_folder
 
-BOARDS = "leaderboard/boards"  # below the folder of the recipes
-RESULTS = "leaderboard/results"
+BOARDS_FOLDER = "leaderboard/boards"  # below the folder of the recipes
+RESULTS_FOLDER = "leaderboard/results"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Board:
     tracks: dict[str, Track]
     entries: dict[str, Entry]
     tuning: Tuning
-    measures: dict[str, Measured]
+    measures: dict[str, BoardMeasure]
     against: str
     compared: list[str]
     findings: list[Finding] = field(default_factory=list)
@@ -172,13 +172,13 @@ class Board:
 
 def board_folder() -> Path:
     """Where boards are described."""
-    return recipe_folder() / BOARDS
+    return recipe_folder() / BOARDS_FOLDER
 
 
 def results_folder() -> Path:
     """Where committed results are; of an installed package, which has none, a folder of the user's."""
     root = recipe_folder()
-    return root / RESULTS if (root.parent / "fedsim").is_dir() else Path(RESULTS)
+    return root / RESULTS_FOLDER if (root.parent / "fedsim").is_dir() else Path(RESULTS_FOLDER)
 
 
 def names(folder: Path | None = None) -> list[str]:
@@ -206,7 +206,7 @@ def _board(name: str, content: dict[str, Any]) -> Board:
     content["tracks"] = {str(key): Track(**_texts(value)) for key, value in content["tracks"].items()}
     content["entries"] = {str(key): parse_entry(value) for key, value in content["entries"].items()}
     content["tuning"] = Tuning(**content["tuning"])
-    content["measures"] = {key: Measured(**value) for key, value in content["measures"].items()}
+    content["measures"] = {key: BoardMeasure(**value) for key, value in content["measures"].items()}
     content["findings"] = [Finding.from_content(finding) for finding in content.get("findings") or []]
     return Board(name, **content)
 

@@ -14,10 +14,10 @@ from fedsim.run.simulation import Simulation
 from fedsim.studies.board.track_settings import TrackSettings
 from fedsim.studies.reproduce.runner import Job
 
-ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
+TIMED_ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
 
 
-class Times(TrackSettings):
+class RoundTimes(TrackSettings):
     """{'ms': median processor time of a round of all seeds, 'made': command, commit, versions} of every algorithm in a
     track; 'ms' is None where it cannot run."""
 

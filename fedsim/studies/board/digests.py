@@ -15,11 +15,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.run.content import content, fingerprint, match
 from fedsim.run.simulation import Simulation
 
-NAMES = ("data", "splits", "traces", "models", "batches")
-Digests = dict[str, list[Any]]
+DIGEST_NAMES = ("data", "splits", "traces", "models", "batches")
+DigestsByName = dict[str, list[Any]]
 
 
-def digests(simulation: Simulation) -> Digests:
+def digests(simulation: Simulation) -> DigestsByName:
     """Of a run that has not begun: every name of NAMES, data in several parts; of a rule that pools all data in one
     client its models alone."""
     rounds = simulation.rounds
@@ -62,7 +62,7 @@ def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.nd
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
 
-def check(label: str, digests: Digests, committed: Digests, shared_digests: list[str]) -> None:
+def check(label: str, digests: DigestsByName, committed: DigestsByName, shared_digests: list[str]) -> None:
     """Refuse a row made with other traces, splits, data, initial models or batches than the cell's.
 
     Raises:

@@ -21,14 +21,14 @@ from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.run.tracking.environment import environment
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Board, Cell, load, names, results_folder
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.page import write_pages
-from fedsim.studies.board.recheck import TOLERANCE, recheck
+from fedsim.studies.board.recheck import RECHECK_TOLERANCE, recheck
 from fedsim.studies.board.rows import Rates, read, write
 from fedsim.studies.board.runner import compute
 from fedsim.studies.reproduce.runner import jobs_at_once, resumable_command
 
-VERSIONS = ("fedsim-torch", "torch", "numpy")
+VERSIONED_PACKAGES = ("fedsim-torch", "torch", "numpy")
 
 
 @tolerate_broken_pipes()
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--check", action="store_true", help="make one cell again, a random one, and compare")
     parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help="of --check, relative (default: %(default)g)"
+        "--tolerance", type=float, default=RECHECK_TOLERANCE, help="of --check, relative (default: %(default)g)"
     )
     parser.add_argument("--page", action="store_true", help="write the pages of what is there; computes nothing")
     parser.add_argument("--jobs", default="auto", help="processes (default: one per core)")
@@ -127,7 +127,7 @@ def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
 
 def forget(board: Board, folder: Path, name: str) -> None:
     """Delete what was computed of an entry."""
-    for store in (Rates.read(folder), Times.read(folder)):
+    for store in (Rates.read(folder), RoundTimes.read(folder)):
         store.forget(name)
         store.write(folder)
     for cell in board.cells():
@@ -155,7 +155,7 @@ def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, to
 def _provenance_of_run() -> dict[str, Any]:
     """What rows say of their making."""
     provenance = environment(torch.device("cpu"))
-    versions = {name: provenance["versions"][name] for name in VERSIONS}
+    versions = {name: provenance["versions"][name] for name in VERSIONED_PACKAGES}
     date = datetime.now(timezone.utc).date().isoformat()
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {"command": command, "commit": provenance["commit"], "date": date, "versions": versions}

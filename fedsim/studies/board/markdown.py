@@ -11,13 +11,13 @@ import numpy as np
 
 from fedsim.core.speaking import code_span, in_markdown
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.findings import EVERYWHERE, Comparison
-from fedsim.studies.board.measured import Measured
+from fedsim.studies.board.findings import ALL_CELLS_PATTERN, Comparison
+from fedsim.studies.board.measured import BoardMeasure
 from fedsim.studies.board.rows import DONE, REFUSED
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
-CAPTIONS = {
+PICTURE_CAPTIONS = {
     "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "
     "does not tell apart at 5 %. Cells of one data set are no independent problems: this describes these cells only.",
     "wins": "In how many cells the algorithm of a line is better than that of a column, by the cell's paired interval.",
@@ -64,7 +64,7 @@ def markdown(standings: Standings, drawn: Sequence[str]) -> str:
             )
         lines.append("")
     for name in drawn:
-        lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
+        lines += [f"![{name}]({name})", "", PICTURE_CAPTIONS[name.removesuffix(".png")], ""]
     if unranked := standings.unranked_reasons:
         reasons = dict.fromkeys(unranked.values())
         bullets = [
@@ -136,7 +136,7 @@ def comparison_text(standings: Standings, comparison: Comparison, formatter: Cal
     by, cells, holds = standings.compared(comparison)
     name = comparison.measure or standings.board.main
     measure = standings.board.measures[name]
-    among = [_patterns(comparison.cells)] if comparison.cells != [EVERYWHERE] else []
+    among = [_patterns(comparison.cells)] if comparison.cells != [ALL_CELLS_PATTERN] else []
     among += [f"but {_patterns(comparison.but)}"] if comparison.but else []
     scope = f" ({' '.join(among)})" if among else ""
     names = f"{formatter(comparison.one)} less {formatter(comparison.other)}, {formatter(name)}"
@@ -165,7 +165,7 @@ def _mean(standings: Standings, name: str, measure: str) -> str:
     return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
 
 
-def _difference(by: Paired, measure: Measured) -> str:
+def _difference(by: PairedDifference, measure: BoardMeasure) -> str:
     if not by.pairs:
         return "–"
     factor = 100 if measure.percent else 1

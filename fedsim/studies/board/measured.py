@@ -8,14 +8,14 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.evaluation.columns import fraction, is_higher_better
-from fedsim.studies.results.run_measures import COSTS, cost
+from fedsim.studies.results.run_measures import COLUMNS_BY_COST, cost
 from fedsim.studies.results.runs import Run
 
-SPENT = {**COSTS, "samples": ("samples",), "deployments": ("round",)}
+COLUMNS_BY_BOARD_COST = {**COLUMNS_BY_COST, "samples": ("samples",), "deployments": ("round",)}
 
 
 @dataclass
-class Measured:
+class BoardMeasure:
     """Attributes:
 
     metric: a column of metrics.csv.
@@ -32,7 +32,7 @@ class Measured:
 
     def __post_init__(self) -> None:
         if self.until is not None:
-            checks.choice("until", self.until, SPENT)
+            checks.choice("until", self.until, COLUMNS_BY_BOARD_COST)
 
     def __call__(self, run: Run, target: float) -> list[float]:
         """[R] numbers; NaN where a replicate has none: it was given up, or never reached the target."""
@@ -41,7 +41,7 @@ class Measured:
         if not run.has_metric(self.metric):
             return [float("nan")] * run.replicates
         factor = deployed(run) if self.until == "deployments" else 1.0
-        return [factor * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
+        return [factor * float(value) for value in cost(run, self.metric, target, COLUMNS_BY_BOARD_COST[self.until])]
 
     @property
     def higher_is_better(self) -> bool:

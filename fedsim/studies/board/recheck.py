@@ -12,7 +12,7 @@ from fedsim.studies.board.digests import check
 from fedsim.studies.board.rows import DONE, Rates, read
 from fedsim.studies.board.tasks import FillCell
 
-TOLERANCE = 1e-6  # relative, of any number
+RECHECK_TOLERANCE = 1e-6  # relative, of any number
 
 
 def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch: Path) -> float:

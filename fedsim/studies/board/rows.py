@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board, Cell, Track
-from fedsim.studies.board.digests import Digests, check
+from fedsim.studies.board.digests import DigestsByName, check
 from fedsim.studies.board.track_settings import TrackSettings
 from fedsim.studies.board.trials import Trial, TunedParameter, Tuning
 
@@ -42,7 +42,7 @@ class Row:
     numbers: dict[str, list[float]] = field(default_factory=dict)
     curve: list[list[float]] = field(default_factory=list)
     remembered: float = 0.0
-    digests: Digests = field(default_factory=dict)
+    digests: DigestsByName = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
 
     def of(self, measure: str) -> np.ndarray:
@@ -62,7 +62,7 @@ class CellRows:
 
     cell: Cell
     rows: dict[str, Row] = field(default_factory=dict)
-    digests: Digests = field(default_factory=dict)
+    digests: DigestsByName = field(default_factory=dict)
 
     def add(self, name: str, row: Row, shared_digests: list[str]) -> None:
         """Take a row.

@@ -16,12 +16,12 @@ from fedsim.app.job_progress import JobProgress, as_they_end, best_so_far, metri
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.rows import CellRows, Rates, read
 from fedsim.studies.board.tasks import FillCell, TimeTrack, TuneTrack
 from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
 
-TUNED_TOGETHER = 4  # algorithms whose trials are kept at once
+ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms whose trials are kept at once
 
 T = TypeVar("T")
 
@@ -57,7 +57,10 @@ def compute(
         missing = [name for name in entries if rates.of(track, name) is None]
         for name in entries:
             rates.check(board, track, name)
-        batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
+        batches = [
+            missing[first : first + ALGORITHMS_TUNED_AT_ONCE]
+            for first in range(0, len(missing), ALGORITHMS_TUNED_AT_ONCE)
+        ]
         tunings += [TuneTrack(board, batch, runs, folder, provenance, track) for batch in batches]
     for number, (tune, results) in enumerate(_completed(tunings, jobs, runs), 1):
         rates.update(tune.track, results)
@@ -71,7 +74,7 @@ def compute(
     for number, (fill, name) in enumerate(_completed(fillings, jobs, runs), 1):
         best = best_row(read(folder, fill.cell, board), board)
         say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows{best}")
-    times = Times.read(folder)
+    times = RoundTimes.read(folder)
     for track in tracks:
         if missing := [name for name in entries if times.of(track, name) is None]:
             results = TimeTrack(board, missing, runs, folder, provenance, track, rates.by_track[track])()

@@ -12,13 +12,13 @@ import numpy as np
 from scipy import stats
 
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.findings import Comparison
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row, read
 from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
-from fedsim.studies.results.paired import Paired, paired_difference
+from fedsim.studies.results.paired import PairedDifference, paired_difference
 
-WORST = -np.inf  # what a row that diverged scores
+DIVERGED_SCORE = -np.inf  # what a row that diverged scores
 
 
 class HalfwayOrder(NamedTuple):
@@ -48,7 +48,7 @@ class Standings:
 
     board: Board
     cells: list[CellRows]
-    times: Times = field(default_factory=Times)
+    times: RoundTimes = field(default_factory=RoundTimes)
 
     @classmethod
     def of(cls, board: Board, folder: Path) -> Standings:
@@ -58,7 +58,7 @@ class Standings:
             ConfigError: a cell has a row that does not belong beside the others.
         """
         all_cells = [read(folder, cell, board) for cell in board.cells()]
-        return cls(board, [cells for cells in all_cells if cells.rows], Times.read(folder))
+        return cls(board, [cells for cells in all_cells if cells.rows], RoundTimes.read(folder))
 
     def at(self, track: str) -> Standings:
         """Those of one track."""
@@ -109,7 +109,7 @@ class Standings:
         sign = 1 if self.board.measures[measure].higher_is_better else -1
         values = row.of(measure)
         if row.status != DONE or not np.isfinite(values).all():
-            return WORST
+            return DIVERGED_SCORE
         return sign * float(f"{values.mean():.6g}")
 
     @functools.cached_property
@@ -128,12 +128,12 @@ class Standings:
         assert self.test is not None
         return not_told_apart(self.test.ranks, self.difference)
 
-    def paired(self, first: str, second: str, measure: str | None = None) -> Paired:
+    def paired(self, first: str, second: str, measure: str | None = None) -> PairedDifference:
         """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
         number are left out."""
         pairs = self._value_pairs(first, second, measure or self.board.main)
         if not pairs:
-            return Paired(np.zeros(0))
+            return PairedDifference(np.zeros(0))
         a, b = np.array(pairs).mean(0)
         return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
@@ -143,7 +143,7 @@ class Standings:
         pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
-    def compared(self, comparison: Comparison) -> tuple[Paired, int, bool]:
+    def compared(self, comparison: Comparison) -> tuple[PairedDifference, int, bool]:
         """Differences by seed, of how many cells they are, and whether they show what is said."""
         subset = Standings(self.board, [cells for cells in self.cells if comparison.of(cells.cell.name)])
         measure = comparison.measure or self.board.main
@@ -173,7 +173,7 @@ class Standings:
         ]
 
     def _beats(self, first: Row, second: Row, measure: str, higher_is_better: bool) -> bool:
-        failed = [self._score(row, measure) == WORST for row in (first, second)]
+        failed = [self._score(row, measure) == DIVERGED_SCORE for row in (first, second)]
         if any(failed):
             return not failed[0]
         low, high = paired_difference(

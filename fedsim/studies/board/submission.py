@@ -25,8 +25,8 @@ from fedsim.local import LocalRule
 from fedsim.strategies import Strategy
 from fedsim.studies.board.board import Board, Entry, parse_entry
 
-SUBMITTED = "submitted.json"
-GROUPS = {"strategy": Strategy, "local": LocalRule}
+SUBMISSIONS_FILE = "submitted.json"
+CLASS_BY_GROUP = {"strategy": Strategy, "local": LocalRule}
 
 
 def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
@@ -64,7 +64,7 @@ def _of_python(path: Path) -> dict[str, Entry]:
     if Path(str(module.__file__)).resolve() != path.resolve():
         raise ConfigError(f"--entry {path}: {path.stem} is the name of another module, {module.__file__}; rename it")
     classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == path.stem]
-    candidates = [(group, c) for c in classes for group, kind in GROUPS.items() if issubclass(c, kind)]
+    candidates = [(group, c) for c in classes for group, kind in CLASS_BY_GROUP.items() if issubclass(c, kind)]
     if not candidates:
         raise ConfigError(f"--entry {path} defines no Strategy and no LocalRule; derive a class from one of them")
     group, kind = candidates[-1]
@@ -98,7 +98,7 @@ def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: s
         board.tuning.check(f"entry {name}", new_entry.knob)
         stored_entries[name] = {"file": digest, **asdict(new_entry)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SUBMITTED, stored_entries)
+    write_json(folder / SUBMISSIONS_FILE, stored_entries)
     with_submitted(folder, board)
 
 
@@ -113,9 +113,9 @@ def forget(folder: Path, name: str) -> None:
     """A submission is none any more."""
     stored_entries = _stored(folder)
     if stored_entries.pop(name, None) is not None:
-        write_json(folder / SUBMITTED, stored_entries)
+        write_json(folder / SUBMISSIONS_FILE, stored_entries)
 
 
 def _stored(folder: Path) -> dict[str, dict[str, Any]]:
-    path = folder / SUBMITTED
+    path = folder / SUBMISSIONS_FILE
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError, OutputError, RunError
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
 from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.costs import ROUNDS, milliseconds, remembered_bytes
+from fedsim.studies.board.costs import TIMED_ROUNDS, milliseconds, remembered_bytes
 from fedsim.studies.board.digests import digests
 from fedsim.studies.board.measured import curve
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned_record, write
@@ -156,11 +156,11 @@ class TimeTrack(BoardJob):
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, dict[str, Any]]:
-        """Entry → what `Times` keeps of it."""
+        """Entry → what `RoundTimes` keeps of it."""
         board, rates = self.board, self.rates
         assert rates is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
-        short = [f"seeds={board.seeds}", f"rounds={ROUNDS}", f"eval_every={ROUNDS}"]
+        short = [f"seeds={board.seeds}", f"rounds={TIMED_ROUNDS}", f"eval_every={TIMED_ROUNDS}"]
         timings: dict[str, dict[str, Any]] = {}
         shared: dict[str, Any] = {}
         for name in self.entries:

@@ -7,7 +7,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.studies.plots.cells import Cell, at, labels
-from fedsim.studies.plots.style import FITTED, HATCHED, colour, formulas, legend_below, panels, parameters, wrap_name
+from fedsim.studies.plots.style import (
+    FITTED_BAR_STYLE,
+    FITTED_LABEL,
+    colour,
+    formulas,
+    legend_below,
+    panels,
+    parameters,
+    wrap_name,
+)
 
 
 def bars(
@@ -49,7 +58,7 @@ def bars(
                         axes.bar(
                             x, values.mean(), width * 0.9, yerr=spread, color=colour(number),
                             label=None if literal and cell.fitted else tint or "ours",
-                            **(HATCHED if cell.fitted else {}),
+                            **(FITTED_BAR_STYLE if cell.fitted else {}),
                         )  # fmt: skip
                         if quantity in cell.paper:
                             paper = cell.paper[quantity]
@@ -62,7 +71,7 @@ def bars(
                 highest = axes.dataLim.ymax
                 axes.set_ylim(minimum, highest + 0.1 * (highest - minimum))
         if any(cell.fitted for cell in cells):
-            axes.bar(0, 0, color="grey", label=FITTED, **HATCHED)
+            axes.bar(0, 0, color="grey", label=FITTED_LABEL, **FITTED_BAR_STYLE)
         legend_below(drawing, grid)
     return drawing
 
@@ -97,7 +106,7 @@ def heatmap(
                 if np.isnan(value):
                     continue
                 text = f"{value:.{digits}f}" + ("" if np.isnan(paper) else f"\n({paper:.{digits}f})")
-                text += f"\n{FITTED}" * bool(fitted[number, row, column])
+                text += f"\n{FITTED_LABEL}" * bool(fitted[number, row, column])
                 shade = "white" if value < (low + high) / 2 else "black"
                 axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8)
             axes.set_xticks(range(len(columns)), columns)

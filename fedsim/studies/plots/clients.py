@@ -17,10 +17,10 @@ from fedsim.studies.plots.venues import grid_size
 from fedsim.studies.results.differences import shared_name
 from fedsim.studies.results.runs import Run
 
-BEYOND = ("#882255", "#999933")  # classes after the eighth
-MOST_BUBBLES = 20  # clients
-MOST_PANELS = 6
-LONGEST_NAME = 16  # signs of a client's name
+EXTRA_CLASS_COLOURS = ("#882255", "#999933")  # classes after the eighth
+MAX_BUBBLE_CLIENTS = 20  # clients
+MAX_PANELS = 6
+MAX_NAME_LENGTH = 16  # signs of a client's name
 ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 
 
@@ -109,7 +109,7 @@ def partitions(runs: list[Run]) -> Figure | None:
         class_count = max(shares.shape[1] for _, shares, _ in groups)
         drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
         for axes, (heading, shares, clients) in zip(grid, groups, strict=True):
-            draw_bubbles(axes, shares[:MOST_BUBBLES])
+            draw_bubbles(axes, shares[:MAX_BUBBLE_CLIENTS])
             _label_ticks(axes.yaxis, clients.names)
             _label_ticks(axes.xaxis, clients.labels)
             axes.set_title(wrap_name(heading, 40))
@@ -119,7 +119,7 @@ def partitions(runs: list[Run]) -> Figure | None:
 def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
     """A circle per client and class, its area the class's share [m', C] of the client's samples (fedawe Fig. 4)."""
     client, label = np.indices(shares.shape)
-    tints = [colour(int(c)) if c < 8 else BEYOND[int(c) % 2] for c in label.ravel()]
+    tints = [colour(int(c)) if c < 8 else EXTRA_CLASS_COLOURS[int(c) % 2] for c in label.ravel()]
     axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
     if shares.shape[1] <= 20:
         axes.set_xticks(range(shares.shape[1]))
@@ -135,7 +135,7 @@ def _label_ticks(axis: Axis, names: np.ndarray | None) -> None:
 
         def name(position: float, _: int | None = None) -> str:
             in_range = position == int(position) and 0 <= position < len(names)
-            return shortened(str(names[int(position)]), LONGEST_NAME) if in_range else ""
+            return shortened(str(names[int(position)]), MAX_NAME_LENGTH) if in_range else ""
 
         axis.set_major_formatter(FuncFormatter(name))
 
@@ -154,7 +154,7 @@ def _group_runs(runs: list[Run], attribute: str) -> list[tuple[str, np.ndarray, 
         if array is not None:
             names = None if clients.names is None else clients.names.tobytes()
             groups.setdefault((array.shape, array.tobytes(), names), []).append((run, clients))
-    panel_groups = list(groups.values())[:MOST_PANELS]
+    panel_groups = list(groups.values())[:MAX_PANELS]
     return [
         (shared_name([run for run, _ in group], runs), getattr(group[0][1], attribute), group[0][1])
         for group in panel_groups

@@ -12,15 +12,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.evaluation.columns import fraction
-from fedsim.evaluation.registry import DISTANCES, describe
-from fedsim.run.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
+from fedsim.evaluation.registry import DISTANCE_COLUMNS, describe
+from fedsim.run.tracking.clients import MAX_DETAILED_CLIENTS, MAX_DETAILED_ROUNDS
 from fedsim.run.tracking.result import spread as after
 from fedsim.studies.plots import clients
 from fedsim.studies.plots.curves import beside_a_loss, figure, telling_metrics
 from fedsim.studies.plots.looks import looks
 from fedsim.studies.plots.style import literal, measured_in, panels, parameters, percent, points, wrap_name
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES
-from fedsim.studies.results.differences import ABSENT
+from fedsim.studies.results.differences import ABSENT_TEXT
 from fedsim.studies.results.runs import Run, load
 
 
@@ -61,11 +61,11 @@ def pictures(
     band = f" Bands are ±1 standard deviation over {count}.{few_note}" if several else ""
     inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}" if several else ""
     chosen = metrics or beside_a_loss(
-        [name for name in telling_metrics(runs) if name not in DISTANCES][:max_metrics], runs
+        [name for name in telling_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
     )
     if chosen:
         over = "Over the rounds" if x is None else f"Over {describe(x).label}"
-        logarithmic = any(name in DISTANCES for name in chosen)
+        logarithmic = any(name in DISTANCE_COLUMNS for name in chosen)
         text = f"Mean over the replicates.{band}"
         text += " On logarithmic axes bands hold the middle 80 % of them." if several and logarithmic else ""
         yield Picture("curves", over, text, figure(runs, chosen, x, limits))
@@ -75,7 +75,7 @@ def pictures(
         )
         ends = f"After the last round.{whiskers}"
         yield Picture("final", "Where the runs ended", ends, final(runs))
-    if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
+    if distances := [name for name in DISTANCE_COLUMNS if any(name in run.metrics for run in runs)]:
         distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
         yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
     if drawing := clients.accuracies(runs):
@@ -93,15 +93,13 @@ def pictures(
             yield Picture(f"clients_{metric}", f"From client to client: {metric}", caption, drawing)
     if drawing := clients.availability(runs):
         caption = (
-            f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
+            f"First replicate, at most the first {MAX_DETAILED_ROUNDS} rounds and {MAX_DETAILED_CLIENTS} clients. "
         )
-        caption += "could take part. Above: how many could; the line is their mean."
+        caption += "Dark: the client could take part. Above: how many could; the line is their mean."
         yield Picture("availability", "Who was there", caption, drawing)
     if drawing := clients.partitions(runs):
-        caption = (
-            f"First replicate, at most the first {clients.MOST_BUBBLES} clients. A circle's area is the share of the "
-        )
-        caption += "class in the client's samples."
+        caption = f"First replicate, at most the first {clients.MAX_BUBBLE_CLIENTS} clients. "
+        caption += "A circle's area is the share of the class in the client's samples."
         yield Picture("partition", "Who holds what", caption, drawing)
 
 
@@ -140,7 +138,7 @@ def final(runs: list[Run]) -> Figure:
                     axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
                     axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
-                    mean_text(metric, mean, spread) if run.has_metric(metric) else ABSENT, (1, position), (6, 0),
+                    mean_text(metric, mean, spread) if run.has_metric(metric) else ABSENT_TEXT, (1, position), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=points(9),
                 )  # fmt: skip
             axes.set_xlabel(measured_in(metric))

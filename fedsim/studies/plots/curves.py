@@ -12,14 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import MODELS, fraction
-from fedsim.evaluation.registry import DISTANCES, NEWCOMERS
+from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS, fraction
+from fedsim.evaluation.registry import DISTANCE_COLUMNS, NEWCOMER_PREFIX
 from fedsim.studies.plots.cells import Cell, at, labels
 from fedsim.studies.plots.looks import looks
 from fedsim.studies.plots.style import (
     DASHES,
-    FITTED,
     FITTED_DASHES,
+    FITTED_LABEL,
     colour,
     formulas,
     legend_below,
@@ -31,7 +31,7 @@ from fedsim.studies.plots.style import (
 )
 from fedsim.studies.results.runs import Run, measured_by
 
-PREFERRED = (
+PREFERRED_METRICS = (
     "test_accuracy",
     "test_accuracy_by_client_worst10",
     "client_accuracy_worst10",
@@ -43,9 +43,9 @@ PREFERRED = (
     "train_loss",
     "test_loss",
 )
-QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
-STRETCHED = 1.5  # round 0 is left out of view where it would make an axis so much longer
-LOSSES = ("test_loss", "train_loss")
+BAND_QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
+MAX_AXIS_STRETCH = 1.5  # round 0 is left out of view where it would make an axis so much longer
+LOSS_METRICS = ("test_loss", "train_loss")
 
 
 def draw_curve(
@@ -71,7 +71,7 @@ def draw_curve(
         if axes.get_yscale() == "log":
             samples = [row.compressed() for row in values]
             low, high = np.array(
-                [np.quantile(sample, QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
+                [np.quantile(sample, BAND_QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
             ).T
         if fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
@@ -105,7 +105,7 @@ def figure(
         columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
         drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
         for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, "", metric in DISTANCES, x)
+            _prepare(axes, metric, "", metric in DISTANCE_COLUMNS, x)
             axes.set_ylabel(measured_in(metric, _signs_beside(axes)))
             for run, look in zip(runs, looking.of, strict=True):
                 if run.has_metric(metric):
@@ -137,7 +137,7 @@ def _without_round_0(axes: Axes) -> None:
     if len(set(x.compressed())) < 4 or not len(later):
         return
     low, high = later.min(), later.max()
-    if high > low and y.max() - y.min() > STRETCHED * (high - low):
+    if high > low and y.max() - y.min() > MAX_AXIS_STRETCH * (high - low):
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
@@ -145,14 +145,14 @@ def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
     if any("loss" in name or "risk" in name for name in metrics):
         return metrics
-    return metrics[:1] + [name for name in LOSSES if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
+    return metrics[:1] + [name for name in LOSS_METRICS if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
 def telling_metrics(runs: list[Run]) -> list[str]:
     """The metrics that runs have, those of all runs before those of some, the most telling first."""
     available_metrics = measured_by(runs)
-    order = [*PREFERRED, *(name for name in available_metrics if name not in PREFERRED)]
-    selected_metrics = [name for name in PREFERRED if name in available_metrics] or available_metrics
+    order = [*PREFERRED_METRICS, *(name for name in available_metrics if name not in PREFERRED_METRICS)]
+    selected_metrics = [name for name in PREFERRED_METRICS if name in available_metrics] or available_metrics
     return sorted(selected_metrics, key=lambda name: (not all(run.has_metric(name) for run in runs), order.index(name)))
 
 
@@ -188,7 +188,7 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
     if x and (iterations or ema is not None):
         raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
     metrics = [metric] if isinstance(metric, str) else metric
-    lines = _Lines(labels(cells, colours), labels(cells, dashes), colours, dashes, also)
+    lines = _LineStyles(labels(cells, colours), labels(cells, dashes), colours, dashes, also)
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
     with matplotlib.rc_context(parameters()):
         across = len(boxes) // len(metrics)
@@ -220,7 +220,7 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
 
 
 @dataclass
-class _Lines:
+class _LineStyles:
     """How the lines of a figure are told apart.
 
     Attributes:
@@ -248,12 +248,18 @@ class _Lines:
         names = [cell.at[axis] for axis in (self.colours, self.dashes) if axis]
         if cell.fitted:
             dash = "--" if self.dashes is None else FITTED_DASHES
-            if all(FITTED not in name for name in names):
-                names.append(FITTED)
+            if all(FITTED_LABEL not in name for name in names):
+                names.append(FITTED_LABEL)
         lines = [(metric, ", ".join(names), dash)]
         companion_metric = f"{self.also}_{metric}"
         if self.also and cell.run is not None and cell.run.has_metric(companion_metric):
-            lines.append((companion_metric, ", ".join([*names, MODELS[self.also].removeprefix("the ")]), ":"))
+            lines.append(
+                (
+                    companion_metric,
+                    ", ".join([*names, EVALUATED_MODEL_DESCRIPTIONS[self.also].removeprefix("the ")]),
+                    ":",
+                )
+            )
         return lines
 
 
@@ -277,7 +283,7 @@ def metrics_of(options: dict[str, Any]) -> list[str]:
 def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
     axes.set_title(heading)
     along = "round" if x is None else measured_in(x)
-    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMERS) else along)
+    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMER_PREFIX) else along)
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")

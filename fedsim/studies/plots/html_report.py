@@ -19,13 +19,13 @@ from fedsim.core.settings import spoken_key
 from fedsim.studies.plots.compare import mean_text, pictures
 from fedsim.studies.plots.curves import telling_metrics
 from fedsim.studies.plots.looks import looks
-from fedsim.studies.results.differences import ABSENT, find_differing_keys, of_their_own, shared_name, value
+from fedsim.studies.results.differences import ABSENT_TEXT, find_differing_keys, of_their_own, shared_name, value
 from fedsim.studies.results.runs import Run, measured_by, run_that_measures
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-CURVES = 4  # metrics
-STROKES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
-RUNS_ACROSS = 5  # more runs than this are rows of the table of differences
+MAX_CURVE_METRICS = 4  # metrics
+SVG_DASHES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
+MAX_RUN_COLUMNS = 5  # more runs than this are rows of the table of differences
 
 
 def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
@@ -47,16 +47,21 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
         made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         about=_description(runs),
         runs=[
-            {"label": run.label, "colour": look.tint, "dashes": STROKES.get(look.dashes, "0 99"), "marker": look.marker}
+            {
+                "label": run.label,
+                "colour": look.tint,
+                "dashes": SVG_DASHES.get(look.dashes, "0 99"),
+                "marker": look.marker,
+            }
             for run, look in zip(runs, looks(runs).of, strict=True)
         ],
         differences=_differences(runs, keys),
         hidden=_hidden(runs, keys),
-        across=len(runs) <= RUNS_ACROSS,
+        across=len(runs) <= MAX_RUN_COLUMNS,
         results=_results(runs),
         pictures=[
             {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _svg(p.figure)}
-            for p in pictures(runs, metrics, CURVES, x)
+            for p in pictures(runs, metrics, MAX_CURVE_METRICS, x)
         ],
         replicated=max(run.replicates for run in runs) > 1,
         notes=_notes(runs),
@@ -80,7 +85,7 @@ def _description(runs: list[Run]) -> str:
         ("seeds", "seeds {}"),
     ):
         distinct_values = {value(run.settings, key) for run in runs}
-        if len(distinct_values) == 1 and distinct_values != {ABSENT}:
+        if len(distinct_values) == 1 and distinct_values != {ABSENT_TEXT}:
             facts.append(form.format(*distinct_values))
     return " · ".join(facts)
 
@@ -133,7 +138,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
         comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
         best = (max if first.higher_is_better(metric) else min)(comparable_means, default=math.nan)
         texts = [
-            mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT
+            mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT_TEXT
             for run, (mean, std) in zip(runs, ends, strict=True)
         ]
         marks = [len(runs) > 1 and mean == best for mean in means]
@@ -160,17 +165,17 @@ def _origin(run: Run) -> dict[str, str]:
     environment, summary = run.environment, run.summary
     versions = environment.get("versions") or {}
     speed, threads = summary.get("samples_per_second"), environment.get("threads", "?")
-    machine = f"{environment.get('device', ABSENT)}, {threads} thread{'' if threads == 1 else 's'}"
+    machine = f"{environment.get('device', ABSENT_TEXT)}, {threads} thread{'' if threads == 1 else 's'}"
     return {
         "label": run.label,
         "folder": str(run.folder),
-        "command": environment.get("command", ABSENT),
-        "started": str(environment.get("started", ABSENT)).replace("T", " ")[:16],
+        "command": environment.get("command", ABSENT_TEXT),
+        "started": str(environment.get("started", ABSENT_TEXT)).replace("T", " ")[:16],
         "device": environment.get("gpu") or machine,
         "took": _duration(run.rows[-1].get("seconds", math.nan)),
-        "speed": ABSENT if speed is None else f"{speed:,.0f} samples/s",
+        "speed": ABSENT_TEXT if speed is None else f"{speed:,.0f} samples/s",
         "version": f"fedsim {versions.get('fedsim-torch') or '?'}, torch {versions.get('torch', '?')}",
-        "commit": (environment.get("commit") or ABSENT)[:10],
+        "commit": (environment.get("commit") or ABSENT_TEXT)[:10],
     }
 
 

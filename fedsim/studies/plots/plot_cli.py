@@ -17,17 +17,20 @@ from fedsim.core.files import replacement_file
 from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.studies.plots.compare import FEW_REPLICATES_NOTE, Picture, few_replicates, pictures, replicates
 from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.style import PALETTE, parameters
+from fedsim.studies.plots.style import PALETTE_DESCRIPTION, parameters
 from fedsim.studies.plots.venues import VENUES, drawn_for
 from fedsim.studies.results.differences import find_runs
-from fedsim.studies.results.forms import FORMS
+from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.run_measures import Cell, metric
 from fedsim.studies.results.runs import Run, measured_by
 from fedsim.studies.results.table import Table
 
-FORMATS = ("png", "pdf", "svg")
-UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same bytes each time
-GROWING = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
+PICTURE_FORMATS = ("png", "pdf", "svg")
+UNDATED_METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}  # the same bytes each time
+INCREASING_COLUMNS = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
 
 
 @tolerate_broken_pipes()
@@ -64,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--format",
         default="png,pdf",
         metavar="LIST",
-        help=f"formats of the pictures: of {', '.join(FORMATS)} (default: png,pdf)",
+        help=f"formats of the pictures: of {', '.join(PICTURE_FORMATS)} (default: png,pdf)",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
@@ -99,13 +102,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def increasing_columns(runs: list[Run]) -> list[str]:
     """Columns along which the curves of all these runs can be drawn."""
-    return [name for name in GROWING if all(run.has_metric(name) for run in runs)]
+    return [name for name in INCREASING_COLUMNS if all(run.has_metric(name) for run in runs)]
 
 
 def _formats(text: str) -> list[str]:
     formats = [name.strip() for name in text.split(",")]
     for name in formats:
-        checks.choice("--format", name, FORMATS)
+        checks.choice("--format", name, PICTURE_FORMATS)
     return formats
 
 
@@ -134,9 +137,9 @@ def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
                     matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
                     replacement_file(out / f"{picture.name}.{ending}", "wb") as file,
                 ):
-                    picture.figure.savefig(file, format=ending, metadata=UNDATED.get(ending))
+                    picture.figure.savefig(file, format=ending, metadata=UNDATED_METADATA.get(ending))
             with replacement_file(out / f"{picture.name}.caption.txt") as file:
-                file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE}.\n")
+                file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE_DESCRIPTION}.\n")
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({_error_text(error)}); choose another folder") from error
     return f"{out / names[0]}.{formats[0]}" + (f", {', '.join(names[1:])}" if names[1:] else "")
@@ -160,4 +163,4 @@ def table(runs: list[Run], metrics: list[str], form: str) -> str:
     """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
     measures = [metric(name, runs) for name in metrics]
     lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
-    return FORMS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))
+    return TABLE_FORMATTERS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import STYLE, literal
+from fedsim.studies.plots.style import MATPLOTLIB_STYLE, literal
 
-ROOM = 0.21  # inches of a name's line
+NAME_LINE_INCHES = 0.21  # inches of a name's line
 
 
 def critical_differences(
@@ -26,8 +26,8 @@ def critical_differences(
     """
     count = len(names)
     left_count, bars = (count + 1) // 2, 0.11 * len(groups)
-    height = 0.9 + bars + ROOM * left_count
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    height = 0.9 + bars + NAME_LINE_INCHES * left_count
+    with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(9, height))
         axes = drawing.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
@@ -48,7 +48,7 @@ def critical_differences(
         for position, (name, rank) in enumerate(zip(names, ranks, strict=True)):
             on_left = position < left_count
             line = position if on_left else count - 1 - position
-            y, x = -0.3 - bars - ROOM * line, low - 0.02 * room if on_left else high + 0.02 * room
+            y, x = -0.3 - bars - NAME_LINE_INCHES * line, low - 0.02 * room if on_left else high + 0.02 * room
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
             text = f"{literal(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {literal(name)}"
             axes.text(x, y, f" {text} ", ha="right" if on_left else "left", va="center", fontsize=8.5)
@@ -70,7 +70,7 @@ def wins(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
         of: how many cells there are.
     """
     count = len(names)
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         size = 2.2 + 0.26 * count
         drawing = Figure(figsize=(size + 0.8, size), layout="constrained")
         axes = drawing.subplots()
@@ -119,7 +119,7 @@ def _by_cell(
     extend: str, shades: dict[str, Any],
 ) -> Figure:  # fmt: skip
     """A line for every algorithm, a column for every cell, × where there is no number."""
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(3.4 + 0.27 * len(columns), 2.1 + 0.21 * len(names)), layout="constrained")
         axes = drawing.subplots()
         axes.set_facecolor("#E8E8E8")

@@ -20,17 +20,17 @@ from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import describe
 from fedsim.studies.plots.venues import current_venue, grid_size
 
-PALETTE = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
+PALETTE_DESCRIPTION = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
 COLOURS = (  # Okabe–Ito (Okabe and Ito 2008), and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
-HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
+FITTED_LABEL = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
+FITTED_BAR_STYLE: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
 
-STYLE: dict[Any, Any] = {
+MATPLOTLIB_STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -100,7 +100,7 @@ def panels(
 def parameters() -> dict[Any, Any]:
     """Of matplotlib: those of all pictures, and of the venue that they are for."""
     venue = current_venue()
-    return STYLE | (venue.parameters if venue else {})
+    return MATPLOTLIB_STYLE | (venue.parameters if venue else {})
 
 
 def points(size: float) -> float:

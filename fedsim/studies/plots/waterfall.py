@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.studies.plots.style import COLOURS, formulas, panels, parameters, wrap_name
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
 
 def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
@@ -28,7 +28,7 @@ def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> 
             colour = COLOURS[1] if mean < 0 else COLOURS[0]
             axes.bar(number + 1, mean, 0.7, bottom=tops[number], color=colour)
             if steps.shape[1] > 1:
-                low, high = Paired(steps[number]).interval
+                low, high = PairedDifference(steps[number]).interval
                 axes.errorbar(number + 1, tops[number + 1], (high - low) / 2, color="black", linewidth=1, capsize=2)
             axes.plot([number + 0.35, number + 0.65], [tops[number]] * 2, color="black", linewidth=0.6)
         axes.bar(len(labels) + 1, tops[-1], 0.7, color="#7F7F7F")

@@ -13,8 +13,8 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.reproduce.intervals import Difference, Undecided, difference
-from fedsim.studies.reproduce.number import Number, Where
+from fedsim.studies.reproduce.intervals import Difference, NoIntervalError, difference
+from fedsim.studies.reproduce.number import LabelsByAxis, Number
 
 RELATIONS = ("below", "above", "near")
 CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
@@ -24,10 +24,12 @@ CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
     "level",
     "held",
 )
-SHOWN_BY = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
+EVIDENCE_PATTERN = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
 MAX_EVIDENCE_LINES = 4  # of a verdict's evidence
 
-Substitutes = Mapping[str, tuple[frozenset[str], frozenset[str]]]  # axis → labels of this scale alone, of others alone
+LabelSubstitutes = Mapping[
+    str, tuple[frozenset[str], frozenset[str]]
+]  # axis → labels of this scale alone, of others alone
 
 
 @dataclass
@@ -59,9 +61,9 @@ class Comparison:
     """
 
     we_test: str
-    of: Where
+    of: LabelsByAxis
     relation: str
-    than: Where | float | str
+    than: LabelsByAxis | float | str
     statement: str = ""
     ours: bool = False
     times: float = 1.0
@@ -76,7 +78,7 @@ class Comparison:
     fitted: bool = False
     reason: str = ""
     shown_by: str = ""
-    where: Where = field(default_factory=dict)
+    where: LabelsByAxis = field(default_factory=dict)
     measure: str | None = None
     than_measure: str | None = None
     scales: list[str] = field(default_factory=lambda: ["cpu", "paper"])
@@ -114,7 +116,7 @@ class Comparison:
         if bool(self.reason) != bool(self.shown_by):
             present_field, missing_field = ("reason", "shown_by") if self.reason else ("shown_by", "reason")
             raise ConfigError(f"{prefix}: {present_field} needs {missing_field} beside it: {self.we_test!r}")
-        if self.shown_by and not SHOWN_BY.fullmatch(self.shown_by):
+        if self.shown_by and not EVIDENCE_PATTERN.fullmatch(self.shown_by):
             raise ConfigError(
                 f"{prefix}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
             )
@@ -148,7 +150,7 @@ class Comparison:
         if self.paired and not isinstance(self.than, dict):
             raise ConfigError(f"{prefix}: paired: true needs runs on both sides, not than={self.than}")
 
-    def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[Sides]:
+    def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[ComparedSides]:
         """What is compared with what, among the numbers, or with `others`, those of `than_measure`."""
         return [
             sides
@@ -157,10 +159,10 @@ class Comparison:
             for sides in self._sides(left, numbers, than_numbers)
         ]
 
-    def _sides(self, left: Number, numbers: list[Number], than_numbers: list[Number] | None) -> list[Sides]:
+    def _sides(self, left: Number, numbers: list[Number], than_numbers: list[Number] | None) -> list[ComparedSides]:
         if not isinstance(self.than, dict):
             target = left.paper if self.than == "paper" else float(self.than)
-            return [Sides(left, target)] if target is not None and left.fitted == self.fitted else []
+            return [ComparedSides(left, target)] if target is not None and left.fitted == self.fitted else []
         if than_numbers is not None:
             counterparts = [candidate for candidate in than_numbers if candidate.at == left.at]
             names = [str(self.than_measure)] * len(counterparts)
@@ -174,13 +176,16 @@ class Comparison:
             ]
             names = [" / ".join(candidate.at[axis] for axis in self.than) for candidate in counterparts]
         return [
-            Sides(left, candidate, name)
+            ComparedSides(left, candidate, name)
             for name, candidate in zip(names, counterparts, strict=True)
             if (left.fitted or candidate.fitted) == self.fitted
         ]
 
     def judge(
-        self, numbers: list[Number], than_numbers: list[Number] | None = None, substitutes: Substitutes | None = None
+        self,
+        numbers: list[Number],
+        than_numbers: list[Number] | None = None,
+        substitutes: LabelSubstitutes | None = None,
     ) -> Judgement:
         """The verdict on these numbers; without those of each label that is named, it is not run.
 
@@ -195,7 +200,7 @@ class Comparison:
             return Judgement(self, NOT_RUN, f"no results for {', '.join(absent)}")
         return self.judge_sides(self.sides(numbers, than_numbers))
 
-    def _absent_labels(self, numbers: list[Number], substitutes: Substitutes) -> list[str]:
+    def _absent_labels(self, numbers: list[Number], substitutes: LabelSubstitutes) -> list[str]:
         """The labels that the comparison names, no number has, and no label of this scale stands for."""
         sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
         named: dict[str, list[str]] = {}
@@ -211,7 +216,7 @@ class Comparison:
             absent += [label for label in needed if all(n.at.get(axis) != label for n in numbers)]
         return absent
 
-    def judge_sides(self, compared: list[Sides]) -> Judgement:
+    def judge_sides(self, compared: list[ComparedSides]) -> Judgement:
         """The worst verdict of any pair of sides; held only where all are."""
         if not compared:
             return Judgement(self, NOT_RUN, "these results have no such runs")
@@ -224,14 +229,14 @@ class Comparison:
         powers = [shown for _, _, shown in outcomes if shown]
         return Judgement(self, worst, detail, max(powers) if powers else None)
 
-    def judge_pair(self, sides: Sides) -> tuple[str, str, float]:
+    def judge_pair(self, sides: ComparedSides) -> tuple[str, str, float]:
         """Verdict of one pair, the line that says why, and the smallest difference that would have been shown."""
         right = sides.transformed(self.times, self.plus)
         try:
             between = difference(sides.left, right, self.exact)
             if self.paired and not between.paired and sides.seeds_are_known:
-                raise Undecided(f"{sides.left.name} and {sides.name} do not share their seeds")
-        except Undecided as why:
+                raise NoIntervalError(f"{sides.left.name} and {sides.name} do not share their seeds")
+        except NoIntervalError as why:
             return NOT_SHOWN, str(why), 0.0
         word = self._near(between) if self.relation == "near" else self._directional(between)
         against = right if isinstance(right, float) else right.mean
@@ -257,7 +262,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Sides:
+class ComparedSides:
     """Two sides of a comparison; the right one is a measured number, or a constant."""
 
     left: Number
@@ -301,7 +306,7 @@ def described(between: Difference) -> str:
     return f"{kind} {between.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
-def where_of(given: Mapping[str, Any] | None) -> Where:
+def where_of(given: Mapping[str, Any] | None) -> LabelsByAxis:
     """axis → labels; a single label may stand without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]

@@ -14,8 +14,8 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.reproduce.comparison import Comparison
 
-LEDGER = "statements.yaml"
-ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+LEDGER_FILE = "statements.yaml"
+STATEMENT_ID_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 PAPER_KEYS = ("short", "title", "authors", "venue", "year", "link")
 
 
@@ -73,7 +73,7 @@ class Ledger:
 
     def _check_statement(self, statement: Statement) -> None:
         prefix = f"{self._prefix}: {statement.id}"
-        if not ID.fullmatch(statement.id):
+        if not STATEMENT_ID_PATTERN.fullmatch(statement.id):
             raise ConfigError(f"{prefix}: id must be lower-case words and digits joined by hyphens")
         checks.choice(f"{prefix}: item", statement.item, self.items)
         for key in ("place", "states"):
@@ -109,7 +109,7 @@ class Ledger:
 
     @property
     def _prefix(self) -> str:
-        return f"{self.folder}/{LEDGER}"
+        return f"{self.folder}/{LEDGER_FILE}"
 
 
 def load_ledger(paper: str, folder: Path) -> Ledger:
@@ -118,9 +118,9 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
     Raises:
         ConfigError: it is not there, not well formed, or contradicts itself.
     """
-    path = folder / paper / LEDGER
+    path = folder / paper / LEDGER_FILE
     if not path.exists():
-        raise ConfigError(f"{paper} has no {LEDGER}, which a comparison with statement: ID needs")
+        raise ConfigError(f"{paper} has no {LEDGER_FILE}, which a comparison with statement: ID needs")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert isinstance(content, dict)
@@ -135,7 +135,7 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
 
 def papers(folder: Path) -> list[str]:
     """Those that have a ledger."""
-    return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER}"))
+    return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER_FILE}"))
 
 
 def _text(value: Any) -> str:

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.run.rules import TOLERANCE, reaches_target
+from fedsim.run.rules import TARGET_TOLERANCE, reaches_target
 from fedsim.studies.results.runs import Run
 
 
 def read(**options: Any) -> Measure:
     """A measure of the kind that its keys tell, from a recipe."""
-    kind = next((kind for key, kind in KINDS.items() if key in options), Value)
+    kind = next((kind for key, kind in MEASURE_BY_KIND.items() if key in options), MetricValue)
     return kind(**options)
 
 
@@ -72,7 +72,7 @@ class Measure(ABC):
 
 
 @dataclass(kw_only=True)
-class Value(Measure):
+class MetricValue(Measure):
     """Attributes:
 
     last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
@@ -104,7 +104,7 @@ class Value(Measure):
 
 
 @dataclass(kw_only=True)
-class Until(Measure):
+class RoundsToTarget(Measure):
     """[1] the first evaluated round at which the replicates' mean is on one side of a target; nan where it never is.
 
     Attributes:
@@ -154,12 +154,12 @@ class Until(Measure):
     def _target(self, rivals: list[Run]) -> float:
         if self.target is not None:
             return self.target
-        best = max(Value(metric=self.metric, last=self.last)(run).mean() for run in rivals)
-        return self.share * math.floor(10 * best + TOLERANCE) / 10
+        best = max(MetricValue(metric=self.metric, last=self.last)(run).mean() for run in rivals)
+        return self.share * math.floor(10 * best + TARGET_TOLERANCE) / 10
 
 
 @dataclass(kw_only=True)
-class Ahead(Measure):
+class RoundsAhead(Measure):
     """The round until which the replicate is ahead of that of another run: where its lead, summed over the evaluations,
     is largest; 0 if it never leads.
 
@@ -183,7 +183,7 @@ class Ahead(Measure):
 
 
 @dataclass(kw_only=True)
-class Order(Measure):
+class ConvergenceOrder(Measure):
     """How the replicates' mean *square* falls: the slope of its logarithm over that of t + γ, −1 for O(1/T).
 
     t counts local steps and γ is the offset of the rate's schedule, 0 where it has none. The mean of a distance passes
@@ -214,11 +214,11 @@ class Order(Measure):
 
 
 @dataclass(kw_only=True)
-class Bound(Measure):
+class ConvergenceBound(Measure):
     """The largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
 
     p-fedavg's Theorems 3.1 to 3.3 bound d² by v / (γ + t) with v at least γ d₀²: what is at most 1 keeps any of them.
-    The ratio is one number of all replicates; given are its jackknife values, as for `Order`.
+    The ratio is one number of all replicates; given are its jackknife values, as for `ConvergenceOrder`.
 
     Attributes:
         bound: true.
@@ -239,7 +239,12 @@ class Bound(Measure):
         return jackknife(values**2, ratio)
 
 
-KINDS: dict[str, type[Measure]] = {"until": Until, "ahead_of": Ahead, "order": Order, "bound": Bound}
+MEASURE_BY_KIND: dict[str, type[Measure]] = {
+    "until": RoundsToTarget,
+    "ahead_of": RoundsAhead,
+    "order": ConvergenceOrder,
+    "bound": ConvergenceBound,
+}
 
 
 def clock(run: Run, rounds: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from fedsim.app.config import config_folder
 from fedsim.core.errors import ConfigError
 from fedsim.studies.reproduce.recipe import recipe_folder
 
-SOURCES = "sources.txt"  # in the folder of a run of a recipe
-RESULTS = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
+SOURCES_FILE = "sources.txt"  # in the folder of a run of a recipe
+RESULTS_PATHSPEC = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
 TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
 
 
@@ -33,13 +33,13 @@ def source_hash(package: Path | None = None, configurations: Path | None = None)
 
 def mark(run: Path) -> None:
     """Write into a run's folder by which sources it was made."""
-    (run / SOURCES).write_text(source_hash() + "\n", encoding="utf-8")
+    (run / SOURCES_FILE).write_text(source_hash() + "\n", encoding="utf-8")
 
 
 def made_now(runs: Iterable[Path]) -> str | None:
     """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
     sources = source_hash()
-    marks = [run / SOURCES for run in runs]
+    marks = [run / SOURCES_FILE for run in runs]
     all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
     return sources if all_current else None
 
@@ -49,7 +49,7 @@ def commit(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS)
+        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS_PATHSPEC)
         return _git(root, "rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

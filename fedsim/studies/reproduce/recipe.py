@@ -12,16 +12,16 @@ import fedsim
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.described import choices, read_description
-from fedsim.studies.plots.figure_kinds import KINDS
+from fedsim.studies.plots.figure_kinds import DRAW_FUNCTION_BY_KIND
 from fedsim.studies.reproduce import measures
 from fedsim.studies.reproduce.comparison import Comparison, where_of
-from fedsim.studies.reproduce.ledger import LEDGER, load_ledger
+from fedsim.studies.reproduce.ledger import LEDGER_FILE, load_ledger
 from fedsim.studies.reproduce.measures import Measure
-from fedsim.studies.reproduce.tuning import Tune
+from fedsim.studies.reproduce.tuning import TunedAxis
 
 SCALES = ("smoke", "cpu", "paper")
 
-Labels = dict[str, str]  # axis → label of one run
+LabelByAxis = dict[str, str]  # axis → label of one run
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Setting:
     overrides: tuple[str, ...]
 
     @property
-    def at(self) -> Labels:
+    def at(self) -> LabelByAxis:
         """axis → label."""
         return dict(self.labels)
 
@@ -91,7 +91,7 @@ class Recipe:
     comparisons: list[Comparison] = field(default_factory=list)
     fitted: dict[str, list[str]] = field(default_factory=dict)
     figure: dict[str, Any] | None = None
-    tune: Tune | None = None
+    tune: TunedAxis | None = None
     remark: str = ""
     train: bool = True
 
@@ -126,11 +126,11 @@ class Recipe:
             labels[axis] = here - elsewhere, elsewhere - here
         return labels
 
-    def is_fitted(self, at: Labels) -> bool:
+    def is_fitted(self, at: LabelByAxis) -> bool:
         """Has it one of the fitted labels?"""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
-    def printed(self, measure: str, at: Labels) -> float | None:
+    def printed(self, measure: str, at: LabelByAxis) -> float | None:
         """The paper's number, where it printed one."""
         node: Any = self.paper.get(measure)
         for axis in self.axes:
@@ -150,7 +150,7 @@ def names(folder: Path | None = None) -> list[str]:
     """All recipes, as PAPER/NAME."""
     root = folder or recipe_folder()
     return sorted(
-        path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER
+        path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER_FILE
     )
 
 
@@ -177,7 +177,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["axes"] = {axis: choices(labels) for axis, labels in content.get("axes", {}).items()}
     content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
     content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
-    content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
+    content["tune"] = TunedAxis(**content["tune"]) if content.get("tune") else None
     content["paper"] = _stringify_keys(content.get("paper", {}))
     if "claims" in content:
         raise ConfigError(
@@ -191,7 +191,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     if missing:
         raise ConfigError(f"recipe {name} lacks scales: {', '.join(missing)}")
     if recipe.figure is not None:
-        checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), KINDS)
+        checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), DRAW_FUNCTION_BY_KIND)
     for comparison in recipe.comparisons:
         comparison.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
     for axis, labels in recipe.fitted.items():

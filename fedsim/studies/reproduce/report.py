@@ -14,7 +14,7 @@ import numpy as np
 from fedsim.core.files import replacement_file, write_json
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.reproduce.comparison import HELD, WORST_FIRST, Comparison, Judgement
-from fedsim.studies.reproduce.measures import Ahead, Measure
+from fedsim.studies.reproduce.measures import Measure, RoundsAhead
 from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.recipe import Recipe
 
@@ -73,7 +73,7 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
 
 def is_rival(measure: Measure, first: Cell, second: Cell) -> bool:
     """Does the measure compare the other with this one? The best of a fitted one is sought among fitted ones."""
-    return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, Ahead))
+    return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, RoundsAhead))
 
 
 def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:

@@ -28,7 +28,7 @@ from fedsim.studies.reproduce import report, stored
 from fedsim.studies.reproduce.provenance import commit, made_now, mark, refuse_untraceable
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names, recipe_folder
 from fedsim.studies.reproduce.runner import (
-    FINISHED,
+    FINISHED_RUN_FILE,
     Job,
     Outcome,
     carry_out_all,
@@ -276,7 +276,9 @@ def _metadata(
 def seconds_of(planned: list[Job]) -> dict[str, float]:
     """What a finished run took, by its name; of runs in lockstep, each one's share of the time of all."""
     return {
-        job.setting.name: round(float(json.loads((job.folder / FINISHED).read_text())["seconds"]) / len(company), 2)
+        job.setting.name: round(
+            float(json.loads((job.folder / FINISHED_RUN_FILE).read_text())["seconds"]) / len(company), 2
+        )
         for company in in_company(planned)
         for job in company
         if job.finished

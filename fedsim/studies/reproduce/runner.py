@@ -26,7 +26,7 @@ import fedsim
 from fedsim.app import composition
 from fedsim.app.cli import steps
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import WITHOUT_EFFECT, identity
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, identity
 from fedsim.app.explain import explain
 from fedsim.app.folders import key_of
 from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
@@ -41,10 +41,10 @@ from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
-MOST_JOBS = 8  # every process holds its own copy of the data
-TOGETHER = 16  # runs in lockstep: more share too little to gain, and each has memory of its own
+MAX_JOBS = 8  # every process holds its own copy of the data
+RUNS_PER_LOCKSTEP = 16  # runs in lockstep: more share too little to gain, and each has memory of its own
 
-FINISHED = "summary.json"  # a run writes it last
+FINISHED_RUN_FILE = "summary.json"  # a run writes it last
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Has it run to its end already?"""
-        return (self.folder / FINISHED).exists()
+        return (self.folder / FINISHED_RUN_FILE).exists()
 
 
 @dataclass
@@ -107,7 +107,7 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
 
 def digest(config: DictConfig) -> str:
     """Of all settings that change results, for the name of a run's folder."""
-    settings = [fedsim.__version__, identity(config, WITHOUT_EFFECT)]
+    settings = [fedsim.__version__, identity(config, KEYS_WITHOUT_EFFECT)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -149,8 +149,8 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
 
 
 def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
-    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `TOGETHER` of them, and in at
-    least `num_batches` parts where there are so many jobs."""
+    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `RUNS_PER_LOCKSTEP`, and in
+    at least `num_batches` parts where there are so many jobs."""
 
     def batch_key(job: Job) -> str:
         settings = OmegaConf.to_container(job.config, resolve=True)
@@ -162,7 +162,7 @@ def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(batch_key(job), []).append(job)
-    batch_size = max(1, min(TOGETHER, -(-len(jobs) // num_batches)))
+    batch_size = max(1, min(RUNS_PER_LOCKSTEP, -(-len(jobs) // num_batches)))
     return [
         similar_jobs[first : first + batch_size]
         for similar_jobs in kinds.values()
@@ -269,4 +269,4 @@ def jobs_at_once(requested: str, device: str, pending: int) -> int:
             raise ConfigError(f"--jobs {requested} must be 'auto' or a whole number of at least 1")
         return int(requested)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MOST_JOBS))
+    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MAX_JOBS))

@@ -20,7 +20,7 @@ REFUTED, DEPENDS, NOT_SHOWN, LEVEL, NOT_RUN, REDUCED, HELD, NOT_COVERED = VERDIC
     "held",
     "not covered",
 )
-LARGEST_FIRST = ("paper", "cpu")
+SCALES_LARGEST_FIRST = ("paper", "cpu")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class StatementVerdict:
     def scale(self) -> str:
         """At which scales it was decided, the largest first."""
         scales = {each.scale for each in self.evidence if each.scale}
-        return ", ".join(scale for scale in LARGEST_FIRST if scale in scales)
+        return ", ".join(scale for scale in SCALES_LARGEST_FIRST if scale in scales)
 
     @property
     def seeds(self) -> str:
@@ -116,7 +116,7 @@ def evidence_of(
     for recipe in recipes:
         for comparison in recipe.comparisons:
             chosen = Evidence(recipe.name, comparison)
-            for scale in LARGEST_FIRST:
+            for scale in SCALES_LARGEST_FIRST:
                 judgement = next((j for j in judged.get((recipe.name, scale), []) if j.comparison == comparison), None)
                 if judgement is not None and judgement.word != words.NOT_RUN:
                     count = (seeds or {}).get((recipe.name, scale), 0)

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.measures import Bound, Until
+from fedsim.studies.reproduce.measures import ConvergenceBound, RoundsToTarget
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.recipe import Labels, Recipe, Setting, load
+from fedsim.studies.reproduce.recipe import LabelByAxis, Recipe, Setting, load
 
 
 @dataclass
@@ -68,21 +68,23 @@ class Result:
         """Of a report that has mean and standard deviation alone: as many values as seeds, with that mean and
         deviation, which is all that an unpaired interval takes. They have no seeds, and so are not paired."""
         mean, std = (np.nan if row[key] is None else float(row[key]) for key in ("ours", "std"))
-        count = 1 if isinstance(recipe.measures[measure], Until | Bound) else len(self.content["seeds"])
+        count = (
+            1 if isinstance(recipe.measures[measure], RoundsToTarget | ConvergenceBound) else len(self.content["seeds"])
+        )
         if count == 1 or not std > 0:
             return np.full(count, mean)
         pattern = np.arange(count) - (count - 1) / 2
         return mean + pattern * (std / pattern.std(ddof=1))
 
 
-def position(recipe: Recipe, setting: Setting) -> Labels:
+def position(recipe: Recipe, setting: Setting) -> LabelByAxis:
     """Labels of a run in the report, where a tuned axis is gone."""
     return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
 
 
-def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[Labels, str]]:
+def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[LabelByAxis, str]]:
     """Name of a row → labels of its run, and measure; of a report whose rows have their name alone."""
-    positions: dict[str, tuple[Labels, str]] = {}
+    positions: dict[str, tuple[LabelByAxis, str]] = {}
     for setting in recipe.settings(scale):
         at = position(recipe, setting)
         name = " / ".join(at.values())

@@ -10,11 +10,11 @@ import numpy as np
 from fedsim.core import checks
 from fedsim.studies.plots.cells import Cell
 
-BEST = ("lowest", "highest")
+BEST_DIRECTIONS = ("lowest", "highest")
 
 
 @dataclass
-class Tune:
+class TunedAxis:
     """Attributes:
 
     axis: whose labels are tried.
@@ -29,7 +29,7 @@ class Tune:
     short: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.choice("tune.best", self.best, BEST)
+        checks.choice("tune.best", self.best, BEST_DIRECTIONS)
 
     def best_labels(self, cells: list[Cell]) -> dict[str, str]:
         """Place on the other axes → the best label there; a trial that did not end well is never the best."""

@@ -14,14 +14,14 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import abbreviated_keys, spoken_key
 from fedsim.run.run_files import ENVIRONMENT
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
-from fedsim.studies.results.display_names import CLASSES
+from fedsim.studies.results.display_names import CLASS_DISPLAY_NAMES
 from fedsim.studies.results.runs import Run, load
 
 log = logging.getLogger(__name__)
 
 _NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")
-_CLASS = "_target_"
-ABSENT = "–"
+_TARGET_KEY = "_target_"
+ABSENT_TEXT = "–"
 
 
 def find_differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -36,14 +36,14 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     # lr says local.lr too.
     differing_keys -= {k for k in differing_keys if k.rpartition(".")[2] in differing_keys and "." in k}
     return sorted(
-        differing_keys, key=lambda key: (not key.endswith(_CLASS), not key.startswith("strategy"), "." in key, key)
+        differing_keys, key=lambda key: (not key.endswith(_TARGET_KEY), not key.startswith("strategy"), "." in key, key)
     )
 
 
 def of_their_own(keys: Sequence[str]) -> set[str]:
     """Those of the keys that are options of a class which itself differs: one run may not know another's."""
-    class_prefixes = tuple(key.removesuffix(_CLASS) for key in keys if key.endswith(_CLASS))
-    return {key for key in keys if not key.endswith(_CLASS) and key.startswith(class_prefixes)}
+    class_prefixes = tuple(key.removesuffix(_TARGET_KEY) for key in keys if key.endswith(_TARGET_KEY))
+    return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
 
 
 def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
@@ -51,9 +51,9 @@ def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
     word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
     if key not in run.settings:
         return ""
-    if key.endswith(_CLASS):
+    if key.endswith(_TARGET_KEY):
         class_name = str(run.settings[key]).rpartition(".")[2]
-        return CLASSES.get(class_name, class_name)
+        return CLASS_DISPLAY_NAMES.get(class_name, class_name)
     return f"{abbreviated_keys([*among, key])[key]}={shortened(value(run.settings, key))}"
 
 
@@ -92,9 +92,9 @@ def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
 def value(settings: dict[str, Any], key: str) -> str:
     """A setting as a person says it; a dash where the run knows no such setting."""
     if key not in settings:
-        return ABSENT
+        return ABSENT_TEXT
     setting = settings[key]
-    if key.endswith(_CLASS):
+    if key.endswith(_TARGET_KEY):
         return str(setting).rpartition(".")[2]
     if isinstance(setting, bool):
         return "yes" if setting else "no"
@@ -179,14 +179,14 @@ def recorded_value(run: Run, key: str) -> Any:
     the run knows no such key."""
     if key in (chosen := run.environment.get("settings", {})):
         return chosen[key]
-    if f"{key}.{_CLASS}" in run.settings:
-        return str(run.settings[f"{key}.{_CLASS}"]).rpartition(".")[2]
+    if f"{key}.{_TARGET_KEY}" in run.settings:
+        return str(run.settings[f"{key}.{_TARGET_KEY}"]).rpartition(".")[2]
     return run.settings.get(key)
 
 
 def shows_text(run: Run, key: str, text: str) -> bool:
     """Is this the run's value of the key? A class goes by its name too, however it is written."""
-    run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
+    run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_TARGET_KEY}", "")).rpartition(".")[2]}
     return _plain(text) in map(_plain, run_values)
 
 

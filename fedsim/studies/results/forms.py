@@ -104,7 +104,7 @@ def _suffixes(table: Table, column: int) -> list[str]:
     return list(present_cells[0].numbers()) if present_cells else [""]
 
 
-FORMS: dict[str, Callable[[Table], str]] = {
+TABLE_FORMATTERS: dict[str, Callable[[Table], str]] = {
     "text": terminal,
     "markdown": markdown,
     "latex": latex,

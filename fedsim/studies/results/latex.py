@@ -14,7 +14,7 @@ from fedsim.core.speaking import printable
 from fedsim.studies.results.run_measures import Measure
 from fedsim.studies.results.table import Table
 
-SPECIAL = {
+LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "~": r"\textasciitilde{}",
@@ -25,7 +25,7 @@ SPECIAL = {
     **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
 }
 HEADING_WIDTH = 22  # signs of a heading's line
-BOLD = r"\textbf{{\boldmath {}}}"
+BOLD_TEMPLATE = r"\textbf{{\boldmath {}}}"
 
 
 def latex(table: Table, caption: str | None = None, label: str | None = None) -> str:
@@ -70,7 +70,7 @@ def escape_latex(text: str) -> str:
 
 
 def _plain(match: re.Match[str]) -> str:
-    return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else SPECIAL[match[0]]
+    return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else LATEX_ESCAPES[match[0]]
 
 
 def _one_line(text: str) -> str:
@@ -129,6 +129,6 @@ def _body(table: Table) -> list[str]:
             ]
             for column, (cell, measure) in enumerate(zip(table.lines[position][1], table.measures, strict=True)):
                 text = "" if cell is None else cell.entry(measure)[1]
-                texts.append(BOLD.format(text) if position in bold[column] and text else text)
+                texts.append(BOLD_TEMPLATE.format(text) if position in bold[column] and text else text)
             lines.append(" & ".join(texts).strip() + r" \\")
     return lines

@@ -22,7 +22,7 @@ def student_quantile(share: float, freedom: float) -> float:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """Differences of two runs, replicate by replicate.
 
     Attributes:
@@ -80,7 +80,7 @@ def paired_difference(
     seeds: Sequence[int] | None,
     other_seeds: Sequence[int] | None,
     confidence: float = 0.95,
-) -> Paired:
+) -> PairedDifference:
     """Of two runs' numbers [R] by their seeds; replicates whose number is NaN (given up, target not reached) are left
     out with their partners.
 
@@ -91,4 +91,4 @@ def paired_difference(
         were = " and ".join("unknown" if s is None else str(list(s)) for s in (seeds, other_seeds))
         raise ConfigError(f"differences by seed need the same seeds on both sides, and they are {were}")
     difference = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
-    return Paired(difference[np.isfinite(difference)], confidence)
+    return PairedDifference(difference[np.isfinite(difference)], confidence)

@@ -19,9 +19,9 @@ from fedsim.core.files import regular_path
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.metrics_csv import read_metrics
-from fedsim.run.tracking.result import Row
+from fedsim.run.tracking.result import MetricsRow
 
-LONGEST = 200  # signs of another library's message
+MAX_MESSAGE_LENGTH = 200  # signs of another library's message
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def damage_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # readers raise all kinds: of YAML, ZIP and JSON, memory, recursion, attributes
         reason = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-        reason = reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 1]}…"
+        reason = reason if len(reason) <= MAX_MESSAGE_LENGTH else f"{reason[: MAX_MESSAGE_LENGTH - 1]}…"
         raise CheckpointError(f"{path} is damaged ({reason}); restore it, or run again") from error
 
 
@@ -49,7 +49,7 @@ def demand(fact: bool, reason: str) -> None:
         raise ValueError(reason)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[MetricsRow]:
     """The rows of a metrics.csv, every round with all replicates; a last one that was cut short is passed over.
 
     Raises:

@@ -11,12 +11,12 @@ import numpy as np
 from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import HIGHER
 from fedsim.run.rules import first_reached
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
 
 # What a target cost: name → columns that are summed.
-COSTS = {
+COLUMNS_BY_COST = {
     "rounds": ("round",),
     "bytes": ("total_bytes_down", "total_bytes_up"),
     "virtual seconds": ("virtual_seconds",),
@@ -35,7 +35,7 @@ def _rounds(run: Run, metric: str) -> np.ndarray:
     return np.broadcast_to(rounds[:, None], values.shape)
 
 
-Entry = tuple[str, str]  # a cell as plain text and as LaTeX
+PlainAndLatexText = tuple[str, str]  # a cell as plain text and as LaTeX
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
         )
 
     available_costs = [
-        (cost_name, columns) for cost_name, columns in COSTS.items() if all(_has_columns(run, columns) for run in runs)
+        (cost_name, columns)
+        for cost_name, columns in COLUMNS_BY_COST.items()
+        if all(_has_columns(run, columns) for run in runs)
     ]
     return [measure(cost_name, columns) for cost_name, columns in available_costs]
 
@@ -152,7 +154,7 @@ class Cell:
         """For CSV: suffix of the heading → number."""
         return {"": self.mean, " std": self.std, " n": len(self.finite_values)}
 
-    def entry(self, by: Measure) -> Entry:
+    def entry(self, by: Measure) -> PlainAndLatexText:
         """As it is read."""
         if not len(self.finite_values):
             return "–", "--"
@@ -171,7 +173,7 @@ class Cell:
 class Difference:
     """A run's numbers less those of the run it is held against, seed by seed."""
 
-    by: Paired
+    by: PairedDifference
     higher_is_better: bool
 
     def numbers(self) -> dict[str, float]:
@@ -179,7 +181,7 @@ class Difference:
         better, pairs = self.by.better(self.higher_is_better), self.by.pairs
         return {"": self.by.mean, " low": low, " high": high, " better": better, " pairs": pairs}
 
-    def entry(self, by: Measure) -> Entry:
+    def entry(self, by: Measure) -> PlainAndLatexText:
         if not self.by.pairs:
             return "–", "--"
         low, high = (by.digits(value) for value in self.by.interval)

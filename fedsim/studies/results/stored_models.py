@@ -16,11 +16,11 @@ from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import CheckpointError, ConfigError
 from fedsim.core.files import regular_path
 from fedsim.models.naming import Naming
-from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS, HEADER
+from fedsim.run.run_files import BEST_MODELS, CHECKPOINT, CONSTANTS, MODEL_HEADER_KEY
 from fedsim.studies.results.reading import damage_errors
 
 
-class _File:
+class _SafetensorsFile:
     """An open safetensors file whose rows are given once the whole tensor was found to be as it was written.
 
     Args:
@@ -38,7 +38,7 @@ class _File:
         self.header: dict[str, str] = self._file.metadata() or {}
         self.names = set(self._file.keys())
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> _SafetensorsFile:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -99,12 +99,12 @@ class StoredModels:
 
     def best(self, replicate: int) -> dict[str, Tensor]:
         """The evaluated model of the round in which the metric that chose it was best."""
-        if not (self.folder / BEST).exists():
+        if not (self.folder / BEST_MODELS).exists():
             raise ConfigError(
                 f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
                 "samples by partition.validation=0.2, or a metric by stop.metric"
             )
-        with damage_errors(self.folder / BEST), self._open(BEST) as file:
+        with damage_errors(self.folder / BEST_MODELS), self._open(BEST_MODELS) as file:
             naming, _, _ = self._read_header(file)
             return naming.state_dict(file.rows("model")[replicate])
 
@@ -136,7 +136,7 @@ class StoredModels:
                 row = naming.columns.join(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
         return naming.state_dict(row)
 
-    def _private_columns(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
+    def _private_columns(self, file: _SafetensorsFile, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
         """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
         nothing, stored_names = torch.zeros(0), file.names
         private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
@@ -147,10 +147,10 @@ class StoredModels:
             file.rows(averaged_name)[replicate] if averaged_name in stored_names else nothing,
         )
 
-    def _read_header(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
+    def _read_header(self, file: _SafetensorsFile) -> tuple[Naming, dict[str, Any], int]:
         """Names, what else the header tells of models, and how many clients each replicate has."""
         try:
-            header = json.loads(file.header[HEADER])
+            header = json.loads(file.header[MODEL_HEADER_KEY])
             return Naming.from_json(header["naming"], self._constants), header, int(header["clients"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -165,5 +165,5 @@ class StoredModels:
         with damage_errors(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
             return {name: file.full_tensor(name) for name in sorted(file.names)}
 
-    def _open(self, name: str) -> _File:
-        return _File(self.folder / name, self._checked_files)
+    def _open(self, name: str) -> _SafetensorsFile:
+        return _SafetensorsFile(self.folder / name, self._checked_files)

@@ -9,7 +9,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES, best_lines
 from fedsim.studies.results.differences import recorded_value, shows_text, sort_key, swept_keys, value
-from fedsim.studies.results.display_names import Renaming, class_name, key_name
+from fedsim.studies.results.display_names import UserDisplayNames, class_name, key_name
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
 from fedsim.studies.results.run_state import unfinished
@@ -142,7 +142,7 @@ def table(
     against: dict[str, str] | None = None,
     confidence: float = 0.95,
     blocks: Sequence[str] = (),
-    renaming: Renaming | None = None,
+    renaming: UserDisplayNames | None = None,
 ) -> Table:
     """Lines by the keys `rows` (all that are not in `columns`), columns by the measures and `columns`.
 
@@ -160,7 +160,7 @@ def table(
     """
     runs, keys, against = choice.runs, choice.keys, against or {}
     rows = _keys_of_rows(choice, rows, columns, blocks)
-    naming = _Names(runs, renaming or Renaming())
+    naming = _DisplayNames(runs, renaming or UserDisplayNames())
     runs_by_row = _by_place(runs, keys, rows, columns)
     across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at])
     result = Table(
@@ -235,7 +235,7 @@ def _by_place(
 
 
 def _measures_at(
-    at: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _Names, differences: bool
+    at: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _DisplayNames, differences: bool
 ) -> list[Measure]:
     """The measures at one place among the columns, and after them their differences from the runs held against."""
     block_label = _block_label(
@@ -307,7 +307,7 @@ def _notes(table_or_result: Table, confidence: float, against: dict[str, str]) -
     return [*sentences, f"{method_note}, and k/n says that k of n pairs are better"]
 
 
-class _Names:
+class _DisplayNames:
     """What keys, values and measures are called in the table.
 
     Args:
@@ -315,7 +315,7 @@ class _Names:
         renaming: the user's names.
     """
 
-    def __init__(self, runs: Sequence[Run], renaming: Renaming) -> None:
+    def __init__(self, runs: Sequence[Run], renaming: UserDisplayNames) -> None:
         self.runs, self.renaming = runs, renaming
 
     def _printed(self, key: str, text: str) -> str:

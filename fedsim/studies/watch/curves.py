@@ -13,8 +13,8 @@ from fedsim.studies.results.run_measures import Cell, metric
 from fedsim.studies.results.runs import Run
 
 DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
-BANDS = (DEVIATION, INTERVAL, NOTHING)
-MOST_POINTS = 400  # of a curve: a page has no more pixels
+BAND_KINDS = (DEVIATION, INTERVAL, NOTHING)
+MAX_CURVE_POINTS = 400  # of a curve: a page has no more pixels
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
     if not run.has_metric(name):
         return None
     rounds, values = run.curve(name)
-    step = max(1, math.ceil(len(rounds) / MOST_POINTS))
+    step = max(1, math.ceil(len(rounds) / MAX_CURVE_POINTS))
     positions = np.arange(len(rounds) - 1, -1, -step)[::-1]  # the last evaluation is always shown
     rounds, values = rounds[positions], np.ma.masked_invalid(values[positions])
     mean = values.mean(1)

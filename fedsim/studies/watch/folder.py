@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.app.sweep import RECORDS
+from fedsim.app.sweep import RECORDS_FOLDER
 from fedsim.core.errors import ConfigError
 from fedsim.core.speaking import printable
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
@@ -23,10 +23,10 @@ from fedsim.studies.results.run_state import (
 )
 from fedsim.studies.results.runs import Run, load
 
-MOST_RUNS = 200  # that the page shows
-LONGEST = 120  # characters of a run's name
-FILES = (METRICS_FILENAME, CONFIG, ENVIRONMENT, SUMMARY)
-UNREADABLE = "unreadable"  # the state of a run whose files are damaged
+MAX_RUNS = 200  # that the page shows
+MAX_NAME_LENGTH = 120  # characters of a run's name
+WATCHED_FILES = (METRICS_FILENAME, CONFIG, ENVIRONMENT, SUMMARY)
+UNREADABLE_STATE = "unreadable"  # the state of a run whose files are damaged
 
 Fingerprint = tuple[tuple[int, int] | None, ...]
 
@@ -103,7 +103,7 @@ class WatchedFolder:
         for sweep in self._sweeps():
             records |= {record.folder: record for record in sweep_records(sweep).values()}
         folders = sorted({*self._run_folders(), *records})
-        visible = folders[:MOST_RUNS]
+        visible = folders[:MAX_RUNS]
         for removed in self._read_runs.keys() - set(visible):
             del self._read_runs[removed]
         watched = [self._watched(folder, records.get(folder)) for folder in visible]
@@ -115,7 +115,7 @@ class WatchedFolder:
 
     def _sweeps(self) -> set[Path]:
         """Folders with records of a sweep: this one, the one above a single run, and those below."""
-        return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS))}
+        return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS_FOLDER))}
 
     def _run_folders(self) -> set[Path]:
         return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in self.folder.rglob(name)}
@@ -124,7 +124,7 @@ class WatchedFolder:
         name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
         run, problem = self._run(folder)
         if problem:
-            return WatchedRun(folder, name, UNREADABLE, problem)
+            return WatchedRun(folder, name, UNREADABLE_STATE, problem)
         state = run_state(folder, record)
         if not folder.is_dir() and record is not None and record.status == RUNNING:
             state = RunState(STOPPED, "its folder is gone")
@@ -161,13 +161,13 @@ def _named(watched: WatchedRun, name: str) -> WatchedRun:
 def one_line(text: str) -> str:
     """Text of somebody else's for one line of the page."""
     text = printable(" ".join(text.split()))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
 def _fingerprint(folder: Path) -> Fingerprint:
     """When each of the run's files was last written, and its size; None where there is none."""
     fingerprint: list[tuple[int, int] | None] = []
-    for name in FILES:
+    for name in WATCHED_FILES:
         try:
             stat = (folder / name).stat()
             fingerprint.append((stat.st_mtime_ns, stat.st_size))

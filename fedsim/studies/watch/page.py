@@ -19,20 +19,26 @@ from bokeh.models.widgets.markups import Div
 from bokeh.models.widgets.tables import DataTable, StringFormatter, TableColumn
 from bokeh.plotting import figure
 
-from fedsim.app.job_progress import LEADING
-from fedsim.evaluation.registry import DISTANCES
+from fedsim.app.job_progress import LEADING_METRICS
+from fedsim.evaluation.registry import DISTANCE_COLUMNS
 from fedsim.studies.results.runs import measured_by, run_that_measures
-from fedsim.studies.watch.curves import BANDS, curve, last_value
+from fedsim.studies.watch.curves import BAND_KINDS, curve, last_value
 from fedsim.studies.watch.folder import Snapshot, WatchedFolder, WatchedRun, one_line
 
-TITLE = "fedsim watch"
+PAGE_TITLE = "fedsim watch"
 COLOURS = (  # Okabe–Ito (Okabe and Ito 2008) without yellow, and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip
 DASHES: tuple[list[int], ...] = ([], [6], [2, 4], [2, 4, 6, 4])  # for runs beyond the colours
-SCALES: tuple[Literal["linear", "log"], ...] = ("linear", "log")
-HEADINGS = {"run": "run", "state": "state", "round": "round", "value": "last value", "changed": "last evaluation"}
-WIDTHS = {"run": 330, "state": 75, "round": 90, "value": 130, "changed": 120, "message": 380}
+AXIS_SCALES: tuple[Literal["linear", "log"], ...] = ("linear", "log")
+COLUMN_HEADINGS = {
+    "run": "run",
+    "state": "state",
+    "round": "round",
+    "value": "last value",
+    "changed": "last evaluation",
+}
+COLUMN_WIDTHS = {"run": 330, "state": 75, "round": 90, "value": 130, "changed": 120, "message": 380}
 
 
 class Page:
@@ -50,20 +56,20 @@ class Page:
         self._rows: dict[str, list[Any]] = {}
         self._leading = ""  # the metric that is shown unless the visitor chooses another
         self.metric: Any = Select(title="metric", options=[], value="", width=330, name="metric")
-        bands: list[Any] = list(BANDS)
-        self.band: Any = Select(title="band over seeds", options=bands, value=BANDS[0], width=210, name="band")
+        bands: list[Any] = list(BAND_KINDS)
+        self.band: Any = Select(title="band over seeds", options=bands, value=BAND_KINDS[0], width=210, name="band")
         self.logarithmic = Checkbox(label="logarithmic", active=False, name="logarithmic", margin=(30, 5, 5, 5))
         self.status = Div(text="", render_as_text=True, name="status", sizing_mode="stretch_width")
         self.lines = ColumnDataSource({"xs": [], "ys": [], "colour": [], "dash": [], "run": []}, name="lines")
         self.bands = ColumnDataSource({"xs": [], "ys": [], "colour": []}, name="bands")
-        self.table = ColumnDataSource({name: [] for name in (*WIDTHS, "colour", "folder")}, name="table")
-        self._plots = {scale: self._plot(scale) for scale in SCALES}
+        self.table = ColumnDataSource({name: [] for name in (*COLUMN_WIDTHS, "colour", "folder")}, name="table")
+        self._plots = {scale: self._plot(scale) for scale in AXIS_SCALES}
         self._set_scale()
         self.metric.on_change("value", self._on_metric)
         self.band.on_change("value", self._on_band)
         self.logarithmic.on_change("active", self._on_scale)
         self.table.selected.on_change("indices", self._on_selection)
-        document.title = TITLE
+        document.title = PAGE_TITLE
         document.add_root(
             column(
                 self.status,
@@ -100,11 +106,11 @@ class Page:
         columns = [
             TableColumn(
                 field=name,
-                title=HEADINGS.get(name, name),
+                title=COLUMN_HEADINGS.get(name, name),
                 width=width,
                 formatter=StringFormatter(text_color="colour") if name == "run" else StringFormatter(),
             )
-            for name, width in WIDTHS.items()
+            for name, width in COLUMN_WIDTHS.items()
         ]
         table = DataTable(
             source=self.table,
@@ -125,7 +131,7 @@ class Page:
         self._plots["log"].visible = bool(self.logarithmic.active)
 
     def _on_metric(self, attr: str, old: str, new: str) -> None:
-        self.logarithmic.active = new in DISTANCES
+        self.logarithmic.active = new in DISTANCE_COLUMNS
         self.refresh()
 
     def _on_band(self, attr: str, old: str, new: str) -> None:
@@ -153,7 +159,7 @@ class Page:
         if self.metric.options != options:
             self.metric.options = options
         if names and (self.metric.value not in names or self.metric.value == self._leading):
-            self._leading = next((name for name in LEADING if name in names), names[0])
+            self._leading = next((name for name in LEADING_METRICS if name in names), names[0])
             self.metric.value = self._leading
         label = one_line(_heading(snapshot, self.metric.value)) if self.metric.value in names else ""
         for plot in self._plots.values():

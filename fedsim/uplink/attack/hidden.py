@@ -15,7 +15,7 @@ from fedsim.core.federation import Federation
 from fedsim.uplink import StageContext
 from fedsim.uplink.attack.attack import Omniscient
 
-DIRECTIONS = ("unit", "sign", "std")
+PERTURBATION_DIRECTIONS = ("unit", "sign", "std")
 
 
 class Farthest(Omniscient):
@@ -32,7 +32,7 @@ class Farthest(Omniscient):
 
     def __init__(
         self,
-        direction: Annotated[str, OneOf(*DIRECTIONS)] = "unit",
+        direction: Annotated[str, OneOf(*PERTURBATION_DIRECTIONS)] = "unit",
         fraction: Fraction = 0.2,
         clients: Sequence[CountOrZero] | None = None,
         since: CountOrZero = 0,

@@ -24,10 +24,10 @@ class LabelFlip(Attack):
         return rows
 
     def of_samples(self, contamination: Contamination) -> Contamination:
-        return Flipped(contamination, self)
+        return FlippedLabels(contamination, self)
 
 
-class Flipped(Contamination):
+class FlippedLabels(Contamination):
     """The labels of some clients, after whatever else contaminates them.
 
     Args:

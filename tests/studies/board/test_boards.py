@@ -13,7 +13,7 @@ from fedsim.core import ConfigError
 from fedsim.studies.board import leaderboard_cli as cli
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Board, load, names, results_folder
-from fedsim.studies.board.markdown import CAPTIONS, markdown
+from fedsim.studies.board.markdown import PICTURE_CAPTIONS, markdown
 from fedsim.studies.board.rows import Rates
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best_trial, geometric_grid
@@ -40,7 +40,7 @@ def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: 
     for cells in found.cells:
         for entry in cells.rows:
             rates.check(found.board, cells.cell.track, entry)
-    drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(CAPTIONS).index(n[:-4]))
+    drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(PICTURE_CAPTIONS).index(n[:-4]))
     assert all(found.compared(each)[2] for finding in found.board.findings for each in finding.shown_by)
     assert markdown(found, drawn) == (folder / "README.md").read_text(encoding="utf-8")
 
@@ -179,7 +179,7 @@ def test_a_class_in_a_file_is_an_entry(small: Board, tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match="is an entry of board small"):
         submission.add_entries(tmp_path, small, {"MIFA": found}, digest)
     submission.forget(tmp_path, "half way")
-    assert "half way" not in (tmp_path / submission.SUBMITTED).read_text()
+    assert "half way" not in (tmp_path / submission.SUBMISSIONS_FILE).read_text()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from scipy import stats
 
 from fedsim.core import ConfigError
 from fedsim.studies.board.board import Board, Entry
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.findings import Comparison, Finding
 from fedsim.studies.board.markdown import markdown
 from fedsim.studies.board.page import data, html, write_pages
@@ -50,7 +50,7 @@ def found(small: Board) -> Standings:
             rows["elsewhere"] = Row(REFUSED, "needs everybody")
         cells.append(CellRows(cell, rows))
     times = {"digits": {name: {"ms": 1.5 + k} for k, name in enumerate(NAMES[:4])}}
-    return Standings(small, cells, Times(times))
+    return Standings(small, cells, RoundTimes(times))
 
 
 def naive_scores(found: Standings, name: str) -> list[float]:

@@ -14,7 +14,7 @@ from fedsim import load
 from fedsim.studies.plots.compare import pictures
 from fedsim.studies.plots.html_report import html
 from fedsim.studies.plots.style import literal
-from fedsim.studies.results.forms import FORMS
+from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.table import Table
 
@@ -38,7 +38,9 @@ def table() -> Table:
 
 
 def test_a_spreadsheet_meets_no_formula(table: Table) -> None:
-    text = "".join(line for line in FORMS["csv"](table).splitlines(keepends=True) if not line.startswith("#"))
+    text = "".join(
+        line for line in TABLE_FORMATTERS["csv"](table).splitlines(keepends=True) if not line.startswith("#")
+    )
     cells = [row[0] for row in csv.reader(io.StringIO(text))][1:]
     assert len(cells) == len(NAMES)
     assert [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t"))] == ["-0.5"]  # a number
@@ -47,14 +49,14 @@ def test_a_spreadsheet_meets_no_formula(table: Table) -> None:
 
 @pytest.mark.parametrize("form", ["text", "markdown", "latex"])
 def test_every_name_keeps_to_its_line(table: Table, form: str) -> None:
-    lines = FORMS[form](table).splitlines()
+    lines = TABLE_FORMATTERS[form](table).splitlines()
     frame = {"text": 4, "markdown": 4, "latex": 8}[form]  # headings, rules, the note
     assert len(lines) == len(NAMES) + frame
     assert [line for line in lines if "two" in line and "lines" in line]
 
 
 def test_markdown_has_no_tags_and_no_more_columns(table: Table) -> None:
-    lines = FORMS["markdown"](table).splitlines()
+    lines = TABLE_FORMATTERS["markdown"](table).splitlines()
     assert not [line for line in lines if "<" in line]
     assert {re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")} == {2}
     assert not [line for line in lines if re.search(r"(?<!\\)\[|(?<!\\)!\[", line)]

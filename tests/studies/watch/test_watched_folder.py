@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.lock import Lock, is_held
 from fedsim.studies.results.run_state import run_state
 from fedsim.studies.watch.curves import DEVIATION, INTERVAL, NOTHING, curve, last_value
-from fedsim.studies.watch.folder import LONGEST, MOST_RUNS, WatchedFolder
+from fedsim.studies.watch.folder import MAX_NAME_LENGTH, MAX_RUNS, WatchedFolder
 
 ACCURACY = {"test_accuracy": [0.1, 0.6, 0.7]}
 NO_PROCESS = 2**22 + 1  # above Linux's largest number of a process
@@ -151,15 +151,15 @@ def test_names_are_on_one_line_and_of_moderate_length(tmp_path: Path) -> None:
     write_run(tmp_path / "a", ACCURACY, {"lr": 1, "note": "\x1b]0;title\x07 \u202e one\ntwo"})
     write_run(tmp_path / ("b" * 200), ACCURACY, {"lr": 1, "note": "x"})
     for watched in WatchedFolder(tmp_path).snapshot().runs:
-        assert len(watched.label) <= LONGEST
+        assert len(watched.label) <= MAX_NAME_LENGTH
         assert watched.label.isprintable()
 
 
 def test_so_many_runs_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
-    for number in range(MOST_RUNS + 3):
+    for number in range(MAX_RUNS + 3):
         record(tmp_path / f"{number:04}", number, "running")
     snapshot = WatchedFolder(tmp_path).snapshot()
-    assert (len(snapshot.runs), snapshot.total) == (MOST_RUNS, MOST_RUNS + 3)
+    assert (len(snapshot.runs), snapshot.total) == (MAX_RUNS, MAX_RUNS + 3)
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

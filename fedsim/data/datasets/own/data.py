@@ -22,9 +22,9 @@ from fedsim.data.datasets.own.targets import TASKS, labels, regression_targets
 
 log = logging.getLogger(__name__)
 
-TEST_FRACTION = 0.2  # if the data have no test samples
+DEFAULT_TEST_FRACTION = 0.2  # if the data have no test samples
 
-Encode = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+EncodeFunction = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class OwnData(Dataset):
@@ -55,14 +55,14 @@ class OwnData(Dataset):
         *,
         task: Annotated[str, OneOf(*TASKS)] = "classification",
         classes: Count | None = None,
-        inputs: Annotated[str, OneOf(*tensors.INPUTS)] | None = None,
-        channels: Annotated[str, OneOf(*tensors.CHANNELS)] | None = None,
+        inputs: Annotated[str, OneOf(*tensors.INPUT_KINDS)] | None = None,
+        channels: Annotated[str, OneOf(*tensors.CHANNEL_POSITIONS)] | None = None,
         standardise: bool = False,
         test_fraction: Fraction | None = None,
         min_samples: Count = 1,
         seed: int = 0,
         augment: CropFlip | None = None,
-        encode: Encode | None = None,
+        encode: EncodeFunction | None = None,
     ) -> None:
         if classes == 1:
             raise ConfigError(key="classes", value=1, needs="is fewer than two classes; give at least 2")
@@ -191,7 +191,7 @@ def owners_of(
 def share_held_out(fraction: float | None, test: Part | None) -> float:
     """The share of training samples that is held out for testing."""
     if fraction is None:
-        return TEST_FRACTION if test is None else 0.0
+        return DEFAULT_TEST_FRACTION if test is None else 0.0
     if fraction and test is not None:
         raise ConfigError(
             f"{{test_fraction}}={fraction} holds samples out, but the data already have test samples; set it to null",

@@ -15,7 +15,7 @@ from fedsim.data.datasets.own.pictures import is_picture
 from fedsim.data.datasets.own.samples import Part, array
 from fedsim.data.datasets.own.torch_dataset import error_text, inputs
 
-SAVED = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
+SAVED_DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
 
 
 class Hub(OwnData):
@@ -85,7 +85,7 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
         )
     try:
         with quiet_hub(online=download):
-            if any((folder / name).exists() for name in SAVED):
+            if any((folder / name).exists() for name in SAVED_DATASET_FILES):
                 dataset = datasets.load_from_disk(str(folder))
             else:
                 location = str(folder) if folder.exists() else path

@@ -11,8 +11,8 @@ from PIL import Image
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
-COLOURS = ("rgb", "grey")
-GREY = ("1", "L", "LA")
+COLOUR_MODES = ("rgb", "grey")
+GREY_PILLOW_MODES = ("1", "L", "LA")
 MULTIBYTE_MODES = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
 
 
@@ -24,7 +24,7 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
         for number in size:
             checks.whole_number("size", number)
     if colours is not None:
-        checks.choice("colours", colours, COLOURS)
+        checks.choice("colours", colours, COLOUR_MODES)
 
 
 def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
@@ -35,7 +35,7 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
     """
     if image.mode in MULTIBYTE_MODES:
         raise ValueError(f"its pixels are not bytes (mode {image.mode})")
-    grey = image.mode in GREY
+    grey = image.mode in GREY_PILLOW_MODES
     image = image.convert("RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 
-INPUTS = ("numbers", "tokens", "pixels")
-CHANNELS = ("first", "last")
-COLOURS = (1, 3, 4)  # channels that an image may have
-SINGLE = (
+INPUT_KINDS = ("numbers", "tokens", "pixels")
+CHANNEL_POSITIONS = ("first", "last")
+IMAGE_CHANNEL_COUNTS = (1, 3, 4)  # channels that an image may have
+SCALAR_TYPES = (
     str, bytes, numbers.Number, np.generic, type(None), datetime.date, datetime.time, datetime.timedelta,
     pathlib.PurePath, enum.Enum,
 )  # fmt: skip
-AT_ONCE = 2**24  # numbers that are checked at once, since there may be more than memory holds
+NUMBERS_CHECKED_AT_ONCE = 2**24  # numbers that are checked at once, since there may be more than memory holds
 
 
 @dataclass
@@ -201,7 +201,7 @@ def images(source: str, x: Tensor, channels: str | None) -> Tensor:
         return x[:, None]
     if x.dim() != 4:
         return x
-    first, last = x.shape[1] in COLOURS, x.shape[3] in COLOURS
+    first, last = x.shape[1] in IMAGE_CHANNEL_COUNTS, x.shape[3] in IMAGE_CHANNEL_COUNTS
     if channels is None and first == last:
         raise ConfigError(
             f"{source}: whether images {list(x.shape)} have their channels first or last cannot be inferred; "
@@ -213,7 +213,7 @@ def images(source: str, x: Tensor, channels: str | None) -> Tensor:
 
 def pieces(x: Any) -> list[slice]:
     """Slices of samples that are small enough to be checked at once."""
-    step = max(1, AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
+    step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
@@ -264,7 +264,7 @@ def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None
     """
     if values.dtype != object:
         return
-    odd = next((value for value in values.flat if not isinstance(value, SINGLE) and not _missing(value)), None)
+    odd = next((value for value in values.flat if not isinstance(value, SCALAR_TYPES) and not _missing(value)), None)
     if odd is None:
         return
     keys = f" with the keys {', '.join(map(str, list(odd)[:4]))}" if isinstance(odd, Mapping) else ""

@@ -18,8 +18,8 @@ from fedsim.data.datasets.own.samples import Part, called_of
 from fedsim.data.datasets.own.table_columns import Columns, columns
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
-CATEGORIES = ("onehot", "ordinal", "refuse")
-GAPS = ("refuse", "drop", "mean", "median")
+CATEGORY_ENCODINGS = ("onehot", "ordinal", "refuse")
+MISSING_VALUE_POLICIES = ("refuse", "drop", "mean", "median")
 TRAIN, TEST = ("train", "training"), ("test", "testing")
 
 
@@ -63,9 +63,9 @@ class Table(OwnData):
         client: str | None = None,
         split: str | None = None,
         test_path: Any = None,
-        categories: Annotated[str, OneOf(*CATEGORIES)] = "onehot",
+        categories: Annotated[str, OneOf(*CATEGORY_ENCODINGS)] = "onehot",
         max_categories: Annotated[int, AtLeast(2)] = 100,
-        missing: Annotated[str, OneOf(*GAPS)] = "refuse",
+        missing: Annotated[str, OneOf(*MISSING_VALUE_POLICIES)] = "refuse",
         strategic: Sequence[str] | None = None,
         separator: str | None = None,
         standardise: bool = True,

@@ -13,9 +13,9 @@ import numpy as np
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.data.datasets.own.samples import called_of
 
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
-SEPARATORS = (",", ";", "\t", "|")
-MOST_OPEN = 2**20  # characters of a field of a CSV file: a quote that is never closed takes all the rest
+MISSING_VALUE_WORDS = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
+CSV_SEPARATORS = (",", ";", "\t", "|")
+MAX_CSV_FIELD_CHARACTERS = 2**20  # characters of a field of a CSV file: a quote that is never closed takes all the rest
 
 
 @dataclass
@@ -127,14 +127,14 @@ def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
 
 def _csv(path: Path, separator: str | None, key: str) -> Columns:
     """Strings, in columns named by the first line; empty lines are ignored."""
-    csv.field_size_limit(MOST_OPEN)
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     lines: list[list[str]] = []
     numbers: list[int] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            mark = separator or max(SEPARATORS, key=first.count)
+            mark = separator or max(CSV_SEPARATORS, key=first.count)
             for number, line in _lines(csv.reader(file, delimiter=mark, strict=True)):
                 lines.append(line)
                 numbers.append(number)
@@ -170,7 +170,9 @@ def is_missing(values: np.ndarray) -> np.ndarray:
         return np.isnan(values)
     if values.dtype.kind in "biu":
         return np.zeros(len(values), dtype=bool)
-    return np.array([(name := called_of(value)) is None or name.lower() in MISSING for value in values.tolist()])
+    return np.array(
+        [(name := called_of(value)) is None or name.lower() in MISSING_VALUE_WORDS for value in values.tolist()]
+    )
 
 
 def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:

@@ -13,7 +13,7 @@ from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.pictures import check_options, is_picture, pixels, stack_images
 from fedsim.data.datasets.own.samples import Part, array
 
-LOOKED_AT = 16  # samples that are read twice
+SAMPLES_READ_TWICE = 16  # samples that are read twice
 
 
 class TorchData(OwnData):
@@ -70,7 +70,7 @@ def read(
         for name, key in (keys | {"client": client}).items():
             if key is not None:
                 values_by_role[name].append(copy_value(part_of(source, name, sample, key)))
-        if number < LOOKED_AT:
+        if number < SAMPLES_READ_TWICE:
             _check_repeatable(source, dataset, number, keys, values_by_role)
     if not count:
         raise ConfigError(f"{source} holds no samples")
