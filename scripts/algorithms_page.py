@@ -59,10 +59,10 @@ def page() -> str:
             "|---|---|---|",
         ]
         mine = [one for one in algorithms() if one.group == group]
-        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.remembers} |" for one in mine]
+        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.memory_text} |" for one in mine]
         for one in mine:
             lines += ["", f"### {one.group}={one.name}", "", *definition(one), ""]
-            lines += [f"Sends: {one.sends}. Assumes: {one.assumes}.", ""]
+            lines += [f"Sends: {one.traffic_text}. Assumes: {one.assumptions_text}.", ""]
             lines += [f"Tests: {', '.join(shown(one)) or 'that it composes and runs'}."]
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.config import groups, identity, resolved_settings, top_level
+from fedsim.app.config import groups, resolved_settings, run_identity, top_level
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
@@ -115,7 +115,7 @@ def build(
                 **setup,
             )
         watching = _instantiate("tracking", tracking, names)
-    return simulation, watching, identity(cfg)
+    return simulation, watching, run_identity(cfg)
 
 
 def _check_names(settings: dict[str, Any]) -> None:

@@ -84,9 +84,11 @@ def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
         overrides: that make the run, KEY=VALUE.
         fixed: keys that are the same in the whole sweep.
     """
-    override_values = dict(sorted((key_of(text), text.partition("=")[2]) for text in overrides))
+    override_values = dict(sorted((override_key(text), text.partition("=")[2]) for text in overrides))
     short_names = abbreviated_keys({key for key in override_values if key not in fixed})
-    assignments = [f"{short_names[key]}={_value(text)}" for key, text in override_values.items() if key in short_names]
+    assignments = [
+        f"{short_names[key]}={_value_name(text)}" for key, text in override_values.items() if key in short_names
+    ]
     name = ",".join(assignments) or SINGLE_RUN_FOLDER
     if len(name.encode()) <= MAX_NAME_LENGTH:
         return name
@@ -94,12 +96,12 @@ def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
     return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def key_of(override: str) -> str:
+def override_key(override: str) -> str:
     """Its key or group, without signs that add and remove."""
     return override.partition("=")[0].lstrip("+~")
 
 
-def _value(text: str) -> str:
+def _value_name(text: str) -> str:
     """A value as a part of a folder's name. Of a path the last word, and a digest that keeps values apart."""
     if PLAIN_VALUE_PATTERN.fullmatch(text) and not set(FORBIDDEN_CHARACTERS) & set(text):
         return text

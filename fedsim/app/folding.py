@@ -79,14 +79,16 @@ def combined(configs: Sequence[DictConfig]) -> DictConfig:
     for key in dict.fromkeys(per_seed_keys(joint).values()):
         values = [OmegaConf.select(cfg, key) for cfg in configs]
         if any(value != values[0] for value in values) or isinstance(values[0], Sequence):
-            numbers = [number for cfg, value in zip(configs, values, strict=True) for number in _per_seed(value, cfg)]
+            numbers = [
+                number for cfg, value in zip(configs, values, strict=True) for number in _values_per_seed(value, cfg)
+            ]
             OmegaConf.update(joint, key, numbers)
     joint.seeds = [seed for cfg in configs for seed in cfg.seeds]
     joint.out, joint.resume, joint.tracking.progress = None, None, "none"
     return joint
 
 
-def _per_seed(value: Any, cfg: DictConfig) -> list[float]:
+def _values_per_seed(value: Any, cfg: DictConfig) -> list[float]:
     """One value per seed of a job."""
     if not isinstance(value, Sequence):
         return [value] * len(cfg.seeds)

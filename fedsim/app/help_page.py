@@ -30,9 +30,9 @@ def ordered_groups() -> Iterator[None]:
     replaced = Hydra.format_config_groups
 
     def format_config_groups(self: Hydra, predicate: Callable[[str], bool], compact: bool = True) -> str:
-        choices = {group: options for group, options in choices_of(self).items() if predicate(group)}
+        choices = {group: options for group, options in choices_by_group(self).items() if predicate(group)}
         if "strategy" in choices:
-            return page(choices)
+            return help_text(choices)
         return "".join(f"{group}: {', '.join(options)}\n" for group, options in choices.items())
 
     Hydra.format_config_groups = format_config_groups  # type: ignore[method-assign]
@@ -42,7 +42,7 @@ def ordered_groups() -> Iterator[None]:
         Hydra.format_config_groups = replaced  # type: ignore[method-assign]
 
 
-def choices_of(hydra: Hydra) -> dict[str, list[str]]:
+def choices_by_group(hydra: Hydra) -> dict[str, list[str]]:
     """Group → its choices, sorted. Hydra's own listing copies all its sources for each group, which takes a second."""
     sources = hydra.config_loader.get_sources()
 
@@ -57,7 +57,7 @@ def choices_of(hydra: Hydra) -> dict[str, list[str]]:
     return {group: choices[group] for group in sorted(choices) if choices[group]}
 
 
-def page(choices: dict[str, list[str]]) -> str:
+def help_text(choices: dict[str, list[str]]) -> str:
     """Sections of groups, each with its choices."""
     listed_groups = {group for section in GROUPS_BY_SECTION.values() for group in section}
     sections = GROUPS_BY_SECTION | {USER_SECTION: tuple(sorted(choices.keys() - listed_groups))}

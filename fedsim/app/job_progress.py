@@ -25,7 +25,7 @@ LEADING_METRICS = (
 T = TypeVar("T")
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """In the unit that people would use."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
@@ -68,7 +68,7 @@ class JobProgress:
         """The time that is left after a share of all work; nothing before there is any."""
         if not 0 < share < 1:
             return ""
-        return f", about {duration((self._clock() - self._began) * (1 - share) / share)} left"
+        return f", about {duration_text((self._clock() - self._began) * (1 - share) / share)} left"
 
     def jobs_finished(self, count: int = 1) -> None:
         """So many more jobs have ended; whoever calls it has said so."""
@@ -86,7 +86,7 @@ class JobProgress:
             return
         self._last = self._clock()
         share = self.done_jobs / max(self.total, 1) if share is None else share
-        spent = duration(self._clock() - self._began)
+        spent = duration_text(self._clock() - self._began)
         line = f"{self.done_jobs}/{self.total} {self.noun} done after {spent}{self.remaining(share)}"
         self._say("; ".join(filter(None, [line, detail()])))
 
@@ -136,7 +136,7 @@ def best_so_far(folders: Sequence[Path]) -> str:
     return f"best so far: {metric_text(name, value)} ({folder_name})"
 
 
-def as_they_end(
+def yield_finished_futures(
     futures: Sequence[Future[T]], progress: JobProgress, detail: Callable[[], str] = lambda: ""
 ) -> Iterator[Future[T]]:
     """The futures, each as it ends, with a word on the others every ten seconds."""

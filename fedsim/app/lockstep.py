@@ -112,7 +112,7 @@ class ComposedJob(Job[Any]):
         self.foldable = False
         self.returned = run_job(
             hydra_context=context,
-            task_function=functools.partial(cli.of_sweep, shared=shared, drive=self._drive),
+            task_function=functools.partial(cli.sweep_run_steps, shared=shared, drive=self._drive),
             config=job_config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
@@ -140,7 +140,7 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
     watch = LockstepProgress(progress, [job.folder for job in jobs], [int(job.config.rounds) for job in jobs])
     errors: list[BaseException] = []
     try:
-        folds = _folds_of(jobs)
+        folds = _foldable_job_groups(jobs)
         in_folds = {job for fold in folds for job in fold.jobs}
         alone = [job for job in jobs if job not in in_folds and not job.ended]
         progress.jobs_finished(sum(job.ended for job in jobs))
@@ -161,7 +161,7 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
     return errors
 
 
-def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
+def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
     """Jobs that go together as one federation each."""
     folds = []
     for positions in foldable_groups([job.config for job in jobs], [job.folder for job in jobs]):
@@ -173,7 +173,7 @@ def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
         obstacle = waiting[0].run.obstacle() if waiting and waiting[0].run is not None else None
         if len(waiting) > 1 and obstacle is None:
             log.info("%d jobs differ only in numbers of their rows: they run as one federation", len(waiting))
-            folds.append(Fold(waiting, functools.partial(_federation_of, [job.config for job in waiting])))
+            folds.append(Fold(waiting, functools.partial(_combined_composition, [job.config for job in waiting])))
             continue
         if obstacle is not None:
             log.info("%d jobs are not folded into one federation, because of %s", len(waiting), obstacle)
@@ -182,7 +182,7 @@ def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
     return folds
 
 
-def _federation_of(configs: Sequence[DictConfig]) -> Simulation:
+def _combined_composition(configs: Sequence[DictConfig]) -> Simulation:
     """What has the replicates of them all."""
     simulation, _, _ = build(combined(configs))
     return simulation

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app.config import groups
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
@@ -38,12 +38,12 @@ KEYS_NOT_PER_CHOICE = (
 USAGE_EXAMPLE = f"write {WHEN_KEY}.GROUP.CHOICE.KEY=VALUE, such as {WHEN_KEY}.local.pofl.local.history=6"
 
 
-def with_plus(arguments: Sequence[str]) -> list[str]:
+def add_plus_prefix(arguments: Sequence[str]) -> list[str]:
     """The same command with Hydra's prefix for new keys, which users need not write here."""
     return [f"++{text}" if text.startswith(f"{WHEN_KEY}.") else text for text in arguments]
 
 
-def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
+def apply_choice_settings(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
     """Apply the settings under `when` for these choices, and remove `when`.
 
     A key set on the command line takes precedence over `when` in a file, but not over `when` on the command line, which
@@ -61,10 +61,10 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
         return
     content: Any = OmegaConf.to_container(cfg, resolve=False)
     block = content[WHEN_KEY]
-    override_keys = {key_of(text) for text in overrides} - groups().keys()
-    settings = list(_settings(block, choices, override_keys)) if block not in (None, {}) else []
+    override_keys = {override_key(text) for text in overrides} - groups().keys()
+    settings = list(_current_settings(block, choices, override_keys)) if block not in (None, {}) else []
     for key, _, source in settings:
-        _check(cfg, key, source, choices)
+        _check_choice_key(cfg, key, source, choices)
     for key, value, source in settings:
         try:
             OmegaConf.update(cfg, key, value, merge=True, force_add=_is_custom(key, choices))
@@ -74,23 +74,25 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
         cfg.pop(WHEN_KEY)
 
 
-def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -> Iterator[tuple[str, Any, str]]:
+def _current_settings(
+    block: Any, choices: Mapping[str, str], override_keys: set[str]
+) -> Iterator[tuple[str, Any, str]]:
     """Key, value and location of the settings for the current choices."""
-    for group, choice, content in _choices(block, ""):
+    for group, choice, content in _entries_by_choice(block, ""):
         if choices.get(group) != choice:
             continue
         path = f"{WHEN_KEY}.{group.replace('/', '.')}.{choice}"
         for key, value in flatten(content):
-            if _within(f"{path}.{key}", override_keys) or not _within(key, override_keys):
+            if _is_overridden(f"{path}.{key}", override_keys) or not _is_overridden(key, override_keys):
                 yield key, value, f"{path}.{key}"
 
 
-def _within(key: str, override_keys: set[str]) -> bool:
+def _is_overridden(key: str, override_keys: set[str]) -> bool:
     """Whether an override sets the key or a mapping that contains it."""
     return any(key == name or key.startswith(f"{name}.") for name in override_keys)
 
 
-def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _entries_by_choice(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
     where = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
     if not isinstance(block, dict):
@@ -98,12 +100,12 @@ def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]
     for word, content in block.items():
         inner = f"{outer}/{word}" if outer else str(word)
         if inner in groups():
-            yield from _choices(content, inner)
+            yield from _entries_by_choice(content, inner)
         elif not outer:
             raise ConfigError(
                 f"{where}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {USAGE_EXAMPLE}"
             )
-        elif str(word) not in (options := _options(outer)):
+        elif str(word) not in (options := _choices_of_group(outer)):
             raise ConfigError(f"{where}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
         elif not isinstance(content, dict):
             raise ConfigError(f"{where}.{word}={content!r} is not a setting; {USAGE_EXAMPLE}")
@@ -111,7 +113,7 @@ def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]
             yield outer, str(word), {str(key): value for key, value in content.items()}
 
 
-def _options(group: str) -> list[str]:
+def _choices_of_group(group: str) -> list[str]:
     """The choices of a group, including those in configuration folders of the user."""
     options = list(groups()[group])
     if GlobalHydra.instance().is_initialized():
@@ -129,7 +131,7 @@ def _is_custom(key: str, choices: Mapping[str, str]) -> bool:
     return choices.get(key.rpartition(".")[0].replace(".", "/")) == "custom"
 
 
-def _check(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -> None:
+def _check_choice_key(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -> None:
     """Raise an error for keys that are not settings of the run, and for those that cannot depend on a choice."""
     if key.partition(".")[0] in KEYS_NOT_PER_CHOICE:
         raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; set it for all runs")

@@ -33,7 +33,7 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
     Raises:
         ConfigError: the key, its value, and what would work.
     """
-    type_hints = hints(target)
+    type_hints = argument_hints(target)
     for name, value in settings.items():
         annotation = type_hints.get(name, Any)
         if value != "???" and not fits_hint(value, annotation):
@@ -56,7 +56,7 @@ def _quoting_advice(value: Any, hint: Any) -> str:
     return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
 
-def hints(target: Callable[..., Any]) -> dict[str, Any]:
+def argument_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Argument → annotation; of a class, also of those that it hands on to the classes it derives from."""
     type_hints: dict[str, Any] = {}
     for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else [target]:

@@ -21,7 +21,7 @@ SWEEP_FLAGS = {"-m", "--multirun"}
 
 
 @contextlib.contextmanager
-def composed_once() -> Iterator[None]:
+def reuse_composition() -> Iterator[None]:
     """Within the block Hydra runs the configuration from which it has read the mode."""
     get_mode, load = Hydra.get_mode, ConfigLoaderImpl.load_configuration
     composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}

@@ -27,14 +27,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import sweep_progress
-from fedsim.app.config import KEYS_WITHOUT_EFFECT, identity, resolved_settings
-from fedsim.app.explain import explain, in_one_line, unresolved_reason
-from fedsim.app.folders import folder_name, key_of, new_folder
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, resolved_settings, run_identity
+from fedsim.app.explain import explain, unresolved_reason, without_line_breaks
+from fedsim.app.folders import folder_name, new_folder, override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
-from fedsim.core.files import real_folder, replacement_file
+from fedsim.core.files import ensure_real_folder, replacement_file
 from fedsim.core.lock import Lock
-from fedsim.core.speaking import printable
+from fedsim.core.speaking import escape_unprintable
 
 if TYPE_CHECKING:
     from fedsim.run.stopping import Stopped
@@ -61,7 +61,7 @@ FinalMetrics = dict[str, tuple[float, float]]
 
 def print_to_stderr(*words: str, **print_options: Any) -> None:
     """Print to what is standard error by now."""
-    print(*map(printable, words), file=sys.stderr, **print_options)
+    print(*map(escape_unprintable, words), file=sys.stderr, **print_options)
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Leave the record, whole at every moment."""
-        with replacement_file(real_folder(folder) / f"{self.number}.json") as file:
+        with replacement_file(ensure_real_folder(folder) / f"{self.number}.json") as file:
             file.write(json.dumps(asdict(self)) + "\n")
 
 
@@ -102,10 +102,10 @@ def sweep_job(
     """
     hydra = HydraConfig.get()  # of this run; when its steps are taken it may be another one's
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
-    return _carried_out(cfg, folder, run, show, hydra, record)
+    return _run_sweep_job(cfg, folder, run, show, hydra, record)
 
 
-def _carried_out(
+def _run_sweep_job(
     cfg: DictConfig,
     folder: Path,
     run: Callable[[], TaskGenerator[Result]],
@@ -127,12 +127,12 @@ def _carried_out(
                 result = yield from run()
             except Stopped as stopped:
                 stop = stopped
-                result = _result_of(stopped)
+                result = _result_before_stop(stopped)
             final = result.final
             record.status = "done"
             direction = hydra.sweeper.get("direction") if cfg.objective else None
-            best = sweep_progress.best(records, folder, record.overrides, cfg.objective, direction)
-            print(f"{sweep_progress.position(records, record.number)} {show(result)}{best}", flush=True)
+            best = sweep_progress.best_run_text(records, folder, record.overrides, cfg.objective, direction)
+            print(f"{sweep_progress.progress_text(records, record.number)} {show(result)}{best}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
@@ -150,7 +150,7 @@ def _carried_out(
     return value
 
 
-def _result_of(stop: Stopped) -> Result:
+def _result_before_stop(stop: Stopped) -> Result:
     """What a run measured that was asked to stop in its last round; where it failed instead, or had further rounds to
     do, that is raised."""
     if stop.__cause__ is not None:
@@ -172,7 +172,7 @@ def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
     if isinstance(error, OmegaConfBaseException):
         return "failed", explain(error)
     log.exception("run failed: %s", folder)
-    return "failed", one_line(error)
+    return "failed", error_line(error)
 
 
 def _grid_size(overrides: list[Any]) -> int:
@@ -190,7 +190,7 @@ def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
         final = json.loads((folder / SUMMARY).read_text())["final"]
         stored_config = OmegaConf.load(folder / CONFIG)
         assert isinstance(stored_config, DictConfig)
-        if identity(stored_config, KEYS_WITHOUT_EFFECT) != identity(cfg, KEYS_WITHOUT_EFFECT):
+        if run_identity(stored_config, KEYS_WITHOUT_EFFECT) != run_identity(cfg, KEYS_WITHOUT_EFFECT):
             return None
         results = {name: (summary["mean"], summary["std"]) for name, summary in final.items()}  # null: not a number
         return {
@@ -229,7 +229,7 @@ def _objective(name: str | None, final: FinalMetrics) -> float | None:
     return mean
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error of somebody else's code."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -254,10 +254,12 @@ class SweepCallback(Callback):
             sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
         parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
-        swept = {key_of(override.get_key_element()) for override in parsed_overrides if override.is_sweep_override()}
+        swept = {
+            override_key(override.get_key_element()) for override in parsed_overrides if override.is_sweep_override()
+        }
         if "out" in swept:
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
-        fixed = sorted({key_of(override.get_key_element()) for override in parsed_overrides} - swept | {"out"})
+        fixed = sorted({override_key(override.get_key_element()) for override in parsed_overrides} - swept | {"out"})
         # launchers compose every run again, from these and the run's own overrides
         config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed))}]")
         try:
@@ -266,7 +268,7 @@ class SweepCallback(Callback):
                 config.hydra.overrides.hydra.append(f"out={config.out!r}")
             SweepCallback.lock = Lock(Path(folder_name("out", config.out)))
         except ConfigError as error:
-            sys.exit(f"fedsim: {in_one_line(str(error))}")
+            sys.exit(f"fedsim: {without_line_breaks(str(error))}")
         except OSError as error:
             sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
         SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS_FOLDER
@@ -279,11 +281,13 @@ class SweepCallback(Callback):
             total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
             if total is not None:
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
-                with replacement_file(real_folder(SweepCallback.records) / sweep_progress.TOTAL_RUNS_FILE) as file:
+                with replacement_file(
+                    ensure_real_folder(SweepCallback.records) / sweep_progress.TOTAL_RUNS_FILE
+                ) as file:
                     file.write(json.dumps([total, time.time()]))
 
 
-def conclude(problem: str | None = None) -> bool:
+def report_sweep_end(problem: str | None = None) -> bool:
     """Say how the sweep that began here ended; True where every run did well.
 
     Args:
@@ -314,8 +318,8 @@ def conclude(problem: str | None = None) -> bool:
         print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
     missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
-        reason = in_one_line(record.message) or "its process died without reporting, or still runs elsewhere"
-        print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_label(record, records)}: {reason}")
+        reason = without_line_breaks(record.message) or "its process died without reporting, or still runs elsewhere"
+        print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_override_label(record, records)}: {reason}")
     if problem is not None:
         print_to_stderr(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:
@@ -323,7 +327,7 @@ def conclude(problem: str | None = None) -> bool:
     return not missing and problem is None
 
 
-def _label(record: Record, among: list[Record]) -> str:
+def _override_label(record: Record, among: list[Record]) -> str:
     """The overrides in which a run differs from some other of its sweep."""
     shared = set(record.overrides).intersection(*(sibling.overrides for sibling in among))
     differing_overrides = [override for override in record.overrides if override not in shared]

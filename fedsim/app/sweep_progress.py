@@ -11,14 +11,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 
 TOTAL_RUNS_FILE = "total"  # file among a sweep's records: how many runs it has, and when it began
 SUMMARY_FILE = "summary.json"
 SUCCESSFUL_STATUSES = ("done", "kept")
 
 
-def position(records: Path, number: int) -> str:
+def progress_text(records: Path, number: int) -> str:
     """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
     done. Where jobs end together the time that is left says nothing, and is left out.
 
@@ -26,7 +26,7 @@ def position(records: Path, number: int) -> str:
         records: folder of the sweep's records.
         number: of the run that has ended now.
     """
-    from fedsim.app.job_progress import duration
+    from fedsim.app.job_progress import duration_text
 
     try:
         total, began = json.loads((records / TOTAL_RUNS_FILE).read_text())
@@ -37,11 +37,13 @@ def position(records: Path, number: int) -> str:
     unfinished = any(sibling["status"] == "running" for sibling in siblings)
     seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
     return f"[{done_jobs}/{total}]" + (
-        f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
+        f", about {duration_text(seconds_left)} left:" if done_jobs < total and not unfinished else ""
     )
 
 
-def best(records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None) -> str:
+def best_run_text(
+    records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None
+) -> str:
     """'; best so far: test_accuracy 0.83 (lr=0.1)' of the runs that have ended; '' for the first one.
 
     Args:
@@ -53,8 +55,8 @@ def best(records: Path, folder: Path, overrides: list[str], objective: str | Non
     from fedsim.app.job_progress import leading_metric, metric_text
     from fedsim.evaluation.columns import is_higher_better
 
-    runs = [(folder, overrides), *_ended(records, folder)]
-    finals = [(final, texts) for run_folder, texts in runs if (final := _final(run_folder))]
+    runs = [(folder, overrides), *_ended_records(records, folder)]
+    finals = [(final, texts) for run_folder, texts in runs if (final := _final_metrics(run_folder))]
     first = leading_metric(finals[0][0]) if finals else None
     name = objective or (first[0] if first else None)
     values = [(final[name], texts) for final, texts in finals if name in final and math.isfinite(final[name])]
@@ -63,7 +65,7 @@ def best(records: Path, folder: Path, overrides: list[str], objective: str | Non
     upwards = is_higher_better(name) if direction is None else "max" in str(direction).lower()
     value, texts = (max if upwards else min)(values, key=lambda entry: entry[0])
     shared = set(texts).intersection(*(run_texts for _, run_texts in runs))
-    differing = [text for text in texts if text not in shared and key_of(text) != "out"]
+    differing = [text for text in texts if text not in shared and override_key(text) != "out"]
     return f"; best so far: {metric_text(name, value)} ({' '.join(differing)})"
 
 
@@ -73,7 +75,7 @@ def expected_runs(sweeper: DictConfig) -> int | None:
     return trials if isinstance(trials, int) else None
 
 
-def _ended(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
+def _ended_records(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
     for path in records.glob("*.json"):
         try:
             record = json.loads(path.read_text())
@@ -83,7 +85,7 @@ def _ended(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
             yield Path(record["folder"]), record["overrides"]
 
 
-def _final(folder: Path) -> dict[str, float]:
+def _final_metrics(folder: Path) -> dict[str, float]:
     """Metric → its mean over replicates after the last round; nothing where there is no summary."""
     try:
         final = json.loads((folder / SUMMARY_FILE).read_text())["final"]

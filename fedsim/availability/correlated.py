@@ -154,7 +154,7 @@ class CommonFactor(_GroupedAvailability):
     def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""
         seeds = self.population.seeds
-        fresh = rng.of_seeds(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
+        fresh = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
         if factor is None:
             return fresh
         return self.persistence * factor + math.sqrt(1 - self.persistence**2) * fresh

@@ -86,4 +86,4 @@ class Cyclic(Availability):
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
             return np.asarray(members == group)
 
-        return rng.of_seeds(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle)
+        return rng.draws_by_seed(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle)

@@ -15,12 +15,12 @@ from fedsim.availability.recorded import (
     Recorded,
     UnmatchedRecordsPolicy,
 )
-from fedsim.availability.times import duration, instant, times
+from fedsim.availability.times import parse_instant, round_duration, time_column
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import called_of, sort_names
-from fedsim.data.datasets.own.table_columns import Columns, columns
+from fedsim.data.datasets.own.samples import entry_name, sort_names
+from fedsim.data.datasets.own.table_columns import Columns, read_columns
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class TraceLog(Recorded):
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         self.cover = cover
-        table = columns(self.path, key="availability.path")
+        table = read_columns(self.path, key="availability.path")
         check_roles(table, self.source, {"client": client, "start": start, "end": end})
         self.names, client_index = numbered_clients(table, client)
         self._read(table, start, end, client_index, round, begin, until)
@@ -76,7 +76,7 @@ class TraceLog(Recorded):
         until: float | str | None,
     ) -> None:
         """Sessions, sorted and united, and the rounds that they fill."""
-        first, last = times(table, start), times(table, end)
+        first, last = time_column(table, start), time_column(table, end)
         if first.kind != last.kind:
             raise ConfigError(
                 f"{self.source}: {start!r} and {end!r} are times of different kinds; use the same kind for both"
@@ -85,9 +85,9 @@ class TraceLog(Recorded):
         if wrong.any():
             row = int(wrong.argmax())
             raise ConfigError(f"{self.source}: {table.row_label(row)}: the session ends before it begins")
-        self._step = duration("round", round, first.kind)
-        begins = first.of.min() if begin is None else instant("begin", begin, first.kind)
-        ends = last.of.max() if until is None else instant("until", until, first.kind)
+        self._step = round_duration("round", round, first.kind)
+        begins = first.of.min() if begin is None else parse_instant("begin", begin, first.kind)
+        ends = last.of.max() if until is None else parse_instant("until", until, first.kind)
         if not ends > begins:
             raise ConfigError(
                 f"{self.source}: no time lies between its beginning and end; see availability.begin and until"
@@ -127,25 +127,25 @@ class TraceLog(Recorded):
         self._starts = np.unique(self._start)
         self._keys = self._who * (len(self._starts) + 1) + np.searchsorted(self._starts, self._start, "right")
         before = np.concatenate([[0.0], np.cumsum(self._end - self._start)])
-        self._before, self._first = before, np.searchsorted(self._who, np.arange(len(self.names or [])))
+        self._before, self._first_session = before, np.searchsorted(self._who, np.arange(len(self.names or [])))
 
-    def _until(self, moment: float) -> np.ndarray:
+    def _time_present_before(self, moment: float) -> np.ndarray:
         """[n] how long each client was there before this moment."""
         clients = np.arange(len(self.names or []))
         query = clients * (len(self._starts) + 1) + np.searchsorted(self._starts, moment, "right")
         session = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
-        started_mask = session >= self._first
+        started_mask = session >= self._first_session
         if not len(self._who):
             return np.zeros(len(clients))
         session = np.where(started_mask, session, 0)
-        completed_time = self._before[session] - self._before[self._first]
+        completed_time = self._before[session] - self._before[self._first_session]
         return np.where(
             started_mask, completed_time + np.minimum(moment, self._end[session]) - self._start[session], 0.0
         )
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
         """[n] zeros and ones."""
-        covered = self._until((t + 1) * self._step) - self._until(t * self._step)
+        covered = self._time_present_before((t + 1) * self._step) - self._time_present_before(t * self._step)
         threshold = self.cover * self._step
         return (covered > 1e-9 * self._step if threshold == 0 else covered >= threshold * (1 - 1e-9)).astype(np.float64)
 
@@ -175,7 +175,7 @@ def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
 
 def _clients_of_lines(table: Columns, name: str) -> list[str]:
     """[N] whose line it is."""
-    client_names = [called_of(value) for value in table[name].tolist()]
+    client_names = [entry_name(value) for value in table[name].tolist()]
     lacking = next((row for row, value in enumerate(client_names) if value is None), None)
     if lacking is not None:
         raise ConfigError(f"{table.source}: {table.row_label(lacking)} has no {name!r}; name a client, or leave it out")

@@ -75,12 +75,12 @@ class Recorded(Availability):
             if of not in record_indices and self.match != "draw":
                 record_indices[of] = self._indices_of(of, population.clients)
         if self.match == "draw":
-            self._record_index = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
+            self._record_index = np.stack([self._draw_records(seed, population.clients) for seed in population.seeds])
         else:
             self._record_index = np.stack([record_indices[of] for of in names])
         super().setup(population)
 
-    def _draw(self, seed: int, clients: int) -> np.ndarray:
+    def _draw_records(self, seed: int, clients: int) -> np.ndarray:
         """[m] records for the clients of a replicate."""
         recorded = len(self.recorded_probabilities(0))
         if recorded < clients:
@@ -109,10 +109,10 @@ class Recorded(Availability):
         client_names = [str(number) for number in range(clients)] if names is None else list(names)
         at = {name: record_index for record_index, name in enumerate(recorded)}
         record_index = np.array([at.get(name, -1) for name in client_names])
-        self._refuse(client_names, names is not None, record_index)
+        self._refuse_unmatched(client_names, names is not None, record_index)
         return record_index
 
-    def _refuse(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
+    def _refuse_unmatched(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
         """Refuse records that are nobody's, and clients that have none."""
         assert self.names is not None
         client_names = set(client_list)

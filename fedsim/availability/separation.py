@@ -86,11 +86,11 @@ class MinimumSeparation(Bernoulli):
 
     def _next(self, previous: _SeparationState | None, t: int) -> _SeparationState:
         p = self.conditional_probability(t)
-        previous = previous or self._first(p)
+        previous = previous or self._initial_state(p)
         ready = t - previous.last > self.separation
         coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
-            active = self._drawn(np.where(ready, p, 0.0), coins)
+            active = self._drawn_clients(np.where(ready, p, 0.0), coins)
             return _SeparationState(active, np.where(active, t, previous.last), p)
         active = ready & (coins < p)
         last = np.where(active, t, previous.last)
@@ -100,7 +100,7 @@ class MinimumSeparation(Bernoulli):
         recent = np.concatenate([previous.recent[1:], marginal[None]])
         return _SeparationState(active, last, marginal, recent)
 
-    def _first(self, p: np.ndarray) -> _SeparationState:
+    def _initial_state(self, p: np.ndarray) -> _SeparationState:
         """Before round 0: with coins as if p had been that of round 0 for ever, else nobody rests."""
         last = np.full(p.shape, -self.separation - 1)
         marginal = p / (1 + self.separation * p)
@@ -115,7 +115,7 @@ class MinimumSeparation(Bernoulli):
         )
         return _SeparationState(np.zeros(p.shape, dtype=bool), last, marginal, recent)
 
-    def _drawn(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
+    def _drawn_clients(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
         """[R, m] k of each replicate, ∝ p without replacement: those whose exponential times of rate p end first."""
         assert self.k is not None
         times = np.where(p > 0, -np.log1p(-coins) / np.where(p > 0, p, 1.0), np.inf)

@@ -99,7 +99,7 @@ class DeviceSessions(Availability):
 
     def _next(self, previous: _SessionState | None, t: int) -> _SessionState:
         if previous is None:
-            return self._first()
+            return self._initial_state()
         on, until, level = previous.on.copy(), previous.until.copy(), previous.level.copy()
         for replicate, seed in enumerate(self.population.seeds):
             turn = 0
@@ -107,27 +107,27 @@ class DeviceSessions(Availability):
                 draws = rng.generator(seed, rng.Purpose.SPELL, t, turn).random((2, self.population.clients))
                 on[replicate] ^= end_mask
                 mean = np.where(on[replicate], self.length, self._off[replicate])
-                until[replicate] += np.where(end_mask, self._length(mean, draws[0]), 0.0)
+                until[replicate] += np.where(end_mask, self._session_lengths(mean, draws[0]), 0.0)
                 level[replicate] = np.where(end_mask, draws[1], level[replicate])
                 turn += 1
         return _SessionState(on, until, level)
 
-    def _first(self) -> _SessionState:
+    def _initial_state(self) -> _SessionState:
         draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         on = draws[:, 0] < self.base_probabilities
         mean = np.where(on, self.length, self._off)
         # the stretch that covers round 0 is a long one; of it, what comes after is uniform
-        remaining_length = draws[:, 1] * self._length(mean, draws[:, 2], biased=True)
+        remaining_length = draws[:, 1] * self._session_lengths(mean, draws[:, 2], biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
         return _SessionState(on, remaining_length, draws[:, 3])
 
-    def _length(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
+    def _session_lengths(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
         """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            drawn = mean * self._standard(u, biased)
+            drawn = mean * self._standard_lengths(u, biased)
         return np.where(np.isinf(mean), np.inf, drawn)
 
-    def _standard(self, u: np.ndarray, biased: bool) -> np.ndarray:
+    def _standard_lengths(self, u: np.ndarray, biased: bool) -> np.ndarray:
         """Lengths of mean 1, by inversion."""
         from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
 

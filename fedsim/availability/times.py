@@ -42,7 +42,7 @@ class Times:
     of: np.ndarray
 
 
-def duration(key: str, value: float | str, kind: str) -> float:
+def round_duration(key: str, value: float | str, kind: str) -> float:
     """How long a round is, in the unit of times of this kind.
 
     Raises:
@@ -71,7 +71,7 @@ def duration(key: str, value: float | str, kind: str) -> float:
     return length
 
 
-def times(table: Columns, name: str) -> Times:
+def time_column(table: Columns, name: str) -> Times:
     """A column of numbers or timestamps.
 
     Raises:
@@ -86,7 +86,7 @@ def times(table: Columns, name: str) -> Times:
         return Times("local", values.astype("datetime64[us]").astype(np.int64))
     numbers = None if values.dtype.kind == "b" else as_numbers(values, gaps)
     if numbers is None:
-        return _stamps(table, name, values)
+        return _parse_timestamps(table, name, values)
     bad = ~np.isfinite(numbers)
     if bad.any():
         row = int(bad.argmax())
@@ -94,10 +94,10 @@ def times(table: Columns, name: str) -> Times:
     return Times("numbers", numbers)
 
 
-def instant(key: str, value: Any, kind: str) -> float:
+def parse_instant(key: str, value: Any, kind: str) -> float:
     """A single time of this kind."""
     label = f"availability.{key}"
-    instants = times(Columns(label, {label: np.array([value], dtype=object)}, lambda n: "it"), label)
+    instants = time_column(Columns(label, {label: np.array([value], dtype=object)}, lambda n: "it"), label)
     if instants.kind != kind:
         raise ConfigError(
             key=key, value=value, needs=f"is of other times than the log, which has {TIME_KIND_DESCRIPTIONS[kind]}"
@@ -105,12 +105,12 @@ def instant(key: str, value: Any, kind: str) -> float:
     return instants.of[0].item()
 
 
-def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
+def _parse_timestamps(table: Columns, name: str, values: np.ndarray) -> Times:
     """Timestamps that stand in words, or are objects of Python's datetime."""
     microseconds, kinds = np.empty(len(values), dtype=np.int64), set()
     epoch = datetime.datetime(1970, 1, 1)
     for row, value in enumerate(values.tolist()):
-        stamp = value if isinstance(value, datetime.datetime) else _parsed(value)
+        stamp = value if isinstance(value, datetime.datetime) else _parse_iso_timestamp(value)
         if stamp is None:
             raise ConfigError(
                 f"{table.source}: {table.row_label(row)}: {str(value)!r} in {name!r} is neither a number nor a "
@@ -126,7 +126,7 @@ def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
     return Times(kinds.pop(), microseconds)
 
 
-def _parsed(value: Any) -> datetime.datetime | None:
+def _parse_iso_timestamp(value: Any) -> datetime.datetime | None:
     """What ISO 8601 makes of it; Python 3.10 wants +00:00 for Z, and three or six digits of a second."""
     text = re.sub(r"\.(\d{1,6})\d*", lambda match: "." + match[1].ljust(6, "0"), str(value).strip())
     try:

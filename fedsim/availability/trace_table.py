@@ -15,7 +15,7 @@ from fedsim.availability.recorded import (
     UnmatchedRecordsPolicy,
 )
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing, read_columns
 
 PROBABILITY_BY_WORD = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
@@ -44,12 +44,12 @@ class TraceTable(Recorded):
         missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
-        table = columns(self.path, key="availability.path")
+        table = read_columns(self.path, key="availability.path")
         check_roles(table, self.source, {"client": client, "round": round, "available": available})
         names, client_index = numbered_clients(table, client)
         self.names = names
-        round_numbers = rounds(table, round)
-        values = np.ones(len(table)) if available is None else probabilities(table, available)
+        round_numbers = round_column(table, round)
+        values = np.ones(len(table)) if available is None else probability_column(table, available)
         self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(values, (0.0, 1.0)).all() else ""
         round_numbers = round_numbers - round_numbers.min()
         self.length = int(round_numbers.max()) + 1
@@ -69,7 +69,7 @@ class TraceTable(Recorded):
         return record_values
 
 
-def rounds(table: Columns, name: str) -> np.ndarray:
+def round_column(table: Columns, name: str) -> np.ndarray:
     """[N] int64, the rounds of the lines."""
     numbers = as_numbers(table[name], is_missing(table[name]))
     if numbers is None:
@@ -87,12 +87,12 @@ def rounds(table: Columns, name: str) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def probabilities(table: Columns, name: str) -> np.ndarray:
+def probability_column(table: Columns, name: str) -> np.ndarray:
     """[N] numbers from 0 to 1, or words for both ends."""
     values = table[name]
     numbers = as_numbers(values, is_missing(values))
     if numbers is None:
-        numbers = np.array([_probability(value) for value in values.tolist()])
+        numbers = np.array([_parse_probability(value) for value in values.tolist()])
     bad = ~((numbers >= 0) & (numbers <= 1))
     if bad.any():
         row = int(bad.argmax())
@@ -104,7 +104,7 @@ def probabilities(table: Columns, name: str) -> np.ndarray:
     return numbers
 
 
-def _probability(value: Any) -> float:
+def _parse_probability(value: Any) -> float:
     """NaN where it is none."""
     word = str(value).strip().lower()
     if word in PROBABILITY_BY_WORD:

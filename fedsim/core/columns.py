@@ -14,7 +14,7 @@ from fedsim.core.memory import Memory
 OWN, AVERAGED = "own columns", "averaged columns"  # names in a memory
 
 
-def one_piece(numbers: Tensor) -> Tensor | slice:
+def slice_if_contiguous(numbers: Tensor) -> Tensor | slice:
     """A slice in the place of whole numbers that follow one another: it copies nothing."""
     if len(numbers) and bool((numbers.diff() == 1).all()):
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
@@ -65,7 +65,7 @@ class ParameterPartition:
 
     @functools.cached_property
     def _shared(self) -> Tensor | slice:
-        return one_piece(self.shared)
+        return slice_if_contiguous(self.shared)
 
     def shared_part(self, rows: Tensor) -> Tensor:
         """[…, d] → […, d_s], what strategies see."""
@@ -87,7 +87,7 @@ class ParameterPartition:
         averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
         return self.join(shared, private_columns, averaged)
 
-    def of_server(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
+    def server_rows(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
         """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
         evaluated; nobody has it."""
         if not self.is_divided:
@@ -121,7 +121,7 @@ class ParameterPartition:
     def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
         """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
         if len(self.private):
-            memory.scatter_of(cohort, OWN, rows[:, self.private])
+            memory.scatter_entry(cohort, OWN, rows[:, self.private])
         if len(self.averaged) and memory.writable:
             mean = cohort.mean(rows[:, self.averaged], cohort.weights(cohort.federation.weighting))
             memory.server[AVERAGED] = cohort.unless_empty(mean, memory.server[AVERAGED])

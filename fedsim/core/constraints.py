@@ -257,7 +257,7 @@ class _Parameters:
         for index, parameter in enumerate(inspect.signature(function).parameters.values()):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            if (check := _check_of(hints.get(parameter.name))) is None:
+            if (check := _check_for_hint(hints.get(parameter.name))) is None:
                 continue
             default = _NO_DEFAULT if parameter.default is _DEFAULT_FACTORY_MARKER else parameter.default
             if default is not _NO_DEFAULT:
@@ -344,7 +344,7 @@ def _allowed_text(hint: Any) -> str:
     )
 
 
-def _check_of(hint: Any) -> CheckFunction | None:
+def _check_for_hint(hint: Any) -> CheckFunction | None:
     """The check that an annotation asks for; None where it asks for none."""
     if not any(constraints(hint)):
         return None
@@ -352,14 +352,14 @@ def _check_of(hint: Any) -> CheckFunction | None:
     if origin is Annotated:
         inner, *markers = typing.get_args(hint)
         steps = [marker.check for marker in markers if isinstance(marker, Constraint)]
-        of_inner = _check_of(inner)
-        return _chain([*([of_inner] if of_inner else []), *steps])
+        of_inner = _check_for_hint(inner)
+        return _chain_checks([*([of_inner] if of_inner else []), *steps])
     if origin in (Union, types.UnionType):
-        return _of_alternatives(typing.get_args(hint))
+        return _alternatives_check(typing.get_args(hint))
     if _is_list(hint):
-        inner_check = _check_of(typing.get_args(hint)[0])
+        inner_check = _check_for_hint(typing.get_args(hint)[0])
         assert inner_check is not None
-        return _of_entries(inner_check)
+        return _list_check(inner_check)
     return None
 
 
@@ -372,7 +372,7 @@ def _is_list_like(value: Any) -> bool:
     return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
-def _chain(steps: list[CheckFunction]) -> CheckFunction:
+def _chain_checks(steps: list[CheckFunction]) -> CheckFunction:
     if len(steps) == 1:
         return steps[0]
 
@@ -384,7 +384,7 @@ def _chain(steps: list[CheckFunction]) -> CheckFunction:
     return check
 
 
-def _of_entries(check: CheckFunction) -> CheckFunction:
+def _list_check(check: CheckFunction) -> CheckFunction:
     def check_entries(key: str, value: Any) -> Any:
         if not _is_list_like(value):
             raise ConfigError(key=key, value=value, needs="must be a list")
@@ -394,11 +394,11 @@ def _of_entries(check: CheckFunction) -> CheckFunction:
     return check_entries
 
 
-def _of_alternatives(alternatives: tuple[Any, ...]) -> CheckFunction:
+def _alternatives_check(alternatives: tuple[Any, ...]) -> CheckFunction:
     """Of a list, that of lists; of other values that of single ones, unless they are of a class that is not
     constrained."""
-    of_lists = next((_check_of(hint) for hint in alternatives if _is_list(hint)), None)
-    of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_of(hint))), None)
+    of_lists = next((_check_for_hint(hint) for hint in alternatives if _is_list(hint)), None)
+    of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_for_hint(hint))), None)
     free = tuple(hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint))  # NoneType among them
 
     def check_one(key: str, value: Any) -> Any:

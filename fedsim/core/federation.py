@@ -283,13 +283,13 @@ class Cohort(RowStatistics):
         Among values that are equal up to rounding, or with `exactly` among equal ones, random numbers decide, which are
         a function of seed, round and client (`fedsim.core.ties`).
         """
-        relative = 0.0 if exactly else ties.tolerance(values.dtype)
+        relative = 0.0 if exactly else ties.relative_tolerance(values.dtype)
         host, virtual, bounds = self.all_gather_host(values.cpu().numpy())
         chosen = []
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             clients = virtual[a:b] % self.federation.clients
             breakers = ties.tie_breakers(self.federation.seeds[r], clients, self.round)
-            chosen.append(virtual[a:b][ties.largest(host[a:b], k, breakers, relative)])
+            chosen.append(virtual[a:b][ties.largest_positions(host[a:b], k, breakers, relative)])
         return self.subset(np.flatnonzero(np.isin(self.host.virtual, np.concatenate(chosen))))
 
     @property

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 PerClientNumbers = Real | Sequence[Real]  # one for all clients, or one each
 
 
-def per_client(
+def numbers_per_client(
     key: str,
     value: PerClientNumbers,
     spread: float,
@@ -55,7 +55,7 @@ def per_client(
     return centre + spread * torch.as_tensor(draws)
 
 
-def of_moments(key: str, mean: float, variance: float, weights: np.ndarray, draws: np.ndarray) -> np.ndarray:
+def match_moments(key: str, mean: float, variance: float, weights: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """[m] numbers whose weighted mean and variance over the clients are these exactly: the draws, shifted and scaled.
 
     Var(ε) = Σ w_i (ε_i − ε̄)² as p-fedavg §4 has it, and as its authors' program makes it.

@@ -63,7 +63,7 @@ def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generato
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
 
 
-def of_seeds(
+def draws_by_seed(
     seeds: Sequence[int], draw: Callable[[np.random.Generator], Any], purpose: Purpose, *counters: int
 ) -> np.ndarray:
     """[R, …] what `draw` takes of the generator of each seed, purpose and counters, once where seeds are equal."""

@@ -132,7 +132,7 @@ def differing_paths(before: Node, after: Node) -> list[str]:
     return list(dict.fromkeys(changed_paths))
 
 
-def enlarge(value: Any) -> Any:
+def enlarged_counter(value: Any) -> Any:
     """A number or an array that has counted a thousand times as long; None of anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
         return None
@@ -141,7 +141,7 @@ def enlarge(value: Any) -> Any:
     return value * 1000 + 1000
 
 
-def key(node: Node) -> Hashable:
+def snapshot_key(node: Node) -> Hashable:
     """A snapshot as a key of dictionaries, by which equal ones are known again within a process."""
     numbers: dict[int, int] = {id(node): 0}
     rows: list[Hashable] = []
@@ -190,7 +190,7 @@ class Reader:
         """The node of an object, which is looked into later, once."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, PLAIN_TYPES):
-            return Node(kind, _plain(value))
+            return Node(kind, _plain_value(value))
         if id(value) in self.nodes:
             return self.nodes[id(value)]
         node = self.nodes[id(value)] = Node(kind)
@@ -246,7 +246,7 @@ class Reader:
 
     def set(self, value: Set[Any], node: Node) -> None:
         if all(isinstance(item, PLAIN_TYPES) for item in value):
-            node.value = frozenset((type(item).__qualname__, _plain(item)) for item in value)
+            node.value = frozenset((type(item).__qualname__, _plain_value(item)) for item in value)
         else:
             node.value = len(value)  # of what cannot be ordered, the number
 
@@ -254,7 +254,7 @@ class Reader:
         node.value = value.__code__
         self.closure(value, node)
         self.attributes(value, node)
-        if self.of_user(value.__module__, value.__code__.co_filename):
+        if self.is_user_module(value.__module__, value.__code__.co_filename):
             self.globals(value, node)
 
     def closure(self, value: types.FunctionType, node: Node) -> None:
@@ -276,7 +276,7 @@ class Reader:
             global_value = value.__globals__[name]
             if not isinstance(global_value, types.ModuleType):
                 self.add(node, f" global {name!r}", global_value)
-            elif self.of_user(global_value.__name__, getattr(global_value, "__file__", None)):
+            elif self.is_user_module(global_value.__name__, getattr(global_value, "__file__", None)):
                 for attribute in sorted(names & vars(global_value).keys()):
                     if not isinstance(vars(global_value)[attribute], types.ModuleType):
                         self.add(node, f" global {name}.{attribute}", vars(global_value)[attribute])
@@ -297,11 +297,11 @@ class Reader:
             if callable(function):
                 self.add(node, f".{name}", function)
 
-    def cls(self, value: type, node: Node) -> None:
+    def user_class(self, value: type, node: Node) -> None:
         """A class of the user's: its attributes and its methods, and those of its bases that are the user's too."""
         node.value = value
         for base in value.__mro__:
-            if base.__module__ == "builtins" or not self.class_of_user(base):
+            if base.__module__ == "builtins" or not self.is_user_class(base):
                 continue
             for name, attribute in vars(base).items():
                 slot = isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
@@ -361,7 +361,7 @@ class Reader:
 
     def attributes(self, value: Any, node: Node, but: Iterable[str] = ()) -> None:
         kind: Any = type(value)
-        remembered, slots = _attributes(kind)
+        remembered, slots = _attribute_names(kind)
         instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(but)
         for name in sorted(name for name in instance_dict if isinstance(name, str) and name not in excluded):
             self.add(node, f".{name}", instance_dict[name])
@@ -373,26 +373,28 @@ class Reader:
         """A library's classes are taken as they are, but a class may derive from one."""
         self.add(node, " class", type(value))
 
-    def class_of_user(self, cls: type) -> bool:
+    def is_user_class(self, cls: type) -> bool:
         """Is it of a user's module, or made by a call of `type` and so without one, with methods of a user's?"""
         module = sys.modules.get(cls.__module__)
-        if self.of_user(cls.__module__, getattr(module, "__file__", None)):
+        if self.is_user_module(cls.__module__, getattr(module, "__file__", None)):
             return True
         methods = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
-        return cls.__module__ == "abc" and any(self.of_user(m.__module__, m.__code__.co_filename) for m in methods)
+        return cls.__module__ == "abc" and any(
+            self.is_user_module(m.__module__, m.__code__.co_filename) for m in methods
+        )
 
-    def of_user(self, module: str | None, file: str | None) -> bool:
+    def is_user_module(self, module: str | None, file: str | None) -> bool:
         """Is this module somebody's own, and no library's?"""
         package = (module or "").partition(".")[0]
         if package in self.packages or package == "__main__":
             return True
         if package in LIBRARY_PACKAGES or package in sys.stdlib_module_names:
             return False
-        return not _in_a_library(file)
+        return not _is_library_file(file)
 
 
 @functools.lru_cache(4096)
-def _in_a_library(file: str | None) -> bool:
+def _is_library_file(file: str | None) -> bool:
     if file is None:
         return False
     if file.startswith("<"):  # typed in, or executed from a string
@@ -404,7 +406,7 @@ def _in_a_library(file: str | None) -> bool:
 
 
 @functools.lru_cache(4096)
-def _attributes(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+def _attribute_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
     """Names of a class's cached properties; and its slots, as they are written and as they are looked up."""
     remembered: list[str] = []
     slots: list[tuple[str, str]] = []
@@ -425,7 +427,7 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*nested_names)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A value that equals itself, which NaN does not, and tells 1 from 1.0 and True."""
     if isinstance(value, (float, complex, np.generic)):
         return repr(value)
@@ -484,7 +486,7 @@ READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
     (Tensor, Reader.tensor),
     (np.ndarray, Reader.array),
     (nn.Module, Reader.module),
-    (type, Reader.cls),
+    (type, Reader.user_class),
     (types.ModuleType, lambda reader, value, node: None),
     (types.FunctionType, Reader.function),
     (types.MethodType, Reader.method),

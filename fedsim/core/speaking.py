@@ -24,7 +24,7 @@ _LINE_START_MARKUP = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
 _UNPRINTABLE_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The same with escapes in the place of control characters, and of those that turn the direction of writing."""
     if text.isprintable():
         return text
@@ -34,14 +34,14 @@ def printable(text: str) -> str:
     )
 
 
-def plain_scalars(text: str) -> str:
+def unwrap_numpy_scalars(text: str) -> str:
     """The same with NumPy's scalars as Python prints them: {'a': 3} for {np.str_('a'): np.int64(3)}."""
     return _NUMPY_SCALAR_PATTERN.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
 
 
-def in_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that Markdown shows as it is: no further column of a table, no link, picture, address or tag."""
-    text = _MARKDOWN_MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", printable(text))
+    text = _MARKDOWN_MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", escape_unprintable(text))
     text = text.replace("<", "&lt;").replace(">", "&gt;")
     text = _LINK_PATTERN.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
     return _LINE_START_MARKUP.sub(r"\1\\\2", text)
@@ -49,7 +49,7 @@ def in_markdown(text: str) -> str:
 
 def code_span(text: str) -> str:
     """Text as code of Markdown, between more backticks than it has in a row."""
-    text = " ".join(printable(text).split())
+    text = " ".join(escape_unprintable(text).split())
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     edge = " " if text[:1] == "`" or text[-1:] == "`" else ""
     return f"{fence}{edge}{text}{edge}{fence}"
@@ -70,7 +70,7 @@ class BrokenPipeTolerantStream:
     def write(self, text: str) -> int:
         """The number of characters, read or not."""
         try:
-            text = printable(text) if self._escape_control else text
+            text = escape_unprintable(text) if self._escape_control else text
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:  # of a stream that knows ASCII alone, say
@@ -129,7 +129,7 @@ def tolerate_broken_pipes() -> Iterator[None]:
         yield
     except SystemExit as left:
         if isinstance(left.code, str):
-            left.code = printable(left.code)
+            left.code = escape_unprintable(left.code)
         raise
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -145,7 +145,7 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(plain_scalars(record.message))
+        record.message = escape_unprintable(unwrap_numpy_scalars(record.message))
         return super().formatMessage(record)
 
 
@@ -170,7 +170,7 @@ class _Once(logging.Filter):
         return new
 
 
-def once_each(logger: str) -> None:
+def log_messages_once(logger: str) -> None:
     """From now on this logger gives every message once in this process: the jobs of a sweep share most settings."""
     named_logger = logging.getLogger(logger)
     if not any(isinstance(log_filter, _Once) for log_filter in named_logger.filters):

@@ -92,7 +92,7 @@ class RowStatistics:
 
     def median(self, rows: Tensor) -> Tensor:
         """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
-        return self.map_replicates(median_of, _real(rows))
+        return self.map_replicates(median_of, _as_floating(rows))
 
     def quantile(self, rows: Tensor, q: float) -> Tensor:
         """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
@@ -106,24 +106,25 @@ class RowStatistics:
                 ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
             )
 
-        return self.map_replicates(of, _real(rows))
+        return self.map_replicates(of, _as_floating(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
         return self.map_replicates(
-            lambda replicate_rows: trimmed_mean_of(replicate_rows, int(fraction * len(replicate_rows))), _real(rows)
+            lambda replicate_rows: trimmed_mean_of(replicate_rows, int(fraction * len(replicate_rows))),
+            _as_floating(rows),
         )
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
-        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_real(rows)))
+        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_as_floating(rows)))
         return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
     def by_replicate(self, rows: Tensor) -> list[Tensor]:
         """[n, …] rows of the cohort → of each replicate [k, …] those of all ranks that take part, by client."""
-        count, order, lengths, bounds = self._everybody
+        count, order, lengths, bounds = self._all_ranks_rows
         if self.ranks.count > 1:
             rows = self.ranks.rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
         if not (count == 1).all():
@@ -134,7 +135,7 @@ class RowStatistics:
         return [rows[a:b] for a, b in itertools.pairwise(bounds)]
 
     @functools.cached_property
-    def _everybody(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
+    def _all_ranks_rows(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
         """Of the rows of all ranks: counts [n']; where each is when the ranks' rows follow one another [n']; how many
         each rank has; bounds."""
         count, virtual, bounds = self.all_gather_host(self.host.count)
@@ -170,6 +171,6 @@ def trimmed_mean_of(rows: Tensor, cut: int) -> Tensor:
     return rows.sort(0).values[cut : len(rows) - cut].mean(0)
 
 
-def _real(rows: Tensor) -> Tensor:
+def _as_floating(rows: Tensor) -> Tensor:
     """Whole numbers as floating-point ones."""
     return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())

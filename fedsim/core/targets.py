@@ -156,7 +156,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
     target = current_name(target)
     segments = _segments(key, target)
     root = segments[0]
-    trust_label = _trusted_as(root)
+    trust_label = _trust_label(root)
     if trust_label is None:
         raise ConfigError(f"{key}={target!r} {_untrusted_text(root)}")
     if trust_label == "built in" and not (
@@ -191,7 +191,7 @@ def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_la
     if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
         raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
     home_root = home.partition(".")[0] or "builtins"
-    home_trust = _trusted_as(home_root)
+    home_trust = _trust_label(home_root)
     if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
         qualified_name = f"{home}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
         raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
@@ -302,7 +302,7 @@ def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
     """The kinds of objects that an argument takes: of the user's own code `argument_kinds`, else what is annotated."""
     if name in kind.arguments:
         return (kind.arguments[name],)
-    if _trusted_as(_defining_module(call).partition(".")[0]) != "built in":
+    if _trust_label(_defining_module(call).partition(".")[0]) != "built in":
         return kind.argument_kinds
     if bases := tuple(dict.fromkeys(_annotated_classes(call, name))):
         description = " or ".join(base.__name__ for base in bases)
@@ -328,7 +328,7 @@ def _parse_value(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     if problem is None:
         target = value["_target_"]
         root = str(target).partition(".")[0]
-        reason = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted_text(root)
+        reason = "stands where no object is wanted; leave it out" if _trust_label(root) else _untrusted_text(root)
         problem = ConfigError(f"{key}._target_={target!r} {reason}")
     raise problem
 
@@ -357,7 +357,7 @@ def _walk_path(key: str, target: str, segments: list[str], trust_label: str) -> 
     current: Any = importlib.import_module(segments[0])
     for number, name in enumerate(segments[1:], 1):
         if isinstance(current, types.ModuleType):
-            current = _member(current, name, last=number == len(segments) - 1)
+            current = _module_member(current, name, last=number == len(segments) - 1)
         elif isinstance(current, type) and trust_label == "own":
             current = vars(current).get(name)
             if not isinstance(current, type):
@@ -368,14 +368,14 @@ def _walk_path(key: str, target: str, segments: list[str], trust_label: str) -> 
             )
         if isinstance(current, types.ModuleType):
             root = current.__name__.partition(".")[0]
-            if root != segments[0] and (trust_label == "built in" or _trusted_as(root) != trust_label):
+            if root != segments[0] and (trust_label == "built in" or _trust_label(root) != trust_label):
                 raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted_text(root)}")
     if isinstance(current, types.ModuleType):
         raise ImportError(f"{target} is a module")
     return current
 
 
-def _member(module: types.ModuleType, name: str, last: bool) -> Any:
+def _module_member(module: types.ModuleType, name: str, last: bool) -> Any:
     """An attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
     submodule = f"{module.__name__}.{name}"
     if not last or not hasattr(module, name):
@@ -401,7 +401,7 @@ def _defining_module(candidate: Any) -> str:
     return home if isinstance(home, str) else ""
 
 
-def _trusted_as(root: str) -> str | None:
+def _trust_label(root: str) -> str | None:
     """'named' by the user, 'built in', the user's 'own', or None."""
     trust = _current_trust.get()
     if root in trust.packages:
@@ -451,12 +451,12 @@ def _annotated_classes(call: Any, name: str) -> Iterator[type]:
         parameters = inspect.signature(function).parameters
         variadic_names = [n for n, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
         parameter_names = [name] if name in parameters else variadic_names
-        if annotated_classes := [cls for n in parameter_names for cls in _classes(hints.get(n))]:
+        if annotated_classes := [cls for n in parameter_names for cls in _classes_in_hint(hints.get(n))]:
             yield from annotated_classes
             return
 
 
-def _classes(hint: Any) -> Iterator[type]:
+def _classes_in_hint(hint: Any) -> Iterator[type]:
     origin = typing.get_origin(hint)
     if origin is not None and not isinstance(origin, type):
         origin = None
@@ -464,7 +464,7 @@ def _classes(hint: Any) -> Iterator[type]:
         if isinstance(candidate, type) and candidate.__module__.partition(".")[0] == "fedsim":
             yield candidate
     for inner in typing.get_args(hint):
-        yield from _classes(inner)
+        yield from _classes_in_hint(inner)
 
 
 def _is_installed(root: str) -> bool | None:

@@ -20,18 +20,18 @@ def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:
     return rng.row_keys_host(np.full(len(clients), seed, dtype=np.int64), rng.Purpose.TIE, clients, t)
 
 
-def tolerance(dtype: torch.dtype) -> float:
+def relative_tolerance(dtype: torch.dtype) -> float:
     """How far apart, relative to the values, equal values may be; 0 for whole numbers."""
     return ROUNDING_TOLERANCE_STEPS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
-def slack(value: float, values: np.ndarray, relative: float) -> float:
+def tie_slack(value: float, values: np.ndarray, relative: float) -> float:
     """How far from this one of the values an equal one may be: rounding also comes from what cancels in a small one."""
     largest_magnitude = np.abs(values[np.isfinite(values)]).max(initial=0.0)
     return float(max(relative * abs(value), relative / 32 * largest_magnitude))
 
 
-def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:
+def largest_positions(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:
     """Positions of the k largest values; NaN counts as the smallest.
 
     Those that are tied with the k-th largest are admitted by their breakers. Values are tied with it if steps of
@@ -52,7 +52,7 @@ def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, i
     value = ordered[rank]
     if not np.isfinite(value):
         return int((ordered > value).sum()), int((ordered >= value).sum())
-    step = slack(value, ordered, relative)
+    step = tie_slack(value, ordered, relative)
     first, last = rank, rank + 1
     while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= MAX_TIE_STEPS * step:
         first -= 1

@@ -29,7 +29,7 @@ COLUMN_DESCRIPTIONS = PLACE | descriptions(registry.EVALUATED_MODEL_METRICS) | W
 SPREAD_SUFFIXES = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
 
 
-def fraction(metric: str) -> bool:
+def is_fraction(metric: str) -> bool:
     """Whether it is a fraction that is shown in per cent."""
     return describe(metric).unit == "%"
 
@@ -63,7 +63,7 @@ __all__ = [
     "WORK",
     "columns_of_other_model",
     "descriptions",
-    "fraction",
+    "is_fraction",
     "is_higher_better",
     "validation_metric",
 ]

@@ -31,7 +31,7 @@ PERFORMATIVE_DIAGNOSTICS = (
 )  # of data that react to the model (`fedsim.evaluation.performative.answer`)
 
 
-def check(names: Any) -> None:
+def check_diagnostics(names: Any) -> None:
     """Check a list of diagnostics.
 
     Raises:
@@ -49,7 +49,7 @@ def check(names: Any) -> None:
         raise ConfigError(f"diagnostics={list(names)} contains a name twice")
 
 
-def spreads(names: Sequence[str]) -> list[str]:
+def spread_diagnostics(names: Sequence[str]) -> list[str]:
     """The diagnostics about the spread over clients, by their names in `spread`."""
     share_names = [name for name in names if WORST_OR_BEST_PATTERN.fullmatch(name)]
     return list(dict.fromkeys([*(FAIRNESS_MEASURES if "fairness" in names else ()), *share_names]))

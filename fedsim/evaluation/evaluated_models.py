@@ -47,7 +47,7 @@ class EvaluatedModels:
 
     def __call__(self, name: str, state: State, memory: Memory) -> Tensor:
         """[R, d] one of the models, with all columns."""
-        return self.columns.of_server(self._shared(name, state, memory), memory, self.federation)
+        return self.columns.server_rows(self._shared(name, state, memory), memory, self.federation)
 
     def _shared(self, name: str, state: State, memory: Memory) -> Tensor:
         if name == "global":

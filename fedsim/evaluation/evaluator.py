@@ -23,8 +23,8 @@ from fedsim.evaluation.measured import (
     VALIDATION,
     WORST_DECILE_SUFFIX,
     EvaluationResult,
-    said_of,
-    spreads,
+    spread_columns,
+    spread_description,
 )
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
@@ -120,7 +120,8 @@ class Evaluator:
     def added_columns(self, of: str = "") -> dict[str, str]:
         """Columns of the user's metrics → descriptions; `of`: of which model."""
         descriptions = {
-            f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads
+            f"{self.primary_column}_{name}": f"{spread_description(name, self.primary_column)}{of}"
+            for name in self.spreads
         }
         if self.extra_metrics is not None:
             descriptions |= {name: f"{description}{of}" for name, description in self.extra_metrics.columns.items()}
@@ -147,14 +148,14 @@ class Evaluator:
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
         by_client: dict[str, Tensor] = {}
-        results, added = self._on_test(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        results, added = self._evaluate_test_set(models, by_client) if self.dataset.test_x is not None else ({}, {})
         if self.validation is not None:
-            loss, accuracy, _ = self._on_clients(self.validation, models, models)
+            loss, accuracy, _ = self._evaluate_clients(self.validation, models, models)
             results["validation_loss"] = loss.nanmean(1)
             if accuracy is not None:
                 results["validation_accuracy"] = accuracy.nanmean(1)
             by_client[VALIDATION.format(self.of)] = loss if accuracy is None else accuracy
-        losses, correct, client_metrics = self._on_clients(self.samples, models, models, self.metrics or None)
+        losses, correct, client_metrics = self._evaluate_clients(self.samples, models, models, self.metrics or None)
         by_client[TRAINING.format(self.of)] = losses if correct is None else correct
         results["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
@@ -166,7 +167,7 @@ class Evaluator:
         if self.shift.active:
             results["performative_loss"] = results["train_loss"]
             results["performative_risk"] = results["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
-            before = losses if deployed is None else self._on_clients(self.samples, models, deployed)[0]
+            before = losses if deployed is None else self._evaluate_clients(self.samples, models, deployed)[0]
             results["decoupled_loss"] = weighted_mean(before, self.weights)
             for name, point in self.references.items():
                 results[name] = (models - point.to(models)).norm(dim=1)
@@ -180,10 +181,10 @@ class Evaluator:
         )
         metrics = dict(zip(results, of_run, strict=True))
         client_scores = {name: numbers.T for name, numbers in zip(by_client, client_numbers, strict=True)}
-        spread_columns = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED] + [
+        spread_pairs = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED] + [
             (self.primary_column, name) for name in self.spreads
         ]
-        metrics |= spreads(client_scores, spread_columns)
+        metrics |= spread_columns(client_scores, spread_pairs)
         client_values = {}
         if client_metrics is not None:
             added |= self.metrics.over_clients(client_metrics, self.weights)
@@ -214,7 +215,9 @@ class Evaluator:
         outputs = self.model.evaluate(row, tree_map(lambda value: value[mask], x))
         return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
 
-    def _on_test(self, models: Tensor, by_client: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _evaluate_test_set(
+        self, models: Tensor, by_client: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean loss on the whole test set, accuracy if there are labels, and both by owner of the samples. Also the
         user's metrics: since some are not sums over batches, every rank evaluates all batches for them.
         """
@@ -265,7 +268,7 @@ class Evaluator:
             ).mean(0)
         return results, pooled.values()
 
-    def _on_clients(
+    def _evaluate_clients(
         self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples, shifted by
@@ -277,10 +280,10 @@ class Evaluator:
         for start in range(0, len(self.clients), step):
             batch = self._client_batch(samples, slice(start, start + step))
             if self.shift.active:
-                batch = self._shifted(batch, deployed)
+                batch = self._shifted_batch(batch, deployed)
             weight = batch["weight"]
             if not self.model.tensor_output:
-                losses.append(self._one_by_one(models, batch, weight))
+                losses.append(self._losses_one_by_one(models, batch, weight))
                 continue
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
             if self.model.traits.evaluation_mixes_samples:
@@ -309,14 +312,14 @@ class Evaluator:
                 )
             if metrics is not None:
                 clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)
-                metric_values = metrics.of_clients(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
+                metric_values = metrics.client_metrics(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
                 added.append(metric_values.unflatten(1, weight.shape[:2]))
         concatenated = (torch.cat(values, -1) if values else None for values in (losses, correct, added))
-        loss, accuracy, metric = (None if values is None else self._everybody(values) for values in concatenated)
+        loss, accuracy, metric = (None if values is None else self._gather_clients(values) for values in concatenated)
         assert loss is not None
         return loss, accuracy, metric
 
-    def _one_by_one(self, models: Tensor, batch: dict[str, Tensor], weight: Tensor) -> Tensor:
+    def _losses_one_by_one(self, models: Tensor, batch: dict[str, Tensor], weight: Tensor) -> Tensor:
         """Loss [R, c] of clients for models whose outputs are not tensors: one model and one client at a time."""
         losses = torch.full(weight.shape[:2], torch.nan, dtype=self.model.dtype, device=weight.device)
         for r, c in itertools.product(range(weight.shape[0]), range(weight.shape[1])):
@@ -328,7 +331,7 @@ class Evaluator:
             losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][present]})
         return losses
 
-    def _everybody(self, local_values: Tensor) -> Tensor:
+    def _gather_clients(self, local_values: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all evaluated clients."""
         if self.ranks.count == 1:
             return local_values
@@ -343,7 +346,7 @@ class Evaluator:
         flat = samples.batch(rows.reshape(-1))
         return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
-    def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
+    def _shifted_batch(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
         """Every client's samples after deployment of the models."""
         if not self.shift.unpadded:
             per_client = vmap(self.shift.respond_differentiably, in_dims=(0, None))

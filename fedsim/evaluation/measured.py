@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.evaluation.columns import MEASURED
-from fedsim.evaluation.spread import TENTH_PERCENT, meaning, spread
+from fedsim.evaluation.spread import TENTH_PERCENT, measure_description, spread
 
 # Numbers per client, by the origin of its samples: the column of the mean, or its prefix.
 TEST, VALIDATION, TRAINING = "test_{}_by_client", "validation_{}", "client_{}"
@@ -45,7 +45,7 @@ class EvaluationResult:
         return held_out_scores[0] if held_out_scores else None
 
 
-def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
+def spread_columns(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Column → [R] measures of the spread over clients.
 
     Args:
@@ -58,11 +58,11 @@ def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]
     }
 
 
-def said_of(name: str, of: str) -> str:
+def spread_description(name: str, of: str) -> str:
     """The description of a column about the spread over clients."""
-    return f"{meaning(name)}, of {subject(of)}"
+    return f"{measure_description(name)}, of {client_value_subject(of)}"
 
 
-def subject(of: str) -> str:
+def client_value_subject(of: str) -> str:
     """The description of a client's number, as part of a sentence."""
     return MEAN_PREFIX_PATTERN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])

@@ -48,7 +48,7 @@ class EvaluationOptions(Validated):
         for name in self.models:
             checks.choice("of", name, EVALUATED_MODEL_DESCRIPTIONS)
         parse_metrics(self.metrics)
-        diagnostics.check(self.diagnostics)
+        diagnostics.check_diagnostics(self.diagnostics)
 
     @property
     def models(self) -> list[str]:

@@ -348,7 +348,7 @@ def columns_of_other_model(model: str, columns: Iterable[str]) -> dict[str, str]
     return {name: f"{model}_{name}" for name in columns}
 
 
-def _of(
+def _metrics_of_model(
     model: str, models: Mapping[str, str], metrics: Mapping[str, MetricDescription]
 ) -> dict[str, MetricDescription]:
     """The metrics of a further model, by their columns."""
@@ -367,10 +367,12 @@ def _of(
 EVALUATED_MODEL_METRICS = MODEL_METRICS | {
     name: column
     for model in EVALUATED_MODEL_DESCRIPTIONS
-    for name, column in _of(model, EVALUATED_MODEL_DESCRIPTIONS, MODEL_METRICS).items()
+    for name, column in _metrics_of_model(model, EVALUATED_MODEL_DESCRIPTIONS, MODEL_METRICS).items()
 }
 PERSONAL_MODEL_METRICS = {
-    name: column for model in PERSONAL_MODELS for name, column in _of(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
+    name: column
+    for model in PERSONAL_MODELS
+    for name, column in _metrics_of_model(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
 } | _by_column(VALIDATED_CLIENTS_METRIC)
 METRICS = (
     PROGRESS_COLUMNS | EVALUATED_MODEL_METRICS | PERSONAL_MODEL_METRICS | WORK_COLUMNS | CLOCK_COLUMNS | DIAGNOSTICS
@@ -411,7 +413,7 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
         return dataclasses.replace(entry, column=column, label=label)
     if column in METRICS:
         return METRICS[column]
-    entry = _made_of_others(column)
+    entry = _derived_metric(column)
     meaning = meanings.get(column, "")
     if direction := DIRECTION_PATTERN.search(meaning):
         entry = dataclasses.replace(entry, better=direction[1])
@@ -420,7 +422,7 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
     return dataclasses.replace(entry, description=meaning or entry.description)
 
 
-def _made_of_others(column: str) -> MetricDescription:
+def _derived_metric(column: str) -> MetricDescription:
     """The entry of a further model, of a spread over clients, or of a user's metric."""
     match = _MODEL_PREFIX_PATTERN.fullmatch(column)
     model, name = match.groups() if match else (None, column)

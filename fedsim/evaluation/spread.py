@@ -38,7 +38,7 @@ def spread(values: np.ndarray, name: str, rises: bool) -> float:
     return float((lowest_first[:count] if low else lowest_first[-count:]).mean())
 
 
-def meaning(name: str) -> str:
+def measure_description(name: str) -> str:
     """The description of a measure of `spread`."""
     if name == "variance":
         return "variance over clients"

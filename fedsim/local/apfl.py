@@ -106,7 +106,7 @@ class APFL(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.adaptive and self.every == "step":
             carry = self.adapt(carry, batch, lr, objective)
-        gradient = self.of_personal(carry, batch, objective)
+        gradient = self.personal_gradient(carry, batch, objective)
         personal_carry = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
         v = self.descend(personal_carry, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
@@ -115,17 +115,17 @@ class APFL(SGD):
     def adapt(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """The carry with α moved (eq. 6)."""
         alpha = carry["alpha"]
-        slope = self.of_alpha(carry, batch, objective)
+        slope = self.alpha_gradient(carry, batch, objective)
         return carry | {"alpha": (alpha - lr * (slope + self.alpha_decay * alpha)).clamp(0.0, 1.0)}
 
-    def of_personal(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
+    def personal_gradient(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
         """[d] the gradient of the mixture's loss with respect to v."""
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
         if self.mix == "outputs":
             return objective.mixed_outputs(v, w, alpha, batch)[0]
         return alpha * objective.gradient(torch.lerp(w, v, alpha), batch)[0]
 
-    def of_alpha(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
+    def alpha_gradient(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
         """[] and with respect to α."""
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
         if self.mix == "outputs":

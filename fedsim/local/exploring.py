@@ -12,12 +12,12 @@ from fedsim.local.rule import Carry
 SEED_MEMORY_NAME = "seed_of_points"
 
 
-def seeds(federation: Federation) -> Carry:
+def seed_memory(federation: Federation) -> Carry:
     """The memory that `noise` needs: [R·m'] the seed of each client's replicate."""
     return {SEED_MEMORY_NAME: federation.broadcast(federation.seed_of_replicate)}
 
 
-def noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
+def exploration_noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
     """[d] standard normal numbers of one client, zero in columns of statistics: a function of seed, round and number.
 
     Args:

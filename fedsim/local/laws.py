@@ -29,7 +29,7 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
         shift: what moves them.
     """
     if name == "auto":
-        name = _declared(shift)
+        name = _law_of_shift(shift)
     dataset = data.dataset
     numbers = math.prod(dataset.shape)
     if name == "none":
@@ -43,10 +43,10 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
         return FractionEstimator(shift.groups, shift.group_entry)
     if name == "mean_x":
         return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
-    return _of_targets(name, variance, data, shift)
+    return _target_estimator(name, variance, data, shift)
 
 
-def _declared(shift: Shift) -> str:
+def _law_of_shift(shift: Shift) -> str:
     """What 'auto' stands for."""
     if not shift.active:
         return "none"
@@ -58,7 +58,7 @@ def _declared(shift: Shift) -> str:
     return shift.estimator
 
 
-def _of_targets(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
+def _target_estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
     """The estimators that look at y."""
     dataset = data.dataset
     numbers = math.prod(dataset.shape)

@@ -15,7 +15,7 @@ from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
 from fedsim.local.estimators import FractionEstimator
-from fedsim.local.exploring import noise, seeds
+from fedsim.local.exploring import exploration_noise, seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
@@ -100,7 +100,7 @@ class PlugIn(PFL):
         pooled = {POOLED_GRAM: (size, size), POOLED_RIGHT: (size, p)} if self.shared else {}
         shapes = equations | pooled | {SLOPE: (self.trained, p), LAST: (p,)}
         memory = {name: federation.zeros(*shape) for name, shape in shapes.items()}
-        return memory | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        return memory | seed_memory(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
@@ -113,7 +113,7 @@ class PlugIn(PFL):
         return carry[STEPS] - carry[STEP] < self.explore
 
     def deploys(self, carry: Carry) -> Tensor:
-        away = self.spread * noise(carry, carry[STEP], self.trained)
+        away = self.spread * exploration_noise(carry, carry[STEP], self.trained)
         point = torch.where(self.is_exploring(carry), self.project(self.base + away), self.base)
         return torch.cat([point[: self.trained], carry["params"][self.trained :]])
 

@@ -13,7 +13,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import noise, seeds
+from fedsim.local.exploring import exploration_noise, seed_memory
 from fedsim.local.history import STEPS
 from fedsim.local.performative import Draw, PoFL
 from fedsim.local.rule import Carry
@@ -75,12 +75,12 @@ class StatefulPerfGD(PoFL):
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         memory = self.history.memory(federation, dimension + self.estimator.size, self.estimator.size)
-        return memory | (seeds(federation) if self.spread else {})
+        return memory | (seed_memory(federation) if self.spread else {})
 
     def deploys(self, carry: Carry) -> Tensor:
         if not self.spread:
             return carry["params"]
-        drawn = vmap(lambda row_carry: noise(row_carry, row_carry[STEPS], self.trained))(carry)
+        drawn = vmap(lambda row_carry: exploration_noise(row_carry, row_carry[STEPS], self.trained))(carry)
         return carry["params"] + self.spread * drawn
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:

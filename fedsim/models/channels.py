@@ -60,7 +60,7 @@ class ChannelChain:
         layers: dict[str, ChannelLayer] = {}
         widths: list[int] = []
         modules, previous = dict(model.evaluation_module.named_modules()), None
-        order = _executed(model, samples)
+        order = _executed_layers(model, samples)
         mixing = [layer for layer in order if isinstance(modules[layer], CHANNEL_MIXING_LAYERS)]
         missing = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
         if missing or len(set(order)) < len(order):
@@ -140,7 +140,7 @@ class ChannelChain:
         return held[0].new_ones(len(held[0]), width) if hidden is None else held[hidden]
 
 
-def _executed(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
+def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
     """The names of the layers with parameters of their own, as they are executed."""
     order: list[str] = []
     handles = [

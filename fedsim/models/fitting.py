@@ -35,9 +35,11 @@ def fit_constructor(
     arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
     if per_position is not None and fixed.get("every") is None:
         arguments["every"] = per_position
-    return functools.partial(_built, model, **{name: value for name, value in arguments.items() if name in accepted})
+    return functools.partial(
+        _built_model, model, **{name: value for name, value in arguments.items() if name in accepted}
+    )
 
 
-def _built(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
+def _built_model(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
     with keys_under("model"):
         return model(**arguments)

@@ -31,7 +31,7 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return (losses * label_mask).flatten(1).sum(1) / label_mask.flatten(1).sum(1).clamp(min=1)
 
 
-def _cross_entropy_at_once(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def _fused_cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """`cross_entropy` in torch's own two kernels, forward and back."""
     plain = batch["y"].dim() == 1 and output.dim() == 2 and MARGIN_NAME not in batch
     return F.cross_entropy(output, batch["y"], reduction="none") if plain else cross_entropy(output, batch)
@@ -39,7 +39,7 @@ def _cross_entropy_at_once(output: Tensor, batch: Mapping[str, Tensor]) -> Tenso
 
 def without_vmap(loss: LossFunction) -> LossFunction:
     """The same loss in the fewest kernels, for whoever does not vmap it."""
-    return _cross_entropy_at_once if loss is cross_entropy else loss
+    return _fused_cross_entropy if loss is cross_entropy else loss
 
 
 def multi_label(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

@@ -55,7 +55,7 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
     return tuple(unit for unit in BF16_CPU_FLAGS if unit in words)
 
 
-def told_of_units() -> str:
+def bfloat16_units_text() -> str:
     """The same in words."""
     units = bfloat16_units()
     return "unknown" if units is None else ", ".join(units) or f"none of {', '.join(BF16_CPU_FLAGS)}"

@@ -74,10 +74,10 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
     """
     traits, call = ForwardTraits(), call or ModuleCaller()
     refuse_parameter_hooks(module)
-    pair = _first(x, 2)
-    with torch.no_grad(), streams.restore_states(), said_of_forward(module):
+    pair = _first_samples(x, 2)
+    with torch.no_grad(), streams.restore_states(), name_forward_errors(module):
         training = copy_module(module).train()
-        surroundings = snapshot(_surroundings(training))
+        surroundings = snapshot(_layer_classes(training))
         first, calls = _watched_output(call, training, pair)
         traits.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
@@ -88,7 +88,7 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
         if not same_output(first, repeated):
             _refuse_unkeyed(call, module, pair)
         second = {name: value.clone() for name, value in second_copy.named_buffers()}
-        elsewhere = _with_other_parameters(module)  # where what has converged at the first ones moves on
+        elsewhere = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
         output_of(call, elsewhere, pair)
         later = dict(elsewhere.named_buffers())
         traits.statistics = [
@@ -98,13 +98,13 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
             if not torch.equal(before[name], second[name]):
                 _refuse_unkeyed(call, module, pair)
         several = _larger_inputs(call, module, x)
-        writes = _writes(call, module, several)
+        writes = _record_writes(call, module, several)
         _refuse_state_outside(training, surroundings)  # which inputs of other kinds may change alone
         traits.assigns_data = writes.assigns
         moving = {*traits.statistics, *writes.buffers}
         traits.statistics = [name for name, _ in module.named_buffers() if name in moving]
         traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
-        traits.isolated = _hidden_state(call, module, several, traits.statistics)
+        traits.isolated = _hidden_state_reason(call, module, several, traits.statistics)
         traits.min_batch = _min_batch(call, module, pair)
         traits.mixes_samples = (
             traits.min_batch > 1
@@ -126,7 +126,7 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
                 "a function of its input, its parameters and its buffers"
             )
         several = _larger_inputs(call, evaluation, x)
-        traits.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
+        traits.evaluation_isolated = _hidden_state_reason(call, module, several, [], training=False)
         traits.evaluation_mixes_samples = (
             _depends_on_others(call, evaluation, evaluation_output, pair)
             or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
@@ -136,7 +136,7 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
 
 
 @contextlib.contextmanager
-def said_of_forward(module: nn.Module) -> Iterator[None]:
+def name_forward_errors(module: nn.Module) -> Iterator[None]:
     """Errors of the user's forward pass in one sentence."""
     try:
         yield
@@ -149,18 +149,18 @@ def said_of_forward(module: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _first(x: Any, count: int) -> Any:
+def _first_samples(x: Any, count: int) -> Any:
     return tree_map(lambda value: value[:count] if isinstance(value, Tensor) and value.dim() else value, x)
 
 
-def _count(x: Any) -> int:
+def _num_samples(x: Any) -> int:
     return len(tree_leaves(x)[0])
 
 
 def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
     """The first two samples and, where the module takes them and there are so many, more of them."""
-    pair, larger_batch = _first(x, 2), _first(x, LARGER_BATCH_SIZE)
-    if _count(larger_batch) == 2:
+    pair, larger_batch = _first_samples(x, 2), _first_samples(x, LARGER_BATCH_SIZE)
+    if _num_samples(larger_batch) == 2:
         return [pair]
     copied = copy_module(module)
     try:
@@ -175,7 +175,7 @@ def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batche
     if len(batches) < 2:
         return False
     pair_output, larger_output = (output_of(call, module(), batch) for batch in batches)
-    return not same_output(pair_output, _first(larger_output, 2), PROBE_TOLERANCE)
+    return not same_output(pair_output, _first_samples(larger_output, 2), PROBE_TOLERANCE)
 
 
 @dataclass
@@ -187,7 +187,7 @@ class _RecordedWrites:
     buffers: set[str] = field(default_factory=set)
 
 
-def _writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) -> _RecordedWrites:
+def _record_writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) -> _RecordedWrites:
     """What passes write, from several models and on inputs of several kinds.
 
     Raises:
@@ -195,7 +195,7 @@ def _writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) -> _Recor
     """
     writes = _RecordedWrites()
     for training in (True, False):
-        for copied in (copy_module(module), _with_other_parameters(module)):
+        for copied in (copy_module(module), _copy_with_other_parameters(module)):
             copied.train(training)
             for number in range(NUM_PROBE_PASSES):
                 x = batches[number % len(batches)]
@@ -256,7 +256,7 @@ def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
 
 def _refuse_state_outside(module: nn.Module, before: Node) -> None:
     """Refuse what a pass has changed outside of the module since the snapshot `before`."""
-    changes = differing_paths(before, snapshot(_surroundings(module)))
+    changes = differing_paths(before, snapshot(_layer_classes(module)))
     if changes:
         raise ConfigError(
             f"model: the forward pass of {type(module).__name__} changes {changes[0]}, which lies outside of the "
@@ -272,7 +272,7 @@ def state_outside_refused(module: nn.Module) -> Iterator[None]:
     Raises:
         ConfigError: naming it.
     """
-    before = snapshot(_surroundings(module))
+    before = snapshot(_layer_classes(module))
     yield
     _refuse_state_outside(module, before)
 
@@ -291,7 +291,7 @@ def _varied_inputs(x: Any, number: int) -> Any:
     return tree_map(lambda value: scale * value + shift if value.is_floating_point() else value, x)
 
 
-def _with_other_parameters(module: nn.Module) -> nn.Module:
+def _copy_with_other_parameters(module: nn.Module) -> nn.Module:
     """A copy in training mode, somewhere else."""
     perturbed = copy_module(module).train()
     for parameter in perturbed.parameters():
@@ -300,7 +300,7 @@ def _with_other_parameters(module: nn.Module) -> nn.Module:
     return perturbed
 
 
-def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
+def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
     """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
     try:
         right = expected()
@@ -311,18 +311,18 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
     return None if same_output(right, got, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
 
-def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def vmapped_second_result(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """What the function gives, vmapped, of its arguments when they are the second of two alike."""
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
 def output_of(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """The module's output, random calls keyed where it trains; `tensors` replace parameters and buffers."""
-    with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
+    with KeyedRandomness(_probe_key_on_device(x)) if module.training else contextlib.nullcontext():
         return call(module, x) if tensors is None else call.functional(module, tensors, x)
 
 
-def _key(x: Any) -> Tensor:
+def _probe_key_on_device(x: Any) -> Tensor:
     """A client's, where x is."""
     return torch.tensor(PROBE_KEY, device=tree_leaves(x)[0].device)
 
@@ -332,7 +332,7 @@ def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "
     input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.rng_state()
     parameters = dict(module.named_parameters()).keys()
-    with KeyedRandomness(_key(x)) as keyed:
+    with KeyedRandomness(_probe_key_on_device(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
     _refuse_new_parameters(module, parameters ^ dict(module.named_parameters()).keys())
@@ -361,7 +361,7 @@ def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
     for number, record in enumerate(outputs):
         copied = copy_module(module).train()
         for name, layer in copied.named_modules():
-            layer.register_forward_hook(_keeping(record, name, order))
+            layer.register_forward_hook(_record_outputs(record, name, order))
         streams.reseed(number)
         with contextlib.suppress(ConfigError):
             output_of(call, copied, x)
@@ -382,7 +382,7 @@ def _layer_text(name: str, layers: dict[str, nn.Module]) -> str:
     return f"layer {name!r} ({kind})" if name else kind
 
 
-def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..., None]:
+def _record_outputs(record: dict[str, Any], name: str, order: list[str]) -> Callable[..., None]:
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         record[name] = output
         order.append(name)
@@ -390,7 +390,7 @@ def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..
     return hook
 
 
-def _hidden_state(
+def _hidden_state_reason(
     call: ModuleCaller, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
 ) -> str | None:
     """Why each client needs a fresh copy of the module: state in attributes that accumulates from pass to pass.
@@ -402,7 +402,7 @@ def _hidden_state(
         ConfigError: what is kept changes results, or lies outside of the module, where copies share it.
     """
     reused_module = copy_module(module).train(training)
-    initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_surroundings(reused_module))
+    initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_layer_classes(reused_module))
     for number in range(NUM_PROBE_PASSES):
         output_of(call, reused_module, batches[number % len(batches)])
     final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
@@ -465,7 +465,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 _MODULE_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
 
 
-def _surroundings(module: nn.Module) -> list[type]:
+def _layer_classes(module: nn.Module) -> list[type]:
     """The classes of all layers: a snapshot of them holds class attributes, and globals that their methods refer to."""
     return sorted({type(layer) for layer in module.modules()}, key=repr)
 
@@ -481,11 +481,11 @@ def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
 
 def _depends_on_others(call: ModuleCaller, module: nn.Module, output: Any, x: Any) -> bool:
     """Does the first sample's output change with the others?"""
-    other_output = output_of(call, module, tree_map(_another_second, x))
-    return not same_output(_first(output, 1), _first(other_output, 1))
+    other_output = output_of(call, module, tree_map(_replace_other_samples, x))
+    return not same_output(_first_samples(output, 1), _first_samples(other_output, 1))
 
 
-def _another_second(x: Tensor) -> Tensor:
+def _replace_other_samples(x: Tensor) -> Tensor:
     """[n, …] with other inputs behind the first, of the same kind."""
     if x.dtype == torch.bool:  # a mask that hides everything is none
         return x[:1].expand_as(x).clone()

@@ -51,13 +51,13 @@ class KeyedRandomness(TorchFunctionMode):
 
     def uniform(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """The next call's uniform numbers on [0, 1)."""
-        return self._drawn(rng.uniform, shape, dtype)
+        return self._draw_numbers(rng.uniform, shape, dtype)
 
     def normal(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """The next call's standard normal numbers."""
-        return self._drawn(rng.normal, shape, dtype)
+        return self._draw_numbers(rng.normal, shape, dtype)
 
-    def _drawn(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+    def _draw_numbers(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         key, shape = rng.fold(self.key, FIRST_CALL_COUNTER + self.calls), tuple(shape)
         self.calls += 1
         draw_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
@@ -73,7 +73,7 @@ class KeyedRandomness(TorchFunctionMode):
         return x * keep_mask.to(x.dtype) / (1 - p)
 
 
-def _numbers(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _uniform_or_normal(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """torch.rand, randn, rand_like, randn_like: of the shape and type that the call itself would have."""
     like = _empty(mode, func, *args, **kwargs)
     return (mode.normal if "randn" in func.__name__ else mode.uniform)(like.shape, like.dtype)
@@ -133,7 +133,7 @@ def _randperm(mode: KeyedRandomness, func: Any, n: int, **_: Any) -> Tensor:
 
 def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """F.dropout, F.dropout1d … 3d, torch.dropout: of entries, or of whole channels."""
-    arguments = inspect.signature(F.dropout).bind(x, *args, **_train(kwargs)).arguments
+    arguments = inspect.signature(F.dropout).bind(x, *args, **_dropout_keywords(kwargs)).arguments
     p, training = arguments.get("p", 0.5), arguments.get("training", True)
     if not training or p == 0:
         return x
@@ -145,7 +145,7 @@ def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: 
     return _in_place_or_new(x, mode.dropout(x, p), arguments)
 
 
-def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _dropout_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keywords of torch.dropout as those of F.dropout."""
     return {"training" if name == "train" else name: value for name, value in kwargs.items()}
 
@@ -236,7 +236,7 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
 
 RandomCallHandler = Callable[..., Any]
 RANDOM_CALL_HANDLERS: dict[Any, RandomCallHandler] = {
-    **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _numbers),
+    **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _uniform_or_normal),
     **dict.fromkeys((torch.empty, torch.empty_like), _empty),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout), _dropout),

@@ -28,7 +28,14 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES, LossFunction, weighted_mean
 from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import check_precision
-from fedsim.models.probe import DIFFERENT_NUMBERS_REASON, ForwardTraits, probe, said_of_forward, second_of_two, why_not
+from fedsim.models.probe import (
+    DIFFERENT_NUMBERS_REASON,
+    ForwardTraits,
+    difference_reason,
+    name_forward_errors,
+    probe,
+    vmapped_second_result,
+)
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 from fedsim.models.substitution import (
@@ -38,7 +45,7 @@ from fedsim.models.substitution import (
     refuse_shared_memory,
     shared_memory,
 )
-from fedsim.models.user_loss import UserLoss, in_dtype, resolve_loss
+from fedsim.models.user_loss import UserLoss, loss_in_dtype, resolve_loss
 from fedsim.models.writes import WriteGuard
 
 TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
@@ -59,18 +66,18 @@ def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
     return output.shape == (*y.shape, classes) or (classes == 2 and output.shape == (*y.shape, 1))
 
 
-def _may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
+def _classes_may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
     """May these outputs be [B, C, …] for labels of positions [B, …], as convolutions give them?"""
     if not isinstance(output, Tensor) or y is None or y.is_floating_point() or y.dim() < 2:
         return False
     return output.dim() > 2 and output.movedim(1, -1).shape == (*y.shape, classes)
 
 
-def _classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
+def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
     """Are they? Where there are as many classes as positions, the dimension is that in which a larger score of the
     label lowers the user's loss more."""
     y = batch.get("y")
-    if not _may_be_second(output, y, classes):
+    if not _classes_may_be_second(output, y, classes):
         return False
     if not _scores_classes(output, y, classes):
         return True
@@ -183,7 +190,7 @@ class RowModel:
             inputs = tree_map(
                 lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._pair)
             )
-            with torch.no_grad(), said_of_forward(module):
+            with torch.no_grad(), name_forward_errors(module):
                 self.call(module.eval(), inputs)
         return module
 
@@ -218,11 +225,11 @@ class RowModel:
             rows[seed] = torch.cat([tensor.to(self.device, self.dtype) for tensor in flat_tensors])
         return torch.stack([rows[seed] for seed in seeds])
 
-    def in_double(self) -> RowModel:
+    def to_double_precision(self) -> RowModel:
         """The same model in double precision."""
         if self.dtype == torch.float64:
             return self
-        loss = in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
+        loss = loss_in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
         double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._pair)
         double.call, double.labelled, checked = self.call, self.labelled, self._checked
         double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
@@ -370,7 +377,7 @@ class RowModel:
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
             is_users = not type(self.training_module).__module__.startswith("fedsim.")
-            if is_users and _may_be_second(output, y, classes) and _scores_classes(output, y, classes):
+            if is_users and _classes_may_be_second(output, y, classes) and _scores_classes(output, y, classes):
                 raise ConfigError(
                     f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
                     "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of "
@@ -392,7 +399,7 @@ class RowModel:
             self._check_known_loss(output, samples, dataset)
         else:
             self._take_loss(row, batch, dataset)
-            self._scores_second = _classes_second(self.loss, output, samples, classes)
+            self._scores_second = _are_classes_second(self.loss, output, samples, classes)
             self.labelled = self.labelled and (self._scores_second or _scores_classes(output, y, classes))
             if classes is not None and not self.labelled:
                 log.info("model: its outputs are not scores of the %d classes of dataset=%s: accuracies are omitted",
@@ -405,8 +412,8 @@ class RowModel:
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
             return
         with self._untouched():
-            self.traits.evaluation_unvmapped = why_not(
-                lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
+            self.traits.evaluation_unvmapped = difference_reason(
+                lambda: vmapped_second_result(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
             )
 
     def _check_tensors(self, traits: ForwardTraits, pair: Inputs) -> None:
@@ -487,11 +494,13 @@ class RowModel:
             return torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
         with self._untouched():
-            reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
+            reason = difference_reason(
+                lambda: vmapped_second_result(functionally, row, keyed), plainly
+            )  # deep ones: by rounding?
         return (
             reason
             if reason != DIFFERENT_NUMBERS_REASON or self.dtype == torch.float64
-            else self.in_double().no_vmap_reason
+            else self.to_double_precision().no_vmap_reason
         )
 
     @contextlib.contextmanager

@@ -69,7 +69,7 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
             name = f"{prefix}.{leaf}" if prefix else leaf
             entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_memory(tensor)]
     shared: list[SharedMemory] = []
-    spans = sorted((_span(value), number) for number, (_, value, _) in enumerate(entries))
+    spans = sorted((_memory_span(value), number) for number, (_, value, _) in enumerate(entries))
     reached: list[tuple[int, int]] = []  # end, number
     for (start, end), number in spans:
         reached = [(other_end, number_before) for other_end, number_before in reached if other_end > start]
@@ -97,7 +97,7 @@ def _has_memory(value: Any) -> bool:
     return value.layout == torch.strided and value.device.type != "meta" and value.numel() > 0
 
 
-def _span(value: Tensor) -> tuple[int, int]:
+def _memory_span(value: Tensor) -> tuple[int, int]:
     """The first byte, and the one after the last."""
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
@@ -112,14 +112,14 @@ def refuse_shared_memory(
         ConfigError: names both.
     """
     for pair in shared:
-        if pair.name in names and (pair.registered or _depends_on(module, pair.partner, x, call)):
+        if pair.name in names and (pair.registered or _forward_reads(module, pair.partner, x, call)):
             raise ConfigError(
                 f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.partner!r}, which copies of "
                 "the module do not keep; compute one from the other in the forward pass"
             )
 
 
-def _depends_on(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -> bool:
+def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -> bool:
     """Does a forward pass read what this attribute holds? Old spectral_norm computes it anew."""
     prefix, _, leaf = attribute.rpartition(".")
     for training in (True, False):
@@ -131,7 +131,7 @@ def _depends_on(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -
                 for value in values if move else ():
                     if _has_memory(value) and value.is_floating_point():
                         value.data.add_(_wave(value))
-                outputs.append(_attempt(call, copied, x))
+                outputs.append(_try_forward(call, copied, x))
         if len(outputs) == 2 and not same_output(outputs[0], outputs[1], PROBE_TOLERANCE):
             return True
     return False
@@ -163,9 +163,9 @@ def check_substitution(
         for training in (True, False):
             if original is not None:
                 own_tensors = _trained(module, trained)
-                before = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
+                before = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
                 with _displaced_tensors(original):
-                    after = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
+                    after = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
                 if not same_output(before, after, PROBE_TOLERANCE):
                     raise ConfigError(
                         f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
@@ -186,11 +186,11 @@ def _compare(
     for name, parameter in copy_with_values.named_parameters():
         if name in changed_tensors:
             parameter.data.copy_(changed_tensors[name])
-    expected = _attempt(call, copy_with_values.train(training), x)
+    expected = _try_forward(call, copy_with_values.train(training), x)
 
     def substituted(copied: nn.Module, values: dict[str, Tensor]) -> Any:
         statistics = {name: tensor_of(module, name).detach().clone() for name in traits.statistics}
-        return _attempt(call, copied, x, values | statistics)
+        return _try_forward(call, copied, x, values | statistics)
 
     if not same_output(expected, substituted(copy_module(module).train(training), changed_tensors), PROBE_TOLERANCE):
         raise ConfigError(
@@ -215,7 +215,7 @@ class _UnfitParametersError(Exception):
     """The module does not take these parameters; what it raises on the run's own is said elsewhere."""
 
 
-def _attempt(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def _try_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     streams.reseed(0)
     try:
         return output_of(call, module, tree_map(lambda value: value.clone(), x), tensors)

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.core import checksums
-from fedsim.core.files import regular_path, replacement_file
+from fedsim.core.files import check_regular_path, replacement_file
 from fedsim.run.run_files import BEST_MODELS, MODEL_HEADER_KEY
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class BestModels:
         if not self.path.exists():
             return
         try:
-            with safe_open(regular_path(self.path), framework="pt") as file:
+            with safe_open(check_regular_path(self.path), framework="pt") as file:
                 header, models = file.metadata(), file.get_tensor("model")
             record, damaged_name = json.loads(header["best"]), checksums.damaged_name(header, {"model": models})
             if damaged_name is not None:

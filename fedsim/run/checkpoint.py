@@ -21,7 +21,7 @@ from safetensors.torch import save
 import fedsim
 from fedsim.core import checksums
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import regular_path, replacement_file
+from fedsim.core.files import check_regular_path, replacement_file
 from fedsim.core.memory import IN_FLIGHT, QUEUE, Memory
 from fedsim.core.placement import is_memory_mapped
 from fedsim.core.targets import current_names
@@ -126,7 +126,7 @@ def read(
     if memory is not None:
         memory.in_flight = layout.deal_rows(memory.in_flight)
     if content is not None and ranks.is_first:
-        contents.check(path, made_of, content)
+        contents.check_content(path, made_of, content)
     for name, expected in (fields | remembered).items():
         local_tensor = layout.deal(name, tensors.get(name), expected)
         if name in remembered or is_memory_mapped(expected):
@@ -141,7 +141,7 @@ def completed_rounds(path: Path) -> int | None:
     if not path.exists():
         return 0
     try:
-        with safe_open(regular_path(path), framework="pt") as file:
+        with safe_open(check_regular_path(path), framework="pt") as file:
             return Progress.read(file.metadata()["progress"]).rounds
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError):
         return None
@@ -168,7 +168,7 @@ def _load(
 ) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
     """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
     try:
-        with safe_open(regular_path(path), framework="pt") as file:
+        with safe_open(check_regular_path(path), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:

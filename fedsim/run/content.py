@@ -27,19 +27,19 @@ NUMBERS_PER_BLOCK = 2**20  # of them at a time
 FINGERPRINT_TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
 
 
-def content(run: Setup) -> dict[str, list[Any]]:
+def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
     """What stands in for everything of this run that may have come from a file, by what it is called."""
     return {name: fingerprint(values) for name, values in _arrays_by_name(run)}
 
 
-def check(path: Path, recorded: dict[str, Any], current: dict[str, list[Any]]) -> None:
+def check_content(path: Path, recorded: dict[str, Any], current: dict[str, list[Any]]) -> None:
     """Refuse to go on with a checkpoint of other content; what the checkpoint does not know of is not compared.
 
     Raises:
         CheckpointError: something differs; the message says what.
     """
     for name in sorted(recorded.keys() & current.keys()):
-        if not match(recorded[name], current[name]):
+        if not fingerprints_match(recorded[name], current[name]):
             raise CheckpointError(
                 f"checkpoint {path} was written with other content: {name} changed since; restore what the run began "
                 "with, or choose another out"
@@ -58,7 +58,7 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
             values_by_name = value if isinstance(value, dict) else {"": value}
             for of, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):
-                    yield f"{name}{of and f'.{of}'} of the data", _array(array)
+                    yield f"{name}{of and f'.{of}'} of the data", _host_array(array)
     for number, table in enumerate(run.tables):
         for of, split_table in (("", table), ("'s validation samples", table.validation)):
             if split_table is not None:
@@ -70,10 +70,10 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
     for name, values in run.availability.record_of().items():
         yield f"the record of availability ({name})", values
     for name, value in run.naming.constants.items():
-        yield f"{name}, a frozen part of the model,", _array(value)
+        yield f"{name}, a frozen part of the model,", _host_array(value)
 
 
-def _array(values: Tensor | np.ndarray) -> np.ndarray:
+def _host_array(values: Tensor | np.ndarray) -> np.ndarray:
     """On the host, at most so many numbers of it, whole rows."""
     is_integral = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
     step = max(1, -(-int(np.prod(values.shape)) // MAX_FINGERPRINTED_NUMBERS[is_integral])) if len(values.shape) else 1
@@ -102,7 +102,7 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     return [shape, finite, float(np.sqrt(sums[0])), float(sums[1]), float(sums[2])]
 
 
-def match(recorded: Any, current: list[Any]) -> bool:
+def fingerprints_match(recorded: Any, current: list[Any]) -> bool:
     """Do two of what `fingerprint` gives say the same?"""
     if not isinstance(recorded, list) or len(recorded) != len(current):
         return False

@@ -141,14 +141,14 @@ class DelayedUpdates:
         )
         memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
         (self.net_delayed,) = self.federation.ranks.all_reduce_host(
-            self._counted(delayed_rows) - self._counted(arrived_rows)
+            self._count_clients(delayed_rows) - self._count_clients(arrived_rows)
         )
         order = torch.argsort(torch.cat([arrived_rows["virtual"], on_time_rows["virtual"]]))
         return self._report(
-            report, {name: _picked(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
+            report, {name: _pick_rows(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
         )
 
-    def _counted(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
+    def _count_clients(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
         """[R] clients of each replicate among those that take part."""
         virtual = rows_by_name["virtual"][rows_by_name["count"] > 0].numpy()
         return np.bincount(virtual // self.federation.clients, minlength=self.federation.replicates)
@@ -185,12 +185,12 @@ def _rows_by_name(report: Report, due: np.ndarray) -> dict[str, Tensor]:
     return rows_by_name | {f"{CARRY_PREFIX}{name}": rows for name, rows in report.carry.items()}
 
 
-def _picked(rows: Tensor, at: Tensor) -> Tensor:
+def _pick_rows(rows: Tensor, at: Tensor) -> Tensor:
     return rows[at.to(rows.device)]
 
 
 def _rows_at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
     """Some of the rows; all but the host's numbers on a device."""
     pick = torch.as_tensor(at)
-    picked = {name: _picked(rows, pick) for name, rows in rows_by_name.items()}
+    picked = {name: _pick_rows(rows, pick) for name, rows in rows_by_name.items()}
     return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked.items()}

@@ -30,7 +30,7 @@ def prepare_cublas(on: bool) -> bool:
     return on
 
 
-def if_asked(method: Callable[P, T]) -> Callable[P, T]:
+def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
     """A method of an object whose `deterministic` says how it is run."""
 
     @functools.wraps(method)

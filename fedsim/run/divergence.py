@@ -29,12 +29,12 @@ _MAX_CLIENTS_IN_MESSAGE = 10  # clients a message lists
 NONFINITE_BEFORE_TRAINING = "the loss was not finite before training: check the data and the model's outputs for them"
 
 
-def in_one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Its message, without line breaks."""
     return " ".join(str(error).split())
 
 
-def remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
+def divergence_remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
     """What may keep models of this rule finite, by its keys."""
     rates = ["lr", *(f"local.{name}" for name in ("inner_lr",) if hasattr(rule, name))]
     rates += ["local.personal_lr"] if getattr(rule, "ratio", None) not in (None, 1.0) else []
@@ -141,7 +141,7 @@ class DivergenceGuard:
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1})
         if new_clients:
-            log.warning("%s; such clients are treated as absent", self._described(t, new_clients))
+            log.warning("%s; such clients are treated as absent", self._divergence_description(t, new_clients))
         return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
     def update(self, t: int, state: State, report: Report) -> None:
@@ -169,8 +169,8 @@ class DivergenceGuard:
         try:
             self.check()
         except DivergenceError as divergence:
-            return DivergenceError(f"{divergence} ({in_one_line(error)})")
-        return DivergenceError(f"round {t} of {self.strategy}: {in_one_line(error)}; {self.remedy}")
+            return DivergenceError(f"{divergence} ({error_line(error)})")
+        return DivergenceError(f"round {t} of {self.strategy}: {error_line(error)}; {self.remedy}")
 
     def evaluate(
         self, evaluator: Callable[[Tensor], EvaluationResult], models: Tensor, completed: int
@@ -196,7 +196,7 @@ class DivergenceGuard:
                     raise
                 raise DivergenceError(
                     f"models of {self.strategy} cannot be evaluated after round {completed}: "
-                    f"{in_one_line(retry_error)}; {self.remedy}"
+                    f"{error_line(retry_error)}; {self.remedy}"
                 ) from retry_error
 
     def check(self) -> None:
@@ -221,17 +221,19 @@ class DivergenceGuard:
                 if remaining_count or self.on_nonfinite != "drop_replicate"
                 else max(divergence_rounds.values())
             )
-            description = self._described(
+            description = self._divergence_description(
                 divergence_round, {r: clients[r] for r, t in divergence_rounds.items() if t == divergence_round}
             )
             ill = self.ill & {r for r, t in divergence_rounds.items() if t == divergence_round}
             raise DivergenceError(f"{description}; {NONFINITE_BEFORE_TRAINING if ill else self.remedy}")
         for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
-            log.warning("%s; this replicate is dropped", self._described(t, {replicate: clients[replicate]}))
+            log.warning(
+                "%s; this replicate is dropped", self._divergence_description(t, {replicate: clients[replicate]})
+            )
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "round": t, "clients": clients[replicate]})
 
-    def _described(self, t: int, clients: dict[int, list[int]]) -> str:
+    def _divergence_description(self, t: int, clients: dict[int, list[int]]) -> str:
         """Strategy, round, replicates and clients; where no client is to blame, the aggregated model."""
         descriptions = []
         for replicate, client_numbers in sorted(clients.items()):

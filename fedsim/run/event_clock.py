@@ -39,9 +39,9 @@ class EventClock(RoundClock):
         self.memory = Memory() if memory is None else memory
         self.arrived = np.zeros(0, dtype=np.int64)
 
-    def _who_counts(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+    def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
         if not self.clock.asynchronous:
-            return super()._who_counts(requested, durations, t)
+            return super()._participating_cohort(requested, durations, t)
         clock, host, federation = self.clock, requested.host, requested.federation
         able = np.flatnonzero(np.isfinite(durations.needed))
         order = able[clock.start_order(t, host.virtual[able])]

@@ -294,7 +294,7 @@ class FoldTracker(Tracker):
         for folded in running:
             own = None
             if first is not None:
-                own, folded.tracker.models = self._own(folded, first), folded.part(self.models, self)
+                own, folded.tracker.models = self._run_evaluation(folded, first), folded.part(self.models, self)
             self.fold.attempt(folded, folded.tracker.begin_with, own)
             if folded.tracker.end_reason is not None:
                 self._finish(folded)
@@ -329,10 +329,10 @@ class FoldTracker(Tracker):
         for folded in list(self.fold.running):
             folded.count(self)
             folded.tracker.models = folded.part(self.models, self)
-            self.fold.attempt(folded, folded.tracker.record, self._own(folded, measured))
+            self.fold.attempt(folded, folded.tracker.record, self._run_evaluation(folded, measured))
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
-    def _own(self, folded: FoldedRun, measured: EvaluationResult) -> EvaluationResult:
+    def _run_evaluation(self, folded: FoldedRun, measured: EvaluationResult) -> EvaluationResult:
         """A run's numbers, with what its observers are shown."""
         own = folded.measured_of(measured, self)
         if folded.tracking.watching:

@@ -22,8 +22,8 @@ from fedsim.run.run_files import BEST_MODELS, CONFIG, CONSTANTS, ENVIRONMENT, SU
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.environment import environment
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, kept_rows
-from fedsim.run.tracking.pictures import pictures
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, rows_up_to_round
+from fedsim.run.tracking.pictures import run_pictures
 from fedsim.run.tracking.result import MetricsRow
 from fedsim.trainer import TaskGenerator
 
@@ -126,7 +126,7 @@ class RunFolder:
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
             raise ConfigError(f"out={_shown_path(path)} holds a {CONFIG} that no run wrote; choose another folder")
         # what cannot be kept is refused before anything is written
-        kept_rows(path / METRICS_FILENAME, self.columns, keep, progress.rows, progress.crc)
+        rows_up_to_round(path / METRICS_FILENAME, self.columns, keep, progress.rows, progress.crc)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
@@ -160,13 +160,13 @@ class RunFolder:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
         self._csv.on_disk()
 
-    def know(self, known_clients: Clients) -> None:
+    def write_clients(self, known_clients: Clients) -> None:
         """What is known of each client in the end."""
         clients.write(self.path / clients.CLIENTS_FILENAME, known_clients)
 
     def pictures(self) -> Iterator[tuple[str, Figure]]:
         """Headings and figures of the run."""
-        yield from pictures(self.path)
+        yield from run_pictures(self.path)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """What is written last."""

@@ -14,7 +14,7 @@ from fedsim.evaluation.columns import (
     WORK,
     columns_of_other_model,
 )
-from fedsim.evaluation.diagnostics import spreads
+from fedsim.evaluation.diagnostics import spread_diagnostics
 from fedsim.evaluation.metrics import Metrics
 from fedsim.evaluation.performative.answer import PerformativeDiagnostics
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
@@ -25,7 +25,7 @@ from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.server import Server
 from fedsim.run.training import Training
-from fedsim.run.wiring import owners_are_clients, scores_of, validation_of
+from fedsim.run.wiring import owners_are_clients, personal_scores_of, validation_of
 from fedsim.shift import Shift
 from fedsim.trainer import FullDataQuery, Trainers
 
@@ -75,7 +75,7 @@ class Measurement:
             own_models = PersonalModelComputer(
                 training.trainer, strategy, training.trainers, components.personal.localize
             )
-            scores = scores_of(evaluator, components.personal, tables)
+            scores = personal_scores_of(evaluator, components.personal, tables)
             personal = PersonalEvaluator(components.personal, federation, strategy, own_models, scores)
         trainers, newcomers = newcomers_of(components, population, server, training, metrics)
         return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
@@ -113,7 +113,7 @@ def evaluator_of(
     return Evaluator(
         server.model, data, shift, client_samples=components.evaluation.client_samples,
         loop=components.trainer.executor == "loop", metrics=metrics, validation=validation,
-        spreads=spreads(components.evaluation.diagnostics),
+        spreads=spread_diagnostics(components.evaluation.diagnostics),
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def newcomers_of(
     trainers = Trainers(everybody, shift, server.model, contamination, components.trainer, executor_cache)
     trainers.setup_shift()
     evaluator = evaluator_of(components, server, metrics, everybody, shift)
-    scores = scores_of(evaluator, components.personal, population.tables)
+    scores = personal_scores_of(evaluator, components.personal, population.tables)
     newcomers = Newcomers(components.personal, population.federation, strategy, trainers, components.local, scores)
     if strategy.needs_full_gradients:
         everybody.federation.full_data_oracle = FullDataQuery.of(trainers, newcomers.trainer)

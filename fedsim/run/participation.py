@@ -14,7 +14,7 @@ from fedsim.availability import Availability
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.evaluation import EvaluationResult, Evaluator
-from fedsim.evaluation.measured import TEST, subject
+from fedsim.evaluation.measured import TEST, client_value_subject
 from fedsim.evaluation.registry import DIAGNOSTICS
 
 DRIFT, UTILITY = "client_drift", "availability_normalised_utility"
@@ -93,7 +93,7 @@ class Participation:
         """Column → what it is."""
         descriptions = {}
         if "absent" in self.diagnostics:
-            mean = subject(self.of)
+            mean = client_value_subject(self.of)
             descriptions[f"{self.of}_absent"] = (
                 f"mean over the clients that did not take part in the last round, of {mean}"
             )
@@ -113,13 +113,13 @@ class Participation:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
             if "absent" in self.diagnostics:
-                column_values |= self._absent(measured.by_client[self.of], completed)
+                column_values |= self._absent_clients_metric(measured.by_client[self.of], completed)
             if "utility" in self.diagnostics:
                 column_values |= self._utility(measured, completed)
         if "drift" in self.diagnostics:
             column_values[DRIFT] = self._drift(report)
         if "staleness" in self.diagnostics:
-            age = self._replicates(completed - 1 - self._everywhere(self.last))
+            age = self._by_replicate(completed - 1 - self._gather_clients(self.last))
             column_values |= {"staleness_mean": age.mean(1), "staleness_max": age.max(1)}
         return column_values
 
@@ -128,12 +128,12 @@ class Participation:
         if "staleness" not in self.diagnostics or not completed:
             return {}
         age = completed - 1 - self.last
-        longest = self._replicates(self._everywhere(np.maximum(self.longest, age))).max(1)
-        mean = self._replicates(self._everywhere(self.away + age * (age + 1) / 2)).mean(1) / completed
+        longest = self._by_replicate(self._gather_clients(np.maximum(self.longest, age))).max(1)
+        mean = self._by_replicate(self._gather_clients(self.away + age * (age + 1) / 2)).mean(1) / completed
         return {"staleness": {"tau_max": [int(value) for value in longest], "tau_avg": mean.tolist()}}
 
-    def _absent(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
-        last = self._replicates(self._everywhere(self.last))
+    def _absent_clients_metric(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
+        last = self._by_replicate(self._gather_clients(self.last))
         last = last[:, self.evaluator.everyone] if self.of != TEST.format(self.evaluator.of) else last
         values = values[:, : last.shape[1]]
         column_values = {}
@@ -147,9 +147,10 @@ class Participation:
         if not completed:
             local_mask = np.isin(self.federation.local_clients, everyone)
             positions = np.searchsorted(everyone, self.federation.local_clients[local_mask])
-            self._replicates(self.before)[:, local_mask] = loss[:, positions]
+            self._by_replicate(self.before)[:, local_mask] = loss[:, positions]
         before, opportunities = (
-            self._replicates(self._everywhere(values))[:, everyone] for values in (self.before, self.opportunities)
+            self._by_replicate(self._gather_clients(values))[:, everyone]
+            for values in (self.before, self.opportunities)
         )
         gains = np.where(opportunities > 0, (before - loss) / np.maximum(opportunities, 1), np.nan)
         mean, spread = np.nanmean(gains, axis=1), np.nanstd(gains, axis=1)
@@ -165,8 +166,8 @@ class Participation:
         nonempty, mean = cohort.nonempty, cohort.mean(distances)
         return np.asarray(torch.where(nonempty, mean, torch.nan).cpu().numpy())
 
-    def _everywhere(self, values: np.ndarray) -> np.ndarray:
+    def _gather_clients(self, values: np.ndarray) -> np.ndarray:
         return self.federation.all_gather_clients(values)
 
-    def _replicates(self, values: np.ndarray) -> np.ndarray:
+    def _by_replicate(self, values: np.ndarray) -> np.ndarray:
         return values.reshape(self.federation.replicates, -1)

@@ -13,7 +13,7 @@ from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.run.parts import Parts
-from fedsim.run.wiring import Compute, client_data, clients_of, per_seed_of, split
+from fedsim.run.wiring import Compute, client_data, clients_of, per_seed_of, split_samples
 from fedsim.shift import Shift
 from fedsim.shift.pooled import PooledShift
 
@@ -65,7 +65,7 @@ class Population:
             shift = PooledShift(shift, dataset, clients)
             dataset = PooledData(dataset, clients, components.local.one_at_a_time)
             clients, partition = 1, None
-        tables = split(dataset, partition, clients, seeds)
+        tables = split_samples(dataset, partition, clients, seeds)
         components.personal.check(clients, not tables or tables[0].validation is not None)
         newcomers = components.personal.newcomers
         members = clients - newcomers

@@ -73,7 +73,7 @@ class Progress:
             entry_keys = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
             )
-            counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat(entry[name])]
+            counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat_values(entry[name])]
         numbers = [
             ("seconds", progress.seconds),
             *(
@@ -95,7 +95,7 @@ class Progress:
         return progress
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat_values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 

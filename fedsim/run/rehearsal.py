@@ -27,15 +27,15 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import Node, enlarge, key
-from fedsim.models.probe import said_of_forward, state_outside_refused
+from fedsim.core.snapshot import Node, enlarged_counter, snapshot_key
+from fedsim.models.probe import name_forward_errors, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
     RUN_OBJECT_TYPES,
     Invariance,
     NamedTensors,
-    brings_foreign,
     changed_paths,
+    contains_user_code,
     describe_type,
     is_user_defined,
     moved_counters,
@@ -50,7 +50,7 @@ from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.loop_executor import chunk_of, first_row
-from fedsim.trainer.objective import PlainObjective, by_rows
+from fedsim.trainer.objective import PlainObjective, loop_over_rows
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,10 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     Raises:
         ConfigError: naming the part, what it did and what it must do.
     """
-    _availability(run)
-    _batches_and_steps(run, state, memory)
-    if is_user_defined(run.strategy) or brings_foreign(run.strategy):
-        outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
+    _check_availability(run)
+    _check_batches_and_steps(run, state, memory)
+    if is_user_defined(run.strategy) or contains_user_code(run.strategy):
+        outcome_key = ("strategy", *_trial_key(run, (run.strategy, run.availability.law)))
         if outcome_key not in _outcomes:
             check_strategy(run, memory)
             _outcomes[outcome_key] = []
@@ -77,12 +77,12 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
         _outcomes.popitem(last=False)
 
 
-def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
+def _check_batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
     """Try shift, contamination and local rule, where one of them is somebody's own."""
     steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
-    if not any(map(brings_foreign, steps)):
+    if not any(map(contains_user_code, steps)):
         return
-    outcome_key = _known_by(run, steps)
+    outcome_key = _trial_key(run, steps)
     if outcome_key not in _outcomes:
         counts = np.zeros((run.federation.replicates, run.federation.clients))
         counts[:, :TRIAL_CLIENTS] = 1
@@ -91,9 +91,9 @@ def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
             return
         rewind = Rewind(*steps, skip=RUN_OBJECT_TYPES)  # the run begins with what was there before it was tried
         try:
-            _samples(run, state, memory, cohort)
+            _check_samples(run, state, memory, cohort)
             rewind()
-            _local_steps(run, state, memory, outcome_key)
+            _check_local_steps(run, state, memory, outcome_key)
         finally:
             rewind()
     if _outcomes[outcome_key]:
@@ -112,11 +112,11 @@ def try_evaluation(run: Setup) -> None:
     module = run.model.evaluation_module
     if not is_built_in(module):
         models = run.model.initial(run.federation.seeds)  # whose initialisation draws random numbers
-        with said_of_forward(module), state_outside_refused(module), run.model.call.watching_streams():
+        with name_forward_errors(module), state_outside_refused(module), run.model.call.refuse_global_randomness():
             run.evaluator(models)
 
 
-def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
+def _trial_key(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """By what a part that is tried again is known: itself, and all that it is tried with."""
     model, federation, dataset = run.model, run.federation, run.dataset
     with_it = (
@@ -124,14 +124,14 @@ def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
         model.dimension,
         model.dtype,
         str(model.device),
-        key(snapshot_of(model.loss)),
+        snapshot_key(snapshot_of(model.loss)),
     )
     of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
     algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*with_it, *of_data, *algorithms, *(key(snapshot_of(component)) for component in components))
+    return (*with_it, *of_data, *algorithms, *(snapshot_key(snapshot_of(component)) for component in components))
 
 
-def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
+def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
     trial, violations = SampleTrial(run, state, memory), []
     for invariance in INVARIANCES:
         violation = invariance.violation(trial)
@@ -142,16 +142,16 @@ def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) 
     _outcomes[trial_key] = violations
 
 
-def _availability(run: Setup) -> None:
+def _check_availability(run: Setup) -> None:
     """Rounds in another order, twice, and for other seeds in between: the same answers."""
     process = run.availability
-    if not brings_foreign(process):
+    if not contains_user_code(process):
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
     before, rewind = snapshot_of(tried), Rewind(process, tried, skip=RUN_OBJECT_TYPES)
     try:
-        first = {t: _answers(tried, t, process) for t in rounds}
+        first = {t: _sampled_round(tried, t, process) for t in rounds}
         for t in rounds:  # each as the first that is asked for, as in a resumed run
             rewind()
             _check_same_answers(tried, process, t, first[t], before)
@@ -162,15 +162,15 @@ def _availability(run: Setup) -> None:
         rewind()
 
 
-def _label(process: Availability) -> str:
+def _process_label(process: Availability) -> str:
     return f"availability={type(process).__name__}"
 
 
-def _answers(tried: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
+def _sampled_round(tried: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
     """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
     answers = {}
     for name, call in (("probabilities", tried.probabilities), ("counts", tried.counts)):
-        with user_code_errors(f"{_label(process)}: {name}", process):
+        with user_code_errors(f"{_process_label(process)}: {name}", process):
             answers[name] = call(t)
         tried.check_numbers(t, name, answers[name])
         answers[name] = answers[name].copy()  # a process may hand out the same array in every round
@@ -192,12 +192,12 @@ def _check_asked_again(
 def _check_same_answers(
     tried: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
 ) -> None:
-    for name, values in _answers(tried, t, process).items():
+    for name, values in _sampled_round(tried, t, process).items():
         if not np.array_equal(first[name], values):
             paths = changed_paths(tried, before)
             detail = f" ({paths[0]} has changed)" if paths else ""
             raise ConfigError(
-                f"{_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
+                f"{_process_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
                 "fedsim.core.rng.generator, a function of seed, purpose and round"
             )
 
@@ -210,18 +210,18 @@ def _check_counter(
     present_value = vars(tried)[name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round
-    far_ahead = enlarge(present_value)
+    far_ahead = enlarged_counter(present_value)
     if far_ahead is None:  # True and False count nothing
         return
     later: list[tuple[int, dict[str, np.ndarray]]] = []
     with contextlib.suppress(ConfigError):  # a count that no run reaches may be refused by the process itself
         for t in first:
             vars(tried)[name] = far_ahead
-            later.append((t, _answers(tried, t, process)))
+            later.append((t, _sampled_round(tried, t, process)))
     vars(tried)[name] = present_value
     if any(not np.array_equal(first[t][asked], values[asked]) for t, values in later for asked in values):
         raise ConfigError(
-            f"{_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
+            f"{_process_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
             "fedsim.core.rng.generator, a function of seed, purpose and round"
         )
 
@@ -236,7 +236,7 @@ def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
             reseeded_copy.probabilities(t), reseeded_copy.counts(t)
 
 
-def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
+def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     """One step of one client, as a loop takes it: shift, contamination, local rule."""
     rule, shift, batches = run.trainer.rule, run.shift, run.trainer.batches
     handed = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
@@ -266,7 +266,7 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
             lambda samples: first_row(chunk.contaminate(chunk_of(samples), 0, 0, 1)), batch,
         )  # fmt: skip
     if is_user_defined(rule):
-        _step(run, client_carry, batch)
+        _check_step(run, client_carry, batch)
 
 
 def _changed_batch(label: str, component: Any, move: Any, batch: NamedTensors) -> NamedTensors:
@@ -296,10 +296,10 @@ def _changed_batch(label: str, component: Any, move: Any, batch: NamedTensors) -
     return output_batch
 
 
-def _step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
+def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     rule = run.trainer.rule
     label = f"local={type(rule).__name__}"
-    objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
+    objective = BufferRecordingObjective(PlainObjective(run.model), loop_over_rows if rule.batched else None)
     lr = run.trainer.rates[0]
     before, batch_before = {name: value.clone() for name, value in carry.items()}, dict(batch)
     with user_code_errors(label, rule):

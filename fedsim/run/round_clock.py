@@ -85,9 +85,9 @@ class RoundClock:
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
-        return self._who_counts(requested, Durations(times, needed, waited, steps, minimum_samples), t)
+        return self._participating_cohort(requested, Durations(times, needed, waited, steps, minimum_samples), t)
 
-    def _who_counts(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+    def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
         """Those of the asked who count; time goes by."""
         clock, host = self.clock, requested.host
         needed, steps = durations.needed, durations.steps

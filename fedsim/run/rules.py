@@ -83,7 +83,7 @@ class Stop(Validated):
         """Is there a rule?"""
         return bool(self.target) or any(x is not None for x in (self.patience, self.seconds, self.virtual_seconds))
 
-    def judged_by(self, columns: Collection[str]) -> str | None:
+    def selection_metric(self, columns: Collection[str]) -> str | None:
         """The metric of `patience` and of the best model, of those that the run measures.
 
         Raises:
@@ -122,26 +122,28 @@ class Stop(Validated):
             return None
         at = f"after round {history[-1]['round']}"
         scope = "in every replicate" if self.over == "all" else "in the mean over replicates"
-        if self.target and all((self._reached(history, *goal, meanings) >= 0).all() for goal in self.target.items()):
+        if self.target and all(
+            (self._rounds_to_target(history, *goal, meanings) >= 0).all() for goal in self.target.items()
+        ):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
             return f"stop.target: {goals} was reached {scope} {at}"
         if self.patience is not None and metric is not None:
-            best = best_of(self._values(history, metric), is_higher_better(metric, meanings))
+            best = best_evaluation(self._values(history, metric), is_higher_better(metric, meanings))
             if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
                 return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {at}"
         if self.seconds is not None and seconds >= self.seconds:
             return f"stop.seconds: {self.seconds:g} seconds were over {at}"
-        if self.virtual_seconds is not None and self.out_of_time(self._times(history)[-1]):
+        if self.virtual_seconds is not None and self.is_time_over(self._virtual_times(history)[-1]):
             return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {at}"
         return None
 
-    def out_of_time(self, times: np.ndarray) -> bool:
+    def is_time_over(self, times: np.ndarray) -> bool:
         """Is the virtual time over in the replicates that go on, given theirs [R']?"""
         if self.virtual_seconds is None or not len(times):
             return False
         return bool((times.mean() if self.over == "mean" else times.min()) >= self.virtual_seconds)
 
-    def _times(self, history: list[MetricsRow]) -> np.ndarray:
+    def _virtual_times(self, history: list[MetricsRow]) -> np.ndarray:
         """[E, R'] virtual seconds of the replicates that still are numbers, or of all if none is."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         times = np.array([row[VIRTUAL_TIME_COLUMN] for row in history], dtype=float).reshape(-1, count)
@@ -154,7 +156,7 @@ class Stop(Validated):
         target_entries: dict[str, Any] = {}
         for name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in history})
-            at = self._reached(history, name, value, meanings, given_up=True)
+            at = self._rounds_to_target(history, name, value, meanings, given_up=True)
             target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
             if VIRTUAL_TIME_COLUMN in history[-1]:
                 times = self._values(history, VIRTUAL_TIME_COLUMN, given_up=True)
@@ -163,7 +165,7 @@ class Stop(Validated):
                 ]
         return {"targets": target_entries} if target_entries else {}
 
-    def _reached(
+    def _rounds_to_target(
         self,
         history: list[MetricsRow],
         name: str,
@@ -183,7 +185,7 @@ class Stop(Validated):
         return values if given_up or not going.any() else values[:, going]
 
 
-def best_of(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+def best_evaluation(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
     """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
     worst = -np.inf if higher_is_better else np.inf
     filled_values = np.where(np.isnan(values), worst, values)

@@ -20,7 +20,7 @@ from fedsim.core import rng
 from fedsim.core.columns import OWN
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import enlarge
+from fedsim.core.snapshot import enlarged_counter
 from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
@@ -29,13 +29,13 @@ from fedsim.run.contracts import (
     RUN_OBJECT_TYPES,
     Invariance,
     NamedTensors,
-    brings_foreign,
     changed_paths,
     close_to,
-    identical,
+    contains_user_code,
+    first_difference,
     is_user_defined,
     moved_counters,
-    refuse,
+    refuse_part,
     snapshot_of,
     trial_copy,
     user_code_errors,
@@ -78,7 +78,7 @@ class SyntheticChunk:
         batch = {name: torch.stack([samples[name] for samples in client_samples]) for name in client_samples[0]}
         batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
         if self._trial.run.trainer.batches.keyed:
-            batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
+            batch["key"] = self.keys.step_keys(rng.Purpose.DROPOUT, step, pick)
         if int(sizes.min()) < width:
             slot = torch.arange(width, device=self.rows.device)
             batch["weight"] = (slot < torch.as_tensor(sizes, device=slot.device)[:, None]).to(dtype)
@@ -88,7 +88,7 @@ class SyntheticChunk:
         contamination = self._trial.contamination.at(int(self.keys.t))
         if not contamination.active:
             return batch
-        return contamination(batch, self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
+        return contamination(batch, self.keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
 
 
 class SampleTrial:
@@ -137,7 +137,7 @@ class SampleTrial:
             carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
         deployed = None
         if shift.active:
-            server_model = columns.of_server(state.model, memory, federation)
+            server_model = columns.server_rows(state.model, memory, federation)
             deployed_models = shift.deployed(memory.server, server_model, 0)
             deployed = None if deployed_models is None else deployed_models[cohort.replicate]
         row_index = torch.arange(3, device=self.device) % len(cohort)
@@ -170,10 +170,10 @@ class SampleTrial:
         """The user's parts among those that are tried."""
         labelled_parts = zip(("local", "shift", "contamination"), self.components, strict=True)
         return " and ".join(
-            f"{kind}={type(component).__name__}" for kind, component in labelled_parts if brings_foreign(component)
+            f"{kind}={type(component).__name__}" for kind, component in labelled_parts if contains_user_code(component)
         )
 
-    def foreign(self) -> Any:
+    def user_part(self) -> Any:
         """One of the user's parts, for `user_code_errors`."""
         return next((component for component in self.components if is_user_defined(component)), self)
 
@@ -192,46 +192,46 @@ class SampleTrial:
         )
         return result
 
-    def loop(self) -> LoopExecutor:
+    def loop_executor(self) -> LoopExecutor:
         return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         return time.perf_counter() - self.began > OPTIONAL_CHECKS_SECONDS
 
 
-def _order(trial: SampleTrial) -> str | None:
+def _check_order(trial: SampleTrial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
-    with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
-        loop_executor = trial.loop()
+    with torch.no_grad(), user_code_errors(trial.label(), trial.user_part()):
+        loop_executor = trial.loop_executor()
         trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         if any(
             changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
         ):
             for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
                 trial.rewind()
-                name = _other_than_before(trial, row, *trial.local_steps(trial.loop(), [row], 0))
+                name = _difference_from_exact(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
                 if name is not None:
-                    return _remembers(trial, name)
-        for t, order in [(0, (2, 0, 1))] if trial.slow() else TRIAL_ORDERS:
+                    return _remembered_state_text(trial, name)
+        for t, order in [(0, (2, 0, 1))] if trial.is_slow() else TRIAL_ORDERS:
             for row in order:
                 carry, loss = trial.local_steps(loop_executor, [row], t)
-                name = _other_than_before(trial, row, carry, loss) if t == 0 else None
+                name = _difference_from_exact(trial, row, carry, loss) if t == 0 else None
                 if name is not None:
-                    return _remembers(trial, name)
+                    return _remembered_state_text(trial, name)
     return _waits(trial, loop_executor)
 
 
-def _other_than_before(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
+def _difference_from_exact(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
     """What differs from the client's steps in `trial.exact`."""
     right, right_loss = trial.exact[row]
-    return identical(right | {"loss": right_loss}, carry | {"loss": loss})
+    return first_difference(right | {"loss": right_loss}, carry | {"loss": loss})
 
 
-def _remembers(trial: SampleTrial, name: str) -> str:
+def _remembered_state_text(trial: SampleTrial, name: str) -> str:
     labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.before, strict=True)
     for kind, component, before in labelled_parts:
         paths = changed_paths(component, before)
-        if paths and (is_user_defined(component) or brings_foreign(component)):
+        if paths and (is_user_defined(component) or contains_user_code(component)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
                 f"{kind}={type(component).__name__} remembers in {paths[0]} what it computed before, which clients "
@@ -250,13 +250,13 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
         ("local", "shift", "contamination"), trial.components, trial.before, strict=True
     ):
         for name in moved_counters(component, before):
-            original_value, enlarged_value = vars(component)[name], enlarge(vars(component)[name])
-            if enlarged_value is None or trial.slow():
+            original_value, enlarged_value = vars(component)[name], enlarged_counter(vars(component)[name])
+            if enlarged_value is None or trial.is_slow():
                 continue
             vars(component)[name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
                 carry, loss = trial.local_steps(executor, [0], 0)
-                if _other_than_before(trial, 0, carry, loss) is not None:
+                if _difference_from_exact(trial, 0, carry, loss) is not None:
                     return (
                         f"{kind}={type(component).__name__} counts in {name} what later steps depend on, which clients "
                         "share and no checkpoint holds; return it from `memory`"
@@ -265,10 +265,10 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
     return None
 
 
-def _shift_padding(trial: SampleTrial) -> str | None:
+def _check_shift_padding(trial: SampleTrial) -> str | None:
     """A shift on batches of 2 and of 7 samples, alone, padded, and of several clients at once."""
     shift = trial.shift
-    if not shift.active or not brings_foreign(shift):
+    if not shift.active or not contains_user_code(shift):
         return None
     label = f"shift={type(shift).__name__}"
     theta = trial.carry["params"] if trial.deployed is None else shift.newest_deployment(trial.deployed)
@@ -287,14 +287,14 @@ def _shift_padding(trial: SampleTrial) -> str | None:
             except Exception as error:
                 return f"{label} cannot be vmapped ({_error_text(error)})"
             if any(
-                _differs(single_result, {k: v[row] for k, v in joint_result.items()})
+                _batch_difference(single_result, {k: v[row] for k, v in joint_result.items()})
                 for row, single_result in enumerate(single_results)
             ):
                 return f"{label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _differs(unpadded: NamedTensors, padded: NamedTensors) -> bool:
+def _batch_difference(unpadded: NamedTensors, padded: NamedTensors) -> bool:
     """Is a batch another one but for padding? Padding must keep the weight 0."""
     size = len(unpadded["x"])
     for name, value in unpadded.items():
@@ -310,10 +310,10 @@ def _differs(unpadded: NamedTensors, padded: NamedTensors) -> bool:
     )
 
 
-def _contamination_padding(trial: SampleTrial) -> str | None:
+def _check_contamination_padding(trial: SampleTrial) -> str | None:
     """A contamination on several clients at once, padded, and on each alone."""
     contamination: Contamination = trial.contamination
-    if not contamination.active or not brings_foreign(contamination):
+    if not contamination.active or not contains_user_code(contamination):
         return None
     label = f"contamination={type(contamination).__name__}"
     chunk = SyntheticChunk(trial, [0, 1, 2], 0)
@@ -328,12 +328,14 @@ def _contamination_padding(trial: SampleTrial) -> str | None:
         except Exception as error:
             return f"{label} takes batches of one client alone ({_error_text(error)})"
         for row, single_result in enumerate(single_results):
-            if _differs({k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}):
+            if _batch_difference(
+                {k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}
+            ):
                 return f"{label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _executors(trial: SampleTrial) -> str | None:
+def _check_executors(trial: SampleTrial) -> str | None:
     """Local steps of all three clients together, by the executors that the run may take."""
     trainer = trial.run.trainer
     for choice in trainer.candidates:
@@ -363,22 +365,24 @@ def _error_text(error: Exception) -> str:
     return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
 
 
-def _one_at_a_time(trial: SampleTrial, reason: str) -> None:
+def _run_one_at_a_time(trial: SampleTrial, reason: str) -> None:
     """What holds where padding does not: one client after another, on batches as they are."""
     for trainers in trial.run.all_trainers:
         trainers.restrict_to_loop(reason)
 
 
 def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
-    _one_at_a_time(trial, reason)
+    _run_one_at_a_time(trial, reason)
     for trainers in trial.run.all_trainers:
         trainers.shift.unpadded = True
 
 
-ORDER_INVARIANCE = Invariance("the order of clients and rounds", _order, refuse)
-SHIFT_PADDING_INVARIANCE = Invariance("padding and other clients of a shift", _shift_padding, _shift_one_at_a_time)
-CONTAMINATION_PADDING_INVARIANCE = Invariance(
-    "padding and other clients of a contamination", _contamination_padding, _one_at_a_time
+ORDER_INVARIANCE = Invariance("the order of clients and rounds", _check_order, refuse_part)
+SHIFT_PADDING_INVARIANCE = Invariance(
+    "padding and other clients of a shift", _check_shift_padding, _shift_one_at_a_time
 )
-EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _executors, _one_at_a_time)
+CONTAMINATION_PADDING_INVARIANCE = Invariance(
+    "padding and other clients of a contamination", _check_contamination_padding, _run_one_at_a_time
+)
+EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _run_one_at_a_time)
 INVARIANCES = (ORDER_INVARIANCE, SHIFT_PADDING_INVARIANCE, CONTAMINATION_PADDING_INVARIANCE, EXECUTOR_INVARIANCE)

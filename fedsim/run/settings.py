@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.effects import stops_training, without_effect
-from fedsim.evaluation.performative.references import too_dear
+from fedsim.core.effects import sentences_stopping_training, sentences_without_effect
+from fedsim.evaluation.performative.references import too_expensive_reason
 from fedsim.local.schedules import Constant
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RunFacts:
         shift = self.setup.shift
         if not shift.active or shift.references == "none":
             return False
-        return shift.references == "always" or not too_dear(self.setup.model, self.setup.data)
+        return shift.references == "always" or not too_expensive_reason(self.setup.model, self.setup.data)
 
     @property
     def rate_moves(self) -> bool:
@@ -112,7 +112,7 @@ def report_settings(run: Any) -> None:
     if not run.federation.ranks.is_first:
         return
     facts = RunFacts(run)
-    for sentence in (*_without_effect(facts), *_stops_training(facts)):
+    for sentence in (*_settings_without_effect(facts), *_settings_stopping_training(facts)):
         log.warning("%s", sentence)
 
 
@@ -134,14 +134,14 @@ def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> N
         )
 
 
-def _without_effect(run: RunFacts) -> Iterator[str]:
+def _settings_without_effect(run: RunFacts) -> Iterator[str]:
     for group, component in (("", run.setup), *vars(run.components).items()):
-        yield from without_effect(group, component, run)
+        yield from sentences_without_effect(group, component, run)
 
 
-def _stops_training(run: RunFacts) -> Iterator[str]:
+def _settings_stopping_training(run: RunFacts) -> Iterator[str]:
     for group, component in vars(run.components).items():
-        yield from stops_training(group, component, run)
+        yield from sentences_stopping_training(group, component, run)
     process = run.availability
     rounds = range(min(run.rounds, MAX_ROUNDS_CHECKED))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):

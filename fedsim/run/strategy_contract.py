@@ -22,22 +22,22 @@ from fedsim.core.memory import Memory
 from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import enlarge
+from fedsim.core.snapshot import enlarged_counter
 from fedsim.run.contracts import (
     RUN_OBJECT_TYPES,
     Invariance,
     NamedTensors,
     changed_paths,
-    check_all,
+    check_invariances,
     close_to,
     copy_tensors,
     describe_type,
-    fields,
-    identical,
+    first_difference,
     is_user_defined,
     moved_counters,
-    refuse,
+    refuse_part,
     snapshot_of,
+    state_fields,
     trial_copy,
     user_code_errors,
 )
@@ -59,7 +59,7 @@ def check_initial_state(run: Setup, state: Any) -> None:
     rows = run.federation.replicates
     shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
     names_by_address: dict[int, str] = {}
-    for name, value in fields(state).items():
+    for name, value in state_fields(state).items():
         if not isinstance(value, Tensor):
             raise ConfigError(
                 f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is "
@@ -110,17 +110,17 @@ class StrategyTrial:
         self.present = int(min(run.availability.counts(0).sum(1).max(), run.federation.clients)) if self.steady else 0
         self.constant = False
         if self.steady:
-            self.constant = self._refused(constant=False) and not self._refused(constant=True)
+            self.constant = self._refuse_constant(constant=False) and not self._refuse_constant(constant=True)
 
-    def _refused(self, constant: bool) -> bool:
+    def _refuse_constant(self, constant: bool) -> bool:
         self.constant = constant
         try:
-            self.play([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
+            self.states_after_rounds([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
         except ConfigError:
             return True
         return False
 
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         return time.perf_counter() - self.began > OPTIONAL_CHECKS_SECONDS
 
     def strategy(self, replicates: range) -> Any:
@@ -148,7 +148,7 @@ class StrategyTrial:
         trial_federation.full_data_oracle = None if federation.full_data_oracle is None else _made_up_gradients
         return trial_federation
 
-    def play(
+    def states_after_rounds(
         self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False, between: bool = False
     ) -> list[State]:
         """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
@@ -195,12 +195,14 @@ class StrategyTrial:
             report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if between and earlier is not None:
                 with contextlib.suppress(ConfigError):
-                    _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), self.rounds[turn - 1])
+                    _next_state(
+                        strategy, label, _changed_copy(earlier[0]), _changed_copy(earlier[1]), self.rounds[turn - 1]
+                    )
             earlier = copy_tensors(state), copy_tensors(report)
-            next_state = _next(strategy, label, state_copy, report, t)
+            next_state = _next_state(strategy, label, state_copy, report, t)
             if not fresh and t == self.rounds[0]:
-                repeated_state = _next(strategy, label, copy_tensors(state), report, t)
-                name = identical(fields(next_state), fields(repeated_state))
+                repeated_state = _next_state(strategy, label, copy_tensors(state), report, t)
+                name = first_difference(state_fields(next_state), state_fields(repeated_state))
                 if name is not None:
                     raise ConfigError(self.remembers(name, strategy))
             state = next_state
@@ -227,33 +229,37 @@ class StrategyTrial:
         )
 
 
-def _repeated(trial: StrategyTrial) -> str | None:
+def _check_repetition(trial: StrategyTrial) -> str | None:
     """The same rounds again: by another copy for every round, then by one copy for all."""
     everybody = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
-    right = trial.play(counts, everybody)
-    for fresh in (True,) if trial.slow() else (True, False):
-        for expected_state, repeated_state in zip(right, trial.play(counts, everybody, fresh), strict=True):
-            name = identical(fields(expected_state), fields(repeated_state))
+    right = trial.states_after_rounds(counts, everybody)
+    for fresh in (True,) if trial.is_slow() else (True, False):
+        for expected_state, repeated_state in zip(
+            right, trial.states_after_rounds(counts, everybody, fresh), strict=True
+        ):
+            name = first_difference(state_fields(expected_state), state_fields(repeated_state))
             if name is not None:
                 return trial.remembers(name, trial.strategy(everybody))
-    return None if trial.slow() else _other_calls(trial, counts, right)
+    return None if trial.is_slow() else _check_other_calls(trial, counts, right)
 
 
-def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
     """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
     everybody, tried = range(len(trial.models)), dict[str, Any]()
-    trial.play(counts, everybody)
+    trial.states_after_rounds(counts, everybody)
     for counter in moved_counters(trial.last, trial.initial_look):
         original_value = vars(trial.last)[counter]
         value = (
-            enlarge(original_value) if isinstance(original_value, (int, float)) else None
+            enlarged_counter(original_value) if isinstance(original_value, (int, float)) else None
         )  # an array may be remembered by its round
         tried |= {} if value is None else {counter: value}
     for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
         try:
-            for expected_state, other_state in zip(right, trial.play(counts, everybody, between=between), strict=True):
-                name = identical(fields(expected_state), fields(other_state))
+            for expected_state, other_state in zip(
+                right, trial.states_after_rounds(counts, everybody, between=between), strict=True
+            ):
+                name = first_difference(state_fields(expected_state), state_fields(other_state))
                 if name is not None:
                     return trial.remembers(name, trial.last)
         finally:
@@ -261,22 +267,22 @@ def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: l
     return None
 
 
-def _elsewhere(of: Any) -> Any:
+def _changed_copy(of: Any) -> Any:
     """A state or a report with other numbers."""
     moved_on = {
         name: value + 0.1 * torch.cos(torch.arange(value.numel())).reshape(value.shape).to(value)
-        for name, value in fields(of).items()
+        for name, value in state_fields(of).items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
     }
     return dataclasses.replace(copy_tensors(of), **moved_on)
 
 
-def _nobody(trial: StrategyTrial) -> str | None:
+def _check_empty_rounds(trial: StrategyTrial) -> str | None:
     """Rounds in which nobody comes, and in which one client does."""
-    if trial.steady or trial.slow():
+    if trial.steady or trial.is_slow():
         return None
     for counts in ([[0, 0], [1, 0], [0, 0]], [[0, 1], [1, 1], [0, 0]]):
-        for t, state in enumerate(trial.play(counts, range(len(trial.models)))):
+        for t, state in enumerate(trial.states_after_rounds(counts, range(len(trial.models)))):
             if not torch.isfinite(state.model).all():
                 return (
                     f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} "
@@ -287,38 +293,38 @@ def _nobody(trial: StrategyTrial) -> str | None:
     return None
 
 
-def _replicates(trial: StrategyTrial) -> str | None:
+def _check_replicates(trial: StrategyTrial) -> str | None:
     """Each replicate alone, and beside one with another number of clients."""
     if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
         return None
     for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]]):
-        joint_states = trial.play(counts, range(2))
+        joint_states = trial.states_after_rounds(counts, range(2))
         for r in (1, 0):
             try:
-                single_states = trial.play([[row[r]] for row in counts], range(r, r + 1))
+                single_states = trial.states_after_rounds([[row[r]] for row in counts], range(r, r + 1))
             except ConfigError:  # it was set up for all replicates
-                return _replicates_differ(trial)
+                return _check_replicates_differ(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
                 if not close_to(joint_state.model[r], single_state.model[0]):
-                    return _mixes(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
-        if trial.slow():
+                    return _mixing_text(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
+        if trial.is_slow():
             return None
     return None
 
 
-def _replicates_differ(trial: StrategyTrial) -> str | None:
+def _check_replicates_differ(trial: StrategyTrial) -> str | None:
     """What the first replicate's clients bring, however many they are, must change no other replicate's model."""
     counts = [[3, 1], [2, 3], [1, 2]]
-    right = trial.play(counts, range(2))
+    right = trial.states_after_rounds(counts, range(2))
     for t, (state, changed_state) in enumerate(
-        zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)
+        zip(right, trial.states_after_rounds([[1, c[1]] for c in counts], range(2)), strict=True)
     ):
         if not close_to(state.model[1], changed_state.model[1]):
-            return _mixes(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
+            return _mixing_text(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
     return None
 
 
-def _mixes(trial: StrategyTrial, changed: int, affected: int, moment: str) -> str:
+def _mixing_text(trial: StrategyTrial, changed: int, affected: int, moment: str) -> str:
     seeds = trial.run.federation.seeds
     return (
         f"{trial.label} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
@@ -335,9 +341,9 @@ def _made_up_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
 
 
 INVARIANCES = (
-    Invariance("a second time, and a resumed run", _repeated, refuse),
-    Invariance("empty rounds", _nobody, refuse),
-    Invariance("other replicates", _replicates, refuse),
+    Invariance("a second time, and a resumed run", _check_repetition, refuse_part),
+    Invariance("empty rounds", _check_empty_rounds, refuse_part),
+    Invariance("other replicates", _check_replicates, refuse_part),
 )
 
 
@@ -349,7 +355,7 @@ def check_strategy(run: Setup, memory: Memory) -> None:
     """
     trial = StrategyTrial(run, memory)
     try:
-        check_all(INVARIANCES, trial)
+        check_invariances(INVARIANCES, trial)
     finally:
         trial.rewind()
 
@@ -374,7 +380,7 @@ def _synthetic_report(
     )  # fmt: skip
 
 
-def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
+def _next_state(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
     state_copy = copy_tensors(state)
     with user_code_errors(f"{label}: aggregate, in round {t}" if t else label, strategy):
@@ -383,8 +389,8 @@ def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> St
         raise ConfigError(
             f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
         )
-    for name, value in fields(state).items():
-        got = fields(after)[name]
+    for name, value in state_fields(state).items():
+        got = state_fields(after)[name]
         if not isinstance(got, Tensor) or (got.shape, got.dtype) != (value.shape, value.dtype):
             raise ConfigError(
                 f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes {describe_type(got)}"

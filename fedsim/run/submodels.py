@@ -45,11 +45,11 @@ class Submodels:
         """
         capacity, chain = components.capacity, None
         if capacity.active:
-            _check_others(components, population, server, training)
+            _check_other_parts(components, population, server, training)
             samples = population.data.first_samples(2, server.model.dtype)
             chain = ChannelChain.of(server.model, samples)
             capacity.setup(population.federation)
-            for held in _some_sets(capacity, chain, population.federation):
+            for held in _sample_channel_sets(capacity, chain, population.federation):
                 check_chain(server.model, chain, held, samples)
         return cls(capacity, chain, training)
 
@@ -89,7 +89,7 @@ class Submodels:
         return cohort.column_masks.mean(1, dtype=torch.float64).cpu().numpy()
 
 
-def _some_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
+def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
     """Sets of channels that clients hold in the first rounds, at most two a round, those that leave some out first."""
     count = np.ones((federation.replicates, federation.clients))
     for t in range(TRIED_ROUNDS):
@@ -99,7 +99,7 @@ def _some_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) 
             yield [layer[k : k + 1] for layer in sets]
 
 
-def _check_others(components: Parts, population: Population, server: Server, training: Training) -> None:
+def _check_other_parts(components: Parts, population: Population, server: Server, training: Training) -> None:
     """Refuse what takes clients' rows for whole models.
 
     Raises:

@@ -28,7 +28,7 @@ from fedsim.run.setup import Setup
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.summary import summary
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, checksum, kept_rows
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, checksum, rows_up_to_round
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
 from fedsim.run.tracking.progress import facts_line, progress_view
 from fedsim.run.tracking.result import MetricsRow, Result
@@ -107,12 +107,13 @@ class Tracker:
             return
         ending = "ended" if error is None else "failed"
         message = (
-            f"stopped by {self._signal} after the run {ending} in round {self.progress.rounds} of {self.run.rounds}"
+            f"stopped by {self._signal_name} after the run {ending} "
+            f"in round {self.progress.rounds} of {self.run.rounds}"
         )
         raise Stopped(message, self._result) from error
 
     @property
-    def _signal(self) -> str:
+    def _signal_name(self) -> str:
         """Its name."""
         return "another rank" if self._signals.signal is None else signal.Signals(self._signals.signal).name
 
@@ -124,13 +125,13 @@ class Tracker:
     def begin_with(self, first: EvaluationResult | None) -> None:
         """Open the run folder, given what was measured of the initial model; None for a resumed run."""
         progress, run = self.progress, self.run
-        self._metric = run.stop.judged_by(run.column_descriptions)
+        self._metric = run.stop.selection_metric(run.column_descriptions)
         if first is not None:
             self.guard.ill = {r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)}
         if self.folder is not None:
             columns = run.column_descriptions
             self.history = (
-                kept_rows(self.folder / METRICS_FILENAME, columns, progress.rounds, progress.rows, progress.crc)
+                rows_up_to_round(self.folder / METRICS_FILENAME, columns, progress.rounds, progress.rows, progress.crc)
                 if progress.rounds
                 else []
             )
@@ -173,7 +174,7 @@ class Tracker:
         """The replicates that were not given up."""
         return [r for r in range(len(self.seeds)) if r not in self.guard.given_up]
 
-    def _on_models(self, state: State, deployed: Tensor | None = None) -> EvaluationResult:
+    def _evaluate_models(self, state: State, deployed: Tensor | None = None) -> EvaluationResult:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
         run, memory = self.run, self.checkpoints.memory
         first, *further_names = run.evaluation.models
@@ -192,7 +193,7 @@ class Tracker:
     def evaluate(self, state: State, completed: int, report: Report | None = None) -> EvaluationResult:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
-        measured = self._on_models(state, None if report is None else report.deployed)
+        measured = self._evaluate_models(state, None if report is None else report.deployed)
         measured.metrics |= run.participation(measured, completed, report)
         if run.personal is not None:
             online = None if report is None else report.cohort
@@ -222,7 +223,9 @@ class Tracker:
         self.keep_time()
         last, limit = t + 1 == run.rounds, run.stop.seconds
         time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
-        time_over = time_over or (self.ranks.is_first and run.stop.out_of_time(run.pace.seconds[self._replicates_left]))
+        time_over = time_over or (
+            self.ranks.is_first and run.stop.is_time_over(run.pace.seconds[self._replicates_left])
+        )
         wishes = np.array(
             [self._signals.signal is not None, self.checkpoint_due(t + 1, self._signals.agreed_signal), time_over]
         )
@@ -252,7 +255,7 @@ class Tracker:
             self.save(state)
         self._stop_requested = stopping
         if stopping and not last and self.end_reason is None:
-            raise Stopped(f"stopped by {self._signal} after round {t + 1} of {run.rounds}")
+            raise Stopped(f"stopped by {self._signal_name} after round {t + 1} of {run.rounds}")
 
     def keep_time(self) -> None:
         """Note how many seconds the run has taken, resumed parts included."""
@@ -303,9 +306,9 @@ class Tracker:
             progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
         )
         self._wish = self._observers.evaluated(event)
-        self._view.evaluated(progress.rounds, facts_line(rows, self._speed()), float(self.active.mean()))
+        self._view.evaluated(progress.rounds, facts_line(rows, self._samples_per_second()), float(self.active.mean()))
 
-    def _speed(self) -> float | None:
+    def _samples_per_second(self) -> float | None:
         """Samples a second since the run began or went on; None before the first round."""
         elapsed = self.progress.seconds - self._before
         worked = sum(self.progress.samples) - self._samples_before
@@ -333,16 +336,16 @@ class Tracker:
             run.naming,
             self.end_reason,
         )
-        last = self._last or self._on_models(state)
+        last = self._last or self._evaluate_models(state)
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._replicates_left]
             metrics = {name: values[self._replicates_left] for name, values in last.client_metrics.items()}
             held_out = None if last.held_out is None else last.held_out[self._replicates_left]
-            client_table = clients.gather(
+            client_table = clients.gather_clients(
                 run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, metrics, run.dataset.label_names, held_out,
             )  # fmt: skip
-            self._files.know(client_table)
+            self._files.write_clients(client_table)
         run_summary = summary(run, result, progress)
         self._observers.finish(
             RunEnded(progress.rounds, run_summary, self._files.pictures if self._files else lambda: iter(()))

@@ -26,7 +26,7 @@ from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.run.contracts import brings_foreign, changed_paths, snapshot_of, user_code_errors
+from fedsim.run.contracts import changed_paths, contains_user_code, snapshot_of, user_code_errors
 from fedsim.run.determinism import prepare_cublas
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
@@ -162,7 +162,7 @@ def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -
     return data.of_clients(np.sort(draw.choice(natural_count, clients, replace=False))), clients
 
 
-def split(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
+def split_samples(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
     """One index table per replicate; none for a stream."""
     if data.stream:
         if partition is not None and not isinstance(partition, Natural):
@@ -186,7 +186,7 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     samples = Samples(
         len(data.train_x) if kept_indices is None else len(kept_indices), labels, owners, data.client_names
     )
-    if brings_foreign(partition):
+    if contains_user_code(partition):
         drawn = _tables_of_users(partition, samples, clients, seeds)
     else:
         drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
@@ -275,7 +275,7 @@ def client_data(
 
 
 @contextlib.contextmanager
-def among_members(num_newcomers: int) -> Iterator[None]:
+def name_newcomers_in_errors(num_newcomers: int) -> Iterator[None]:
     """What is refused for the number of clients that train names `clients` as it was set, newcomers included."""
     try:
         yield
@@ -295,7 +295,7 @@ def bind_availability(
     return process
 
 
-def scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
+def personal_scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
     """What scores clients' own models on the validation samples of these tables, or on a stream's law."""
     return ClientScores(evaluator, validation_of(evaluator.data, tables), options.train_samples)
 

@@ -82,7 +82,7 @@ class LossAttraction(Attraction):
         rows = torch.arange(len(federation.sizes), device=federation.device)
         if not isinstance(data, Stored):
             drawn = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
-            self.sample, group = components(drawn, groups, lead=2)
+            self.sample, group = mixture_components(drawn, groups, lead=2)
         else:  # their numbers alone are kept
             numbers, valid = data.numbers(rows, data.width(samples))
             assert self.dataset.train_y is not None
@@ -123,7 +123,7 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     return torch.stack(means)
 
 
-def components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]:
+def mixture_components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]:
     """Every sample of a mixture once for each group: x and y [..., B·K, …], and the group of each [..., B·K].
 
     Args:

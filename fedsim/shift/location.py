@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry_of_client, of_moments
+from fedsim.core.heterogeneity import entry_of_client, match_moments
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -79,7 +79,7 @@ class Location(Shift):
         else:
             noise = rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m)
             weights = federation.client_weights[0]
-            drawn = torch.as_tensor(of_moments("shift.variance", self.epsilon, self.variance, weights, noise))
+            drawn = torch.as_tensor(match_moments("shift.variance", self.epsilon, self.variance, weights, noise))
         average = float((federation.client_weights @ drawn.numpy()).max())  # of the replicate where it is largest
         if self.given_epsilons is None:
             average = max(average, self.epsilon)  # whatever rounding left of it

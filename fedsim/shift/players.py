@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client, numbers_per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.shift import Shift
@@ -65,7 +65,7 @@ class Players(Shift):
             raise ConfigError(f"shift=players: the model is the {m * goods} decisions of all players; use model=mean")
         if model.ridge:
             raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
-        gammas = per_client(
+        gammas = numbers_per_client(
             "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, usual=DEFAULT_SPREAD
         )
         if isinstance(self.coupling, Sequence) and not isinstance(self.coupling, str):
@@ -86,9 +86,9 @@ class Players(Shift):
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         joint = theta.reshape(self.players, self.goods)
         demand = entry_of_client(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
-        return batch | {"x": batch["x"] + self.own_mask(batch["client"], theta) * demand.repeat(self.players)}
+        return batch | {"x": batch["x"] + self.client_block_mask(batch["client"], theta) * demand.repeat(self.players)}
 
-    def own_mask(self, client: Tensor, like: Tensor) -> Tensor:
+    def client_block_mask(self, client: Tensor, like: Tensor) -> Tensor:
         """[m·d] 1 in the client's block."""
         block = torch.arange(self.players * self.goods, device=client.device) // self.goods
         return (block == client).to(like.dtype)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import PerClientNumbers, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, numbers_per_client
 
 
 def sensitivities(
@@ -21,10 +21,10 @@ def sensitivities(
     """[m] float64, on the device: given, or drawn around a mean.
 
     Args:
-        key, value, spread, seed, counter, usual: see `fedsim.core.heterogeneity.per_client`.
+        key, value, spread, seed, counter, usual: see `fedsim.core.heterogeneity.numbers_per_client`.
         federation: whose clients they are; newcomers, who join later, have given numbers too.
     """
-    drawn = per_client(
+    drawn = numbers_per_client(
         key, value, spread, federation.clients, seed, rng.Purpose.SHIFT, counter, federation.num_newcomers, usual
     )
     return drawn.to(federation.device)

@@ -144,11 +144,11 @@ class Shift(Validated, ABC):
                     f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
                     f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
                 )
-            memory[PAST] = federation.broadcast(self._all_of(model))
+            memory[PAST] = federation.broadcast(self._repeat_for_lags(model))
             memory[TURN] = federation.zeros(dtype=torch.int64)
         return memory
 
-    def _all_of(self, model: Tensor) -> Tensor:
+    def _repeat_for_lags(self, model: Tensor) -> Tensor:
         """[R, L, d] of [R, d]: before round 0 all samples answer the initial model."""
         assert self.mixture is not None
         return model[:, None].repeat(1, len(self.mixture), 1)
@@ -158,31 +158,31 @@ class Shift(Validated, ABC):
         if self.deploy == "step":
             return {}
         memory = {AVERAGE_MODEL_NAME: model.clone()} if self.inertia or self.redraw else {}
-        return memory if self.mixture is None else memory | {PAST: self._all_of(model)}
+        return memory if self.mixture is None else memory | {PAST: self._repeat_for_lags(model)}
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
         """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
         mixture; None where clients deploy their own. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
-        newest = self._newest(server, model, t)
+        newest = self._newest_average(server, model, t)
         if self.mixture is None:
             return newest
         past = server[PAST]
-        if self.drawn_in(t) == t:
+        if self.deployment_round(t) == t:
             past.copy_(torch.cat([newest[:, None], past[:, :-1]], dim=1))
         return past
 
-    def _newest(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
+    def _newest_average(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
         """[R, d] θ̃ of the latest deployment."""
         if not (self.inertia or self.redraw):
             return model
         answered = server[AVERAGE_MODEL_NAME]
-        if self.drawn_in(t) < t:
+        if self.deployment_round(t) < t:
             return answered
         return answered.lerp_(model, 1 - self.inertia) if self.inertia else answered.copy_(model)
 
-    def drawn_in(self, t: Any) -> Any:
+    def deployment_round(self, t: Any) -> Any:
         """The round whose deployment the data of round t answer; of a number, or of each in a tensor."""
         return t - t % (self.redraw or 1)
 
@@ -199,7 +199,7 @@ class Shift(Validated, ABC):
         """One client's batch, moved by what `answers_to` gave."""
         if self.mixture is None:
             return self(batch, theta)
-        number = carry[TURN] if self.deploy == "step" else self.drawn_in(carry["round"])
+        number = carry[TURN] if self.deploy == "step" else self.deployment_round(carry["round"])
         key = rng.fold(rng.row_keys(carry[OF_SEED], rng.Purpose.MIXTURE, batch["client"]), number)
         return self.mixture.move(self, batch, theta, key)
 

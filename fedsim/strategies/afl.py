@@ -59,14 +59,14 @@ class AFL(ServerStep[AFLState]):
         mixture = cohort.gather(state.mixture)
         iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
         unprojected = mixture + self.mixture_lr * full_data_gradients(cohort, state.iterate).loss
-        cohort.scatter(state.mixture, onto_simplex(cohort, unprojected, mixture))
+        cohort.scatter(state.mixture, project_onto_simplex(cohort, unprojected, mixture))
         steps = state.steps + cohort.nonempty
         mean = state.model + (iterate - state.model) / steps.clamp(min=1)[:, None]
         model = cohort.unless_empty(mean if self.average else iterate.clone(), state.model)
         return AFLState(model, iterate, state.mixture, steps)
 
 
-def onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
+def project_onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
     """[n] the nearest point to the values [n] whose entries are not negative and, replicate by replicate, have the sum
     of those `before`: max(v − τ, 0), with τ by sorting."""
     stacked = torch.stack([values, before]).double().cpu().numpy()

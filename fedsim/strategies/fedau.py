@@ -23,7 +23,7 @@ class Counters(Protocol):
     current: Tensor
 
 
-def no_intervals(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
+def initial_counters(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
     """The counters before round 0."""
     zeros = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
     return torch.ones_like(zeros), zeros, zeros.clone()
@@ -80,7 +80,7 @@ class FedAU(ServerStep[FedAUState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAUState:
-        return FedAUState(model, *no_intervals(model, federation))
+        return FedAUState(model, *initial_counters(model, federation))
 
     def aggregate(self, state: FedAUState, report: Report, t: int) -> FedAUState:
         cohort = report.cohort

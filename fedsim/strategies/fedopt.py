@@ -79,12 +79,12 @@ class FedOpt(ServerStep[FedOptState]):
         cohort = report.cohort
         delta = -self.mean(cohort, report.innovation)
         first = self.beta1 * state.first + (1 - self.beta1) * delta
-        second = self._second(state.second, delta.square())
+        second = self._second_moment(state.second, delta.square())
         model = state.model + self.server_lr * first / (second.sqrt() + self.tau)
         new, old = (model, first, second), (state.model, state.first, state.second)
         return FedOptState(*(cohort.unless_empty(a, b) for a, b in zip(new, old, strict=True)))
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         if self.optimizer == "adagrad":
             return v + square
         if self.optimizer == "yogi":

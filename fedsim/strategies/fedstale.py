@@ -13,7 +13,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.fedau import count_intervals, no_intervals
+from fedsim.strategies.fedau import count_intervals, initial_counters
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 PROBABILITY_SOURCES = ("estimated", "known")
@@ -75,7 +75,7 @@ class FedStale(RemembersClients[FedStaleState]):
             availability.require_known_probabilities("strategy=fedstale with strategy.probabilities=known")
 
     def initial(self, model: Tensor, federation: Federation) -> FedStaleState:
-        return FedStaleState(model, *self.empty(model, federation), *no_intervals(model, federation))
+        return FedStaleState(model, *self.empty(model, federation), *initial_counters(model, federation))
 
     def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
         cohort = report.cohort

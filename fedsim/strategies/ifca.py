@@ -102,7 +102,7 @@ class IFCA(ServerStep[IFCAState]):
             return cohort.broadcast(state.model)
         losses = torch.stack([full_data_gradients(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
         lowest_loss = losses.min(1, keepdim=True).values
-        equal = losses <= lowest_loss + ties.tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
+        equal = losses <= lowest_loss + ties.relative_tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
         return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]
 
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
@@ -115,7 +115,7 @@ class IFCA(ServerStep[IFCAState]):
         joined = mine - one_hot(before.clamp(min=0), self.k) * (before >= 0)[:, None]
         members = state.members + cohort.sum(joined, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
         state.choice[cohort.rows] = chosen
-        return IFCAState(_largest(clusters, members), clusters, state.choice, members)
+        return IFCAState(_largest_cluster_model(clusters, members), clusters, state.choice, members)
 
     def updated_model(self, state: IFCAState, report: Report, j: int, weights: Tensor) -> Tensor:
         """[R, d] the next x_j, for weights [n] that are 0 where another was chosen."""
@@ -135,6 +135,6 @@ class IFCA(ServerStep[IFCAState]):
         return clustered_sum + (1 - share.sum(1, keepdim=True)) * state.model
 
 
-def _largest(clusters: Tensor, members: Tensor) -> Tensor:
+def _largest_cluster_model(clusters: Tensor, members: Tensor) -> Tensor:
     """[R, d] the model of the cluster with most members, the first of several."""
     return clusters[torch.arange(len(clusters), device=clusters.device), members.argmax(1)]

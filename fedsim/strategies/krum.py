@@ -12,7 +12,7 @@ from fedsim.strategies.per_replicate import NamedTensors
 from fedsim.strategies.robust import Robust, weighted_mean
 
 
-def scores(squares: Tensor, num_byzantine: int) -> Tensor:
+def krum_scores(squares: Tensor, num_byzantine: int) -> Tensor:
     """[k] the sum of the k − f − 2 smallest squared distances of each row to others, from all of them [k, k]."""
     distances = squares.clone().fill_diagonal_(torch.inf)
     return distances.sort(1).values[:, : max(0, len(squares) - num_byzantine - 2)].sum(1)
@@ -38,7 +38,7 @@ class Krum(Robust):
         return 2 * num_byzantine + 3
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
-        best = scores(squared_distances(rows), num_byzantine).argmin(
+        best = krum_scores(squared_distances(rows), num_byzantine).argmin(
             0, keepdim=True
         )  # a plain number would be waited for
         return rows[best][0]
@@ -62,11 +62,13 @@ class MultiKrum(Krum):
         Robust.__init__(self, server_lr, bad, bucket, weighting)
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
-        order = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices
+        order = krum_scores(squared_distances(rows), num_byzantine).sort(stable=True).indices
         return rows[order[: len(rows) - num_byzantine]].mean(0)
 
     def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
-        selected = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
+        selected = (
+            krum_scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
+        )
         return weighted_mean(rows[selected], weights[selected])
 
 
@@ -87,7 +89,7 @@ class Bulyan(Krum):
         remaining = torch.arange(len(rows), device=rows.device)
         chosen = []
         for _ in range(len(rows) - 2 * num_byzantine):
-            best = scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
+            best = krum_scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
             chosen.append(remaining[best])
             positions = torch.arange(len(remaining) - 1, device=remaining.device)
             remaining = remaining[positions + (positions >= best)]  # without it

@@ -125,18 +125,18 @@ class PerReplicate(Strategy[State]):
             memory = {name: value[replicate] for name, value in before.items()}
             if present[replicate]:
                 rows = Rows(report, replicate, everybody)
-                model = self._checked("next model", self.next_model(model, rows, memory, t), model)
+                model = self._checked_tensor("next model", self.next_model(model, rows, memory, t), model)
                 if memory.keys() != before.keys():
                     odd = sorted(memory.keys() ^ before.keys())
                     raise ConfigError(f"strategy={type(self).__name__}: {odd[0]} is not what `memory` named")
             models.append(model)
             for name in names:
-                after[name].append(self._checked(name, memory[name], before[name][replicate]))
+                after[name].append(self._checked_tensor(name, memory[name], before[name][replicate]))
         return dataclasses.replace(
             state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in after.items()}
         )
 
-    def _checked(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
+    def _checked_tensor(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
         """A tensor of this shape, or one sentence."""
         if not isinstance(value, Tensor) or value.shape != like.shape:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
-from fedsim.core.snapshot import key, snapshot
+from fedsim.core.snapshot import snapshot, snapshot_key
 from fedsim.data.samples import Batch, Batches
 from fedsim.local import SGD
 from fedsim.models import LOSSES, RowModel
@@ -108,9 +108,9 @@ def make_trial(model: RowModel, samples: Batch, sizes: tuple[int, ...]) -> Trial
     return Trial(samples, rows, table, model.trained)
 
 
-def by_hand(trial: Trial, model: RowModel) -> Tensor:
+def reference_end_rows(trial: Trial, model: RowModel) -> Tensor:
     """[3, d] where plain PyTorch ends, client by client."""
-    return torch.stack([_one_by_hand(trial, model, client) for client in range(len(trial.rows))])
+    return torch.stack([_reference_end_row(trial, model, client) for client in range(len(trial.rows))])
 
 
 def loss_repeats(trial: Trial, model: RowModel) -> bool:
@@ -121,7 +121,7 @@ def loss_repeats(trial: Trial, model: RowModel) -> bool:
         return bool(torch.equal(model.loss(output, batch), model.loss(output, batch)))
 
 
-def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
+def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
     module, row = copy_module(model.training_module), trial.rows[client]
     parameters_by_name = dict(module.named_parameters())
     for name, value in model.unflatten(row).items():
@@ -164,7 +164,7 @@ def _refuse_writes_in_backward(module: nn.Module, before: dict[str, Tensor]) -> 
             )
 
 
-def by_executor(make: Callable[[RowModel], Any]) -> TrialRunner:
+def executor_trial_runner(make: Callable[[RowModel], Any]) -> TrialRunner:
     """[3, d] where an executor ends."""
 
     def run(trial: Trial, model: RowModel) -> Tensor:
@@ -194,7 +194,7 @@ class Agreement:
         samples = batches.data.first_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
         with streams.quiet_trial():
             try:
-                double = model.in_double()
+                double = model.to_double_precision()
                 exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
                 self.expected = self._reference(double, exact, batches)
                 self.model, self.close = double, DOUBLE_PRECISION_TOLERANCE
@@ -214,10 +214,10 @@ class Agreement:
     def _reference(self, model: RowModel, samples: Batch, batches: Batches) -> Tensor:
         sizes = self._sizes(model, samples, batches)
         self.trial = make_trial(model, samples, sizes)
-        expected = by_hand(self.trial, model)
+        expected = reference_end_rows(self.trial, model)
         streams.reseed(2)
-        if not self._moves_alike(
-            expected, by_hand(self.trial, model), 0.0 if model.device.type == "cpu" else self.close
+        if not self._moves_agree(
+            expected, reference_end_rows(self.trial, model), 0.0 if model.device.type == "cpu" else self.close
         ):
             if not loss_repeats(self.trial, model):
                 raise ConfigError(
@@ -242,7 +242,7 @@ class Agreement:
             trial = make_trial(model, samples, (size,))
             trial.sizes[:, 1:] = 0
             try:
-                by_hand(trial, model)
+                reference_end_rows(trial, model)
                 accepted_sizes.append(size)
             except (ConfigError, MemoryError):
                 raise
@@ -259,16 +259,16 @@ class Agreement:
             raise next(iter(refused.values()))
         return tuple(accepted_sizes[:TRIAL_STEPS])
 
-    def why_not(self, executor: str, traits: ForwardTraits) -> str | None:
+    def disagreement_reason(self, executor: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
         key = executor, traits.mixes_samples, traits.isolated is not None
         if key not in self._verdicts:
-            self._verdicts[key] = self._tried(executor, traits)
+            self._verdicts[key] = self._try_executor(executor, traits)
         return self._verdicts[key]
 
-    def _tried(self, executor: str, traits: ForwardTraits) -> str | None:
+    def _try_executor(self, executor: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
-        run = by_executor(lambda of: self._make(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift()))
+        run = executor_trial_runner(lambda of: self._make(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift()))
         with streams.quiet_trial():
             try:
                 end_rows = run(self.trial, model)
@@ -278,11 +278,11 @@ class Agreement:
                 return first_line(error, type(error).__name__)[:200]
         return (
             None
-            if self._moves_alike(self.expected, end_rows, self.close)
+            if self._moves_agree(self.expected, end_rows, self.close)
             else "it gives other numbers than plain PyTorch"
         )
 
-    def _moves_alike(self, expected: Tensor, end_rows: Tensor, close: float) -> bool:
+    def _moves_agree(self, expected: Tensor, end_rows: Tensor, close: float) -> bool:
         """Relative to the largest move of each client, of parameters and of statistics apart."""
         trained = self.trial.trained
         for columns in (slice(0, trained), slice(trained, None)):
@@ -310,7 +310,7 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
         [model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision]
     )
     kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.first_samples(2, model.dtype).items()]
-    cache_key = (key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
+    cache_key = (snapshot_key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
     if cache_key not in _agreement_by_model:
         _agreement_by_model[cache_key] = Agreement(model, batches, make)
         if len(_agreement_by_model) > MAX_REMEMBERED_MODULES:

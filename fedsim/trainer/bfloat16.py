@@ -11,7 +11,7 @@ import logging
 from fedsim.data.samples import Plan
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
-from fedsim.models.precision import told_of_units
+from fedsim.models.precision import bfloat16_units_text
 from fedsim.shift import Shift
 from fedsim.trainer import trial
 from fedsim.trainer.choose import ExecutorChoice
@@ -37,5 +37,5 @@ def warn_if_slower(
         log.warning(
             "trainer.precision=bf16: steps of this model are slower here than with trainer.precision=full, which "
             "rounds nothing (bfloat16 units of the processor: %s)",
-            told_of_units(),
+            bfloat16_units_text(),
         )

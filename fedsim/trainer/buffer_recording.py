@@ -20,8 +20,8 @@ class BufferRecordingObjective:
 
     Args:
         inner: `FunctionalObjective` or `PlainObjective`.
-        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or `by_rows`; None for
-            a rule that steps one client.
+        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or
+            `loop_over_rows`; None for a rule that steps one client.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class BufferRecordingObjective:
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         gradient, value, statistics = self._functions["gradient"](params, batch)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return gradient, value
 
     def value(self, params: Tensor, batch: Batch) -> Tensor:
         value, statistics = self._functions["value"](params, batch)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return value
 
     def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, Tensor]:
         gradient, value, statistics = self._through(params, batch, answer)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return gradient, value
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ class BufferRecordingObjective:
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
         product, statistics = self._functions["hessian_product"](params, vector, batch)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return product
 
     def mixed_outputs(
@@ -67,10 +67,10 @@ class BufferRecordingObjective:
         gradient, slope, value, personal_statistics, global_statistics = self._functions["mixed_outputs"](
             personal, params, alpha, batch
         )
-        self._note((params, global_statistics), (personal, personal_statistics))
+        self._record_buffers((params, global_statistics), (personal, personal_statistics))
         return gradient, slope, value
 
-    def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
+    def _record_buffers(self, *passes: tuple[Tensor, Tensor]) -> None:
         if self.model.statistics:
             self.recorded += passes
 
@@ -80,16 +80,16 @@ class BufferRecordingObjective:
             return rule.step(carry, batch, lr, self)
         self.recorded = []
         after, loss = rule.step(carry, batch, lr, self)
-        return self._carried(rule, carry, after), loss
+        return self._carry_statistics(rule, carry, after), loss
 
     def on_round_start(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
         """What the rule does before its first step, likewise."""
         if not self.model.statistics:
             return rule.on_round_start(carry, batch, lr, self)
         self.recorded = []
-        return self._carried(rule, carry, rule.on_round_start(carry, batch, lr, self))
+        return self._carry_statistics(rule, carry, rule.on_round_start(carry, batch, lr, self))
 
-    def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
+    def _carry_statistics(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
         """The carry with the statistics that the last forward pass of each of its models left.
 
         A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)

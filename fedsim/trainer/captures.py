@@ -51,7 +51,9 @@ class RecordedGraph:
     @property
     def bytes(self) -> int:
         """Of its arguments and results."""
-        return size_of(self.inputs) + size_of([o for o, p in zip(self.outputs, self._passed, strict=True) if p is None])
+        return tensor_bytes(self.inputs) + tensor_bytes(
+            [o for o, p in zip(self.outputs, self._passed, strict=True) if p is None]
+        )
 
 
 class GraphReplay(Replay):
@@ -77,25 +79,27 @@ class GraphReplay(Replay):
 
     def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         if len({tensor.device for tensor in tensors}) > 1:  # a number of the host's would be frozen
-            return self._replayed(form, tensors, "arguments lie on several devices")
+            return self._fall_back_to_replay(form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
             capture = RecordedGraph(Recording(self.function, form, inputs), inputs, self._capture)
         except Exception as error:  # what cannot be recorded either will be refused there
-            return self._replayed(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
+            return self._fall_back_to_replay(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
         if capture.bytes > self.most_bytes:
-            return self._replayed(form, tensors, f"it would hold {capture.bytes / 2**20:.3g} MiB; lower trainer.chunk")
+            return self._fall_back_to_replay(
+                form, tensors, f"it would hold {capture.bytes / 2**20:.3g} MiB; lower trainer.chunk"
+            )
         return capture
 
-    def _replayed(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
+    def _fall_back_to_replay(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
         if not self._warned:
             log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
         self._warned = True
         return super()._build(form, tensors)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_oldest(self) -> None:
+        super()._drop_oldest()
         bytes_by_key = {
             key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, RecordedGraph)
         }
@@ -104,5 +108,5 @@ class GraphReplay(Replay):
             del bytes_by_key[oldest], self._recorded[oldest]
 
 
-def size_of(tensors: list[Tensor]) -> int:
+def tensor_bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

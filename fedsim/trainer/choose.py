@@ -33,7 +33,7 @@ from fedsim.shift import Shift
 from fedsim.trainer.agreement import Agreement
 from fedsim.trainer.cuda_graph import check_graphs
 from fedsim.trainer.execution import Execution
-from fedsim.trainer.fused_executor import descents, models_in_use, stacks
+from fedsim.trainer.fused_executor import is_model_stackable, num_models_in_use, plain_descents
 
 log = logging.getLogger(__name__)
 
@@ -105,22 +105,23 @@ def candidates(
         check_graphs(rule, model, shift)
     batch_numbers = batch_size * max(sample_size, 1)
     if model.traits.isolated is not None:
-        loop = _isolated(requested, model, rule, shift, batch_numbers)
+        loop = _isolated_rows_choice(requested, model, rule, shift, batch_numbers)
         return _agreeing_choices([loop], agreement, requested, model) or [loop]
     executor = _executor_to_compile(requested)
-    plain, can_stack = bool(descents(rule, shift, model)), stacks(model)
+    plain, can_stack = bool(plain_descents(rule, shift, model)), is_model_stackable(model)
     settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
     unvmapped_reason = None if settled else model.no_vmap_reason
     _check_possible(executor, model, plain, unvmapped_reason)
     reasons = {executor: "as configured"}
     if executor == "auto":
         slow_batched = model.convolutional and model.device.type == "cpu"
-        reasons = _in_order(plain, can_stack, slow_batched, unvmapped_reason is None)
+        reasons = _ordered_executors(plain, can_stack, slow_batched, unvmapped_reason is None)
         if not requested.trial or requested.deterministic or ranks > 1:
             first = next(iter(reasons))  # the stated rule's: a clock would not say the same twice, or on all ranks
             reasons = {first: reasons[first]}
     choices = [
-        _with_chunk(name, reason, requested, model, rule, shift, batch_numbers) for name, reason in reasons.items()
+        _choice_with_chunk(name, reason, requested, model, rule, shift, batch_numbers)
+        for name, reason in reasons.items()
     ]
     agreeing = _agreeing_choices(choices, agreement, requested, model)
     if agreeing is None:  # the model has become one that needs another way
@@ -128,7 +129,7 @@ def candidates(
     return agreeing
 
 
-def _isolated(
+def _isolated_rows_choice(
     requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int
 ) -> ExecutorChoice:
     """Rows one by one, the only way for a model of which each client needs a fresh copy."""
@@ -138,7 +139,7 @@ def _isolated(
             "trainer.executor=auto, or loop"
         )
     reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-    return _with_chunk("loop", reason, requested, model, rule, shift, batch_numbers)
+    return _choice_with_chunk("loop", reason, requested, model, rule, shift, batch_numbers)
 
 
 def _executor_to_compile(requested: Execution) -> str:
@@ -175,12 +176,14 @@ def _agreeing_choices(
     if agreement is None:
         return choices
     traits = model.traits
-    reasons = {choice.executor: agreement.why_not(choice.executor, traits) for choice in choices}
+    reasons = {choice.executor: agreement.disagreement_reason(choice.executor, traits) for choice in choices}
     able = [choice for choice in choices if reasons[choice.executor] is None]
     if not model.mixes_samples and len(able) < len(choices):
         unpadded = dataclasses.replace(traits, mixes_samples=True)
         if any(
-            reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
+            reason and agreement.disagreement_reason(name, unpadded) is None
+            for name, reason in reasons.items()
+            if name != "loop"
         ):
             log.info("trainer: batches of %s are not padded, since padding changes its results", _model_name(model))
             traits.mixes_samples = True
@@ -190,7 +193,7 @@ def _agreeing_choices(
     reason = next(iter(reasons.values()))
     if requested.executor in ("auto", "loop") and traits.isolated is None:
         isolated_traits = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
-        if agreement.why_not("loop", isolated_traits) is None:
+        if agreement.disagreement_reason("loop", isolated_traits) is None:
             traits.isolated = isolated_traits.isolated
             return None
     remedy = (
@@ -206,7 +209,7 @@ def _model_name(model: RowModel) -> str:
     return type(model.training_module).__name__
 
 
-def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
+def _ordered_executors(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
     """Executors, and why each: the rule's first. `convolutions`: on a CPU."""
     if plain and stackable:
         return {"fused": "plain descents"}
@@ -222,7 +225,7 @@ def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -
 
 
 @functools.cache  # said once
-def workers(requested: int) -> int:
+def num_workers(requested: int) -> int:
     """As many threads as are requested for, each with a model of its own, as long as processors have a use for them."""
     limit = MAX_WORKERS * (os.cpu_count() or 1)
     if requested > limit:
@@ -235,13 +238,13 @@ def workers(requested: int) -> int:
     return min(requested, limit)
 
 
-def _with_chunk(
+def _choice_with_chunk(
     executor: str, reason: str, requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
 ) -> ExecutorChoice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""
     cpu = model.device.type == "cpu"
-    threads = torch.get_num_threads() if requested.workers == "auto" else workers(int(requested.workers))
-    models = models_in_use(descents(rule, shift, model)) if executor == "fused" else 1
+    threads = torch.get_num_threads() if requested.workers == "auto" else num_workers(int(requested.workers))
+    models = num_models_in_use(plain_descents(rule, shift, model)) if executor == "fused" else 1
     row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
     if cpu:
         budget: float = CPU_STACK_BYTES if executor == "fused" else CPU_CHUNK_BYTES
@@ -253,5 +256,5 @@ def _with_chunk(
             "vmap", rows if requested.chunk == "auto" else int(requested.chunk), 1, reason, compile=requested.compile
         )
     chunk = int(requested.chunk) if requested.chunk != "auto" else CHUNK_ROWS_BY_EXECUTOR[executor] if cpu else rows
-    stack = min(rows, chunk) if executor == "fused" and stacks(model) else 1
+    stack = min(rows, chunk) if executor == "fused" and is_model_stackable(model) else 1
     return ExecutorChoice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)

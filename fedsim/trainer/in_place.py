@@ -56,7 +56,7 @@ class Parameters:
     drift: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def as_seen(self, view: Callable[[Tensor], Tensor]) -> Parameters:
+    def map_views(self, view: Callable[[Tensor], Tensor]) -> Parameters:
         """Views of all."""
         state = {name: list(map(view, rows)) for name, rows in self.state.items()}
         return Parameters(list(map(view, self.parameters)), list(map(view, self.drift)), state)
@@ -112,7 +112,7 @@ class InPlaceStep(ABC):
         """A parameter's rows that take the step."""
         return rows[index][: len(self.due.rates)]
 
-    def _ones_beside(self, outputs: Tensor) -> Tensor:
+    def _sample_ones(self, outputs: Tensor) -> Tensor:
         """[c', 1, N], of which the product with outputs [c', N, out] is their sum over the samples."""
         shape = (len(outputs), 1, outputs.shape[1])
         if self._ones_buffer.shape != shape or self._ones_buffer.dtype != outputs.dtype:
@@ -128,7 +128,7 @@ class PlainStep(InPlaceStep):
 
     scaled = True
 
-    def _before(self, index: int) -> Tensor:
+    def _apply_drift(self, index: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
         parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
         if due.shrinking is not None:
@@ -136,7 +136,7 @@ class PlainStep(InPlaceStep):
         return parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(due.rates, parameter), value=-1)
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        parameter = self._before(index)
+        parameter = self._apply_drift(index)
         if gradient is not None:
             parameter.add_(gradient)
 
@@ -144,9 +144,9 @@ class PlainStep(InPlaceStep):
         if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
-        self._before(0).baddbmm_(outputs.mT, inputs)
+        self._apply_drift(0).baddbmm_(outputs.mT, inputs)
         if len(self.rows.parameters) > 1:
-            self._before(1).baddbmm_(self._ones_beside(outputs), outputs)
+            self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
         self._is_taken = True
 
 
@@ -161,7 +161,7 @@ class MomentumStep(InPlaceStep):
         super().__init__()
         self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
-    def _before(self, index: int) -> Tensor:
+    def _apply_drift(self, index: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
         parameter, velocity = (
             self._active_rows(self.rows.parameters, index),
@@ -179,7 +179,7 @@ class MomentumStep(InPlaceStep):
             )
         return velocity if drift is None else velocity.add_(drift)
 
-    def _after(self, index: int) -> None:
+    def _apply_velocity(self, index: int) -> None:
         parameter, velocity = (
             self._active_rows(self.rows.parameters, index),
             self._active_rows(self.rows.state["velocity"], index),
@@ -189,20 +189,20 @@ class MomentumStep(InPlaceStep):
         )
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        velocity = self._before(index)
+        velocity = self._apply_drift(index)
         if gradient is not None:
             velocity.add_(gradient)
-        self._after(index)
+        self._apply_velocity(index)
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
         if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
-        self._before(0).baddbmm_(outputs.mT, inputs)
-        self._after(0)
+        self._apply_drift(0).baddbmm_(outputs.mT, inputs)
+        self._apply_velocity(0)
         if len(self.rows.parameters) > 1:
-            self._before(1).baddbmm_(self._ones_beside(outputs), outputs)
-            self._after(1)
+            self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
+            self._apply_velocity(1)
         self._is_taken = True
 
 

@@ -16,7 +16,7 @@ from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.objective import PlainObjective, by_rows
+from fedsim.trainer.objective import PlainObjective, loop_over_rows
 from fedsim.trainer.shifted_batches import ShiftedBatches
 from fedsim.trainer.workers import map_threads
 
@@ -43,7 +43,9 @@ class LoopExecutor:
         self._isolated = model.traits.isolated is not None
         self._objectives: queue.SimpleQueue[BufferRecordingObjective] = queue.SimpleQueue()
         for _ in range(workers):
-            self._objectives.put(BufferRecordingObjective(PlainObjective(model), by_rows if rule.batched else None))
+            self._objectives.put(
+                BufferRecordingObjective(PlainObjective(model), loop_over_rows if rule.batched else None)
+            )
 
     def padded_size(self, rows: int) -> int:
         """As `VmapExecutor.padded_size`."""
@@ -70,7 +72,7 @@ class LoopExecutor:
                     if self.contaminated:
                         batch = first_row(chunk.contaminate(chunk_of(batch), step, row, row + 1))
                     if step == 0 and self.rule.has_round_start:
-                        row_carry = self._begin(row_carry, batch, rates[0, row], objective)
+                        row_carry = self._start_round(row_carry, batch, rates[0, row], objective)
                     row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
                     losses[row] += loss
                 for name, value in row_carry.items():
@@ -90,7 +92,7 @@ class LoopExecutor:
         carry, loss = objective.step(self.rule, chunk_of(carry), chunk_of(batch), lr[None])
         return first_row(carry), loss[0]
 
-    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
+    def _start_round(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
         """Before the first step, likewise."""
         if not self.rule.batched:
             return objective.on_round_start(self.rule, carry, batch, lr)

@@ -98,15 +98,15 @@ class ModelStack:
         """Take over rows of the carry [c, …], which `store` will have written to `out`; `mixed_with` are parameters
         [c, …] to mix them with."""
         loaded = self.loaded = StackedParameters(mixed_with=mixed_with or {})
-        loaded.proximal, loaded.drift = self._terms(carry)
+        loaded.proximal, loaded.drift = self._strategy_terms(carry)
         name = self.descent.name
         plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
-        parameters = self._views_of(carry[name], out[name], plain if mixed_with is None else {})
+        parameters = self._parameter_views(carry[name], out[name], plain if mixed_with is None else {})
         loaded.parameters = loaded.points = parameters
         if mixed_with is not None:
             loaded.points = {name: torch.empty_like(rows) for name, rows in parameters.items()} | plain
         for key in self.descent.state:
-            loaded.state[key] = self._views_of(carry[key], out[key], self.plain_state[key])
+            loaded.state[key] = self._parameter_views(carry[key], out[key], self.plain_state[key])
             out[key][:, self.model.trained :] = carry[key][:, self.model.trained :]
         if "updates" in self.descent.moves:
             loaded.updates = out["updates"].copy_(carry["updates"])
@@ -117,7 +117,7 @@ class ModelStack:
             put_tensors(self.module, self.model.statistics_of(carry[name][0]))
             self.statistics = out[name][0, self.model.trained :]
 
-    def _views_of(self, rows: Tensor, out: Tensor, plain: NamedParameters) -> NamedParameters:
+    def _parameter_views(self, rows: Tensor, out: Tensor, plain: NamedParameters) -> NamedParameters:
         """The parameters' columns of rows [c, d], where they are stepped: in `out` [c, d] if it is one row, else in
         tensors of their own, or in those of the module."""
         out_views = self._views_by_name(out)
@@ -138,7 +138,7 @@ class ModelStack:
         if self.model.statistics:
             self.statistics.copy_(moved_columns(self.model, self.module, self.statistics))
 
-    def _terms(self, carry: Carry) -> tuple[Tensor | None, NamedParameters]:
+    def _strategy_terms(self, carry: Carry) -> tuple[Tensor | None, NamedParameters]:
         """What a strategy adds to its own model's gradient: μ [c] of a proximal term, and the rest, which does not
         depend on x: its correction and −μ·anchor."""
         federal = carry if self.descent.name == "params" else {}
@@ -158,7 +158,7 @@ class ModelStack:
         """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
         loaded, scale = self.loaded, self.descent.scale
         rates = rates if scale == 1 else rates * scale
-        due = self._due(rates)
+        due = self._pending_step(rates)
         if loaded.mixed_with and mixing is not None:
             due = dataclasses.replace(due, rates=rates * mixing)
             for name, point in loaded.points.items():
@@ -173,7 +173,7 @@ class ModelStack:
         for dropout in self.dropouts:
             dropout.key = keys  # type: ignore[assignment]
 
-    def _due(self, rates: Tensor) -> PendingStep:
+    def _pending_step(self, rates: Tensor) -> PendingStep:
         """The step at these rates."""
         loaded, optimiser, count = self.loaded, self.descent.optimiser, len(rates)
         decay: float | Tensor = self.decay if loaded.proximal is None else self.decay + loaded.proximal[:count]

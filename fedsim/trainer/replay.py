@@ -46,11 +46,11 @@ CONSTANT_TENSOR_OPERATIONS = (
 def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
     """Is a step of these the same operations every time?"""
     return not model.traits.random and all(
-        map(_is_known, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
+        map(_is_replayable_object, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
     )
 
 
-def _is_known(thing: Any) -> bool:
+def _is_replayable_object(thing: Any) -> bool:
     """Is it, with what it is made of, of a class (or a function) whose steps read no Python state that changes?"""
     if isinstance(thing, nn.Module):
         hooks = any(value for name, value in vars(thing).items() if name.endswith("_hooks"))
@@ -58,7 +58,7 @@ def _is_known(thing: Any) -> bool:
             return False
     elif isinstance(thing, LocalRule | Shift):
         inner = [attribute for attribute in vars(thing).values() if callable(attribute)]
-        if not all(map(_is_known, inner)):
+        if not all(map(_is_replayable_object, inner)):
             return False
     kind = thing if isinstance(thing, FunctionType) else type(thing)
     return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in REPLAYABLE_PACKAGES
@@ -82,7 +82,7 @@ class Replay:
         if self._refused:
             return self.function(*arguments)
         tensors: list[Tensor] = []
-        form = _form(arguments, tensors)
+        form = _argument_form(arguments, tensors)
         key = form, tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         recording = self._recorded.get(key)
         if recording is None:
@@ -105,13 +105,13 @@ class Replay:
             log.debug("steps are not replayed: %s", error)
             self._refused = True
             return None
-        self._forget()
+        self._drop_oldest()
         return recording
 
     def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         return Recording(self.function, form, tensors)
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         """What has not been asked for longest, where too much is kept."""
         if len(self._recorded) > MAX_RECORDINGS:
             self._recorded.popitem(last=False)
@@ -125,7 +125,7 @@ class Recording:
 
         def flatly(*arguments: Tensor) -> list[Tensor]:
             out: list[Tensor] = []
-            returned.append(_form(function(*_formed(form, iter(arguments))), out))
+            returned.append(_argument_form(function(*_rebuild_arguments(form, iter(arguments))), out))
             return out
 
         with torch.no_grad():
@@ -137,28 +137,28 @@ class Recording:
 
     def result_of(self, results: list[Tensor]) -> Any:
         """What the function returns, of these tensors."""
-        return _formed(self._returned, iter(results))
+        return _rebuild_arguments(self._returned, iter(results))
 
 
-def _form(thing: Any, tensors: list[Tensor]) -> Any:
+def _argument_form(thing: Any, tensors: list[Tensor]) -> Any:
     """How it is made of tensors, which are appended in their order: hashable."""
     if isinstance(thing, Tensor):
         tensors.append(thing)
         return Tensor
     if isinstance(thing, dict):
-        return dict, tuple(thing), tuple([_form(value, tensors) for value in thing.values()])
-    return thing if thing is None else (tuple, tuple([_form(element, tensors) for element in thing]))
+        return dict, tuple(thing), tuple([_argument_form(value, tensors) for value in thing.values()])
+    return thing if thing is None else (tuple, tuple([_argument_form(element, tensors) for element in thing]))
 
 
-def _formed(form: Any, tensors: Iterator[Tensor]) -> Any:
+def _rebuild_arguments(form: Any, tensors: Iterator[Tensor]) -> Any:
     """The same of other tensors."""
     if form is Tensor:
         return next(tensors)
     if form is None:
         return None
     if form[0] is dict:
-        return {name: _formed(element, tensors) for name, element in zip(form[1], form[2], strict=True)}
-    return tuple([_formed(element, tensors) for element in form[1]])
+        return {name: _rebuild_arguments(element, tensors) for name, element in zip(form[1], form[2], strict=True)}
+    return tuple([_rebuild_arguments(element, tensors) for element in form[1]])
 
 
 def simplify(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:

@@ -27,7 +27,7 @@ SAMPLEWISE_LAYERS = (
 )  # fmt: skip
 
 
-class _Step(torch.autograd.Function):
+class _LinearStep(torch.autograd.Function):
     """x [c, N, in] → x Wᵀ + b [c, N, out], in the type of x; the backward pass steps the layer's own [c, out, in] and
     [c, 1, out]."""
 
@@ -49,7 +49,7 @@ class _Step(torch.autograd.Function):
         return onward, None, None
 
 
-def as_asked(x: Tensor) -> Tensor:
+def cast_for_autocast(x: Tensor) -> Tensor:
     """x in the type in which a linear layer of PyTorch would take it: autocast's, within one."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
@@ -77,13 +77,13 @@ class SteppingLinear(nn.Module):
     def load(self, rows: Callable[[Sequence[str]], Parameters], points: dict[str, Tensor]) -> None:
         """Take over parameters [c, …] of some rows: those which are stepped in place, by their names, and those at
         which the gradient is taken, the same ones or others."""
-        self.stepped.load(rows(self.names).as_seen(_matrices))
-        self.weight = _matrices(points[self.names[0]]).detach().requires_grad_()
-        self.bias = _matrices(points[self.names[1]]) if len(self.names) > 1 else None
+        self.stepped.load(rows(self.names).map_views(_as_matrices))
+        self.weight = _as_matrices(points[self.names[0]]).detach().requires_grad_()
+        self.bias = _as_matrices(points[self.names[1]]) if len(self.names) > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(self.stepped.due.rates)
-        out: Tensor = _Step.apply(as_asked(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)  # type: ignore[no-untyped-call]
+        out: Tensor = _LinearStep.apply(cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)  # type: ignore[no-untyped-call]
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
@@ -96,7 +96,7 @@ class SteppingConv2d(SteppingLinear):
         self.padding: Any = layer.padding
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = F.unfold(as_asked(x), padding=self.padding, **self.window).mT
+        patches = F.unfold(cast_for_autocast(x), padding=self.padding, **self.window).mT
         out = super().forward(patches).mT
         spans = zip(x.shape[2:], self.padding, *self.window.values(), strict=True)
         size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, p, k, d, step in spans]
@@ -104,12 +104,12 @@ class SteppingConv2d(SteppingLinear):
         return image
 
 
-def _matrices(parameters: Tensor) -> Tensor:
+def _as_matrices(parameters: Tensor) -> Tensor:
     """Weights [c, out, …] or biases [c, out] as matrices [c, out, in] or [c, 1, out], a view."""
     return parameters.flatten(2) if parameters.dim() > 2 else parameters[:, None]
 
 
-def in_one_line(module: nn.Module) -> bool:
+def is_sequential(module: nn.Module) -> bool:
     """Is every layer used once, one after another? So it is in `nn.Sequential`s, and in modules whose class says so by
     `samplewise = True` (which also promises to treat every sample on its own)."""
     inner = [m for m in module.modules() if next(m.children(), None) is not None]
@@ -123,7 +123,7 @@ def is_stackable(module: nn.Module, convolutions: bool) -> bool:
     """Can the samples of several rows go through together? Linear layers and what treats every sample on its own;
     `convolutions` says whether theirs may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
-    return in_one_line(module) and all(
+    return is_sequential(module) and all(
         make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE_LAYERS and getattr(m, "start_dim", 1) == 1)
         for m in leaves
     )
@@ -146,7 +146,7 @@ def with_stepping_layers(
 ) -> tuple[nn.Module, list[SteppingLinear]]:
     """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
     once; and those layers. `stepped` makes what steps the parameters of one."""
-    if not in_one_line(module):
+    if not is_sequential(module):
         return module, []
     exchanged = []
     for name, layer in list(module.named_modules()):

@@ -30,7 +30,7 @@ from fedsim.trainer.agreement import agreement_of
 from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.bfloat16 import warn_if_slower
 from fedsim.trainer.choose import ExecutorChoice, candidates
-from fedsim.trainer.device_memory import out_of_memory, too_large_for_one
+from fedsim.trainer.device_memory import out_of_memory, single_row_memory_error
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
 from fedsim.trainer.failing_rows import nan_where, run_without_failing
@@ -235,7 +235,7 @@ class Trainer:
             carry["round"] = torch.as_tensor(began, dtype=torch.int64).to(start.device)
         plan = self.batches.plan(cohort, t, rounds)
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
-        server_model = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
+        server_model = columns.server_rows(deployed, memory, cohort.federation) if self.shift.active else deployed
         answered = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
         result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
         end, loss = result.carry, result.loss
@@ -319,11 +319,11 @@ class Trainer:
                 elif not isinstance(error, RuntimeError) or not out_of_memory(error):
                     raise
                 elif count == 1:
-                    raise too_large_for_one(self.model.device) from error
+                    raise single_row_memory_error(self.model.device) from error
                 else:
                     total = None
             if total is None:  # only here are the frames gone that held what the attempt had made
-                self._halve(count)
+                self._halve_chunk(count)
                 continue
             chunk_carry, total = {name: value[:count] for name, value in chunk_carry.items()}, total[:count]
             if count == len(work) and order is None:
@@ -361,7 +361,7 @@ class Trainer:
         loss = torch.full((len(rows),), math.nan, dtype=self.model.dtype, device=self.model.device)
         return {name: nan_where(everyone, value) for name, value in start.items()}, loss
 
-    def _halve(self, rows: int) -> None:
+    def _halve_chunk(self, rows: int) -> None:
         """Chunks of half so many rows from now on; it is said once."""
         if (device := self.model.device).type == "cuda":
             torch.cuda.empty_cache()

@@ -49,7 +49,7 @@ def fastest_name(
     clock = time.thread_time if per_thread else time.perf_counter
 
     def seconds(name: str, count: int) -> float:
-        return _seconds(contenders[name], count, device, clock)
+        return _time_contender(contenders[name], count, device, clock)
 
     stated, start_count = next(iter(contenders)), min(rows, min_count)
     count, elapsed = _rows_to_time(lambda count: seconds(stated, count), start_count, min(rows, MAX_TIMED_ROWS))
@@ -72,7 +72,7 @@ def fastest_name(
     return stated  # within the noise: a run is easier to repeat where the stated rule decides
 
 
-def _seconds(contender: TimedStep, count: int, device: torch.device, clock: Callable[[], float]) -> float:
+def _time_contender(contender: TimedStep, count: int, device: torch.device, clock: Callable[[], float]) -> float:
     """What it takes for so many rows; infinite where the numbers or the memory do not allow it, since another one may
     still be able to."""
     begin = clock()

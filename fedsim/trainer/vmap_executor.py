@@ -30,7 +30,7 @@ SMALL_MODEL_NUMBERS = (
 Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 
 
-def own_results(step: Step) -> Step:
+def copy_results(step: Step) -> Step:
     """What CUDA graphs return lies in memory that the next replay writes to: keep copies."""
 
     def stepped(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
@@ -58,9 +58,9 @@ class VmapExecutor:
         )  # nothing comes between answer and step
         if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
-            self._step = own_results(step) if compile == "reduce-overhead" else step
-        self._move: Callable[..., Any] = self._answer
-        self._answer_and_step: Callable[..., Any] = functools.partial(self._answer_and, self._step)
+            self._step = copy_results(step) if compile == "reduce-overhead" else step
+        self._move: Callable[..., Any] = self._shifted_batch
+        self._answer_and_step: Callable[..., Any] = functools.partial(self._shift_and_step, self._step)
         if compile in RECORDING_COMPILE_MODES and is_replayable(rule, model, shift):
             functions = (self._move, self._begin, self._step, self._answer_and_step)
             recorder = (
@@ -104,14 +104,14 @@ class VmapExecutor:
             else:
                 carry, batch = self._move(carry, batch, theta)
                 batch = chunk.contaminate(batch, step, 0, alive)
-                carry, loss = self._by_size(chunk.sizes[:alive, step], step, carry, batch, lr)
+                carry, loss = self._step_by_batch_size(chunk.sizes[:alive, step], step, carry, batch, lr)
             total += loss
         if finished:
             carries = [carry, *reversed(finished)]
             carry = {name: torch.cat([group_carry[name] for group_carry in carries]) for name in carry}
         return carry, losses
 
-    def _answer(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
+    def _shifted_batch(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
         """The batch as the data answer, and the carry with what they remember."""
         if not self.shift.active:
             return carry, batch
@@ -119,10 +119,10 @@ class VmapExecutor:
         batch, theta = self._answered.shifted(batch, carry, theta)
         return carry, batch | {"deployed": theta} if self.rule.knows_deployed else batch
 
-    def _answer_and(
+    def _shift_and_step(
         self, step: Step, carry: Carry, batch: Batch, lr: Tensor, deployed: Tensor | None
     ) -> tuple[Carry, Tensor]:
-        return step(*self._answer(carry, batch, deployed), lr)
+        return step(*self._shifted_batch(carry, batch, deployed), lr)
 
     def _steps(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         """One step of all rows at hand, after what the rule does before the first."""
@@ -131,7 +131,9 @@ class VmapExecutor:
         stepped: tuple[Carry, Tensor] = self._step(carry, batch, lr)
         return stepped
 
-    def _by_size(self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
+    def _step_by_batch_size(
+        self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor
+    ) -> tuple[Carry, Tensor]:
         """The same; where samples see their neighbours, rows with batches of equal size together, none padded."""
         if not (self._mixes_samples and np.ptp(sizes)):
             return self._steps(step, carry, batch, lr)

@@ -167,7 +167,7 @@ def _scores(
     The second array is that of the first round in which the canary is known to take part, NaN where there is none; the
     third one is the number of these rounds.
     """
-    canary = _canary(availability, rounds)
+    canary = _canary_client(availability, rounds)
     federation, process = _worlds(availability, seeds)
     chain, memory = copy.deepcopy(uplink), Memory()
     chain.setup(federation, process)
@@ -179,9 +179,9 @@ def _scores(
         if mechanism.relation == ADD_OR_REMOVE:
             counts[~present, canary] = 0
         cohort = federation.cohort(counts, probabilities, t)
-        before = _norms(chain, memory, federation)
+        before = _adaptive_norms(chain, memory, federation)
         sign = 1.0 if t % 2 == 0 or mechanism.tree else -1.0  # so that noise that repeats itself cancels
-        rows = _rows(cohort, before[-1][1], canary, present, mechanism, sign)
+        rows = _sent_rows(cohort, before[-1][1], canary, present, mechanism, sign)
         placeholder = rows[:, 0]
         report = Report(
             cohort,
@@ -200,11 +200,11 @@ def _scores(
         else:
             released = cohort.sum(received)[:, 0]
         total = sign * (released / before[-1][1]).double().numpy()
-        adversary.hear(total, _counts(chain, memory, before), takes_part, q, cohort.nonempty.numpy())
+        adversary.observe_round(total, _counts(chain, memory, before), takes_part, q, cohort.nonempty.numpy())
     return adversary.score(), adversary.single, adversary.times
 
 
-def _canary(availability: Availability, rounds: int) -> int:
+def _canary_client(availability: Availability, rounds: int) -> int:
     """The client that takes part most often, in expectation."""
     return int(sum(availability.probabilities(t)[0] for t in range(rounds)).argmax())
 
@@ -233,7 +233,7 @@ def _worlds(availability: Availability, seeds: np.ndarray) -> tuple[Federation, 
     return federation, process
 
 
-def _adaptive(chain: Uplink) -> Iterator[tuple[int, Clip]]:
+def _adaptive_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
     """The stages up to the noise whose norm follows a count."""
     for number, stage in enumerate(chain.stages):
         if isinstance(stage, Clip) and stage.quantile is not None:
@@ -242,9 +242,9 @@ def _adaptive(chain: Uplink) -> Iterator[tuple[int, Clip]]:
             return
 
 
-def _norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
+def _adaptive_norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
     """Number and current norm [W] of the adaptive stages, and in the end of the stage with the noise."""
-    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive(chain)]
+    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive_stages(chain)]
     number, stage = next((k, s) for k, s in enumerate(chain.stages) if isinstance(s, (GaussianNoise, TreeNoise)))
     if adaptive and adaptive[-1][0] == number:
         return [*adaptive, adaptive[-1]]
@@ -254,7 +254,7 @@ def _norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[
 def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
     """[W] each noisy count of the round, read off how the norm moved."""
     noisy_counts = []
-    for (number, stage), (_, old) in zip(_adaptive(chain), before, strict=False):
+    for (number, stage), (_, old) in zip(_adaptive_stages(chain), before, strict=False):
         new = memory.server[f"uplink {number} norm"]
         assert stage.quantile is not None
         share = stage.quantile - torch.log(new.double() / old.double()) / stage.rate
@@ -262,7 +262,9 @@ def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> 
     return noisy_counts
 
 
-def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechanism: Mechanism, sign: float) -> Tensor:
+def _sent_rows(
+    cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechanism: Mechanism, sign: float
+) -> Tensor:
     """[n, COLUMNS] what everybody sends.
 
     The others send long rows in a direction of their own: they are clipped, so that the count of rows within the norm
@@ -301,12 +303,12 @@ class _Adversary:
     def __init__(self, mechanism: Mechanism, chain: Uplink, worlds: int, rounds: int) -> None:
         stage = next(s for s in chain.stages if isinstance(s, (GaussianNoise, TreeNoise)))
         self.mechanism, self.z = mechanism, sum_multiplier(stage)
-        self.deviations = [s.count_noise for _, s in _adaptive(chain)]
+        self.deviations = [s.count_noise for _, s in _adaptive_stages(chain)]
         self.sum, self.single = np.zeros(worlds), np.full(worlds, np.nan)
         self.released, self.means = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
         self.nonempty, self.times = np.zeros(worlds, dtype=int), np.zeros(worlds, dtype=int)
 
-    def hear(
+    def observe_round(
         self, total: np.ndarray, counts: list[np.ndarray], takes_part: np.ndarray, q: np.ndarray, nonempty: np.ndarray
     ) -> None:
         """One round.
@@ -371,7 +373,7 @@ def _covariance(rounds: int) -> np.ndarray:
     return np.asarray(steps @ steps.T)
 
 
-def most_likely(hits: int, trials: int, wrong: float) -> float:
+def clopper_pearson_upper_bound(hits: int, trials: int, wrong: float) -> float:
     """Upper end of Clopper and Pearson's one-sided interval for a probability, exceeded with probability `wrong`."""
     from scipy.stats import beta
 
@@ -390,9 +392,9 @@ def clopper_pearson(first: np.ndarray, second: np.ndarray, delta: float, wrong: 
     """
 
     def epsilon(first_scores: np.ndarray, second_scores: np.ndarray, t: float) -> float:
-        hit = 1 - most_likely(int((first_scores <= t).sum()), len(first_scores), wrong / 2) - delta
+        hit = 1 - clopper_pearson_upper_bound(int((first_scores <= t).sum()), len(first_scores), wrong / 2) - delta
         return (
-            math.log(hit / most_likely(int((second_scores > t).sum()), len(second_scores), wrong / 2))
+            math.log(hit / clopper_pearson_upper_bound(int((second_scores > t).sum()), len(second_scores), wrong / 2))
             if hit > 0
             else -math.inf
         )
@@ -404,7 +406,7 @@ def clopper_pearson(first: np.ndarray, second: np.ndarray, delta: float, wrong: 
             if (value := epsilon(first_scores[::2], second_scores[::2], float(t))) > best:
                 chosen, best = (first_scores, second_scores, float(t)), value
     first_scores, second_scores, t = chosen
-    none = most_likely(0, len(second_scores[1::2]), wrong / 2)
+    none = clopper_pearson_upper_bound(0, len(second_scores[1::2]), wrong / 2)
     return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(0.0, math.log((1 - none) / none))
 
 
@@ -420,8 +422,8 @@ def gaussian_bound(first: np.ndarray, second: np.ndarray, delta: float, wrong: f
     from scipy.stats import norm
 
     def epsilon(false_positives: int, false_negatives: int) -> float:
-        alpha = most_likely(false_positives, len(second), wrong / 2)
-        beta = most_likely(false_negatives, len(first), wrong / 2)
+        alpha = clopper_pearson_upper_bound(false_positives, len(second), wrong / 2)
+        beta = clopper_pearson_upper_bound(false_negatives, len(first), wrong / 2)
         mu = float(norm.isf(alpha) - norm.ppf(beta))
         return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
 

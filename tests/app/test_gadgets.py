@@ -182,7 +182,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.run.Simulation": {},
     "fedsim.run.tracking.metrics_csv.MetricsCSV": {"path": CANARY, "columns": {}},
     "fedsim.run.tracking.tensorboard.SummaryWriter": {"log_dir": CANARY},
-    "fedsim.run.tracking.services.library": {"name": "antigravity"},
+    "fedsim.run.tracking.services.import_service": {"name": "antigravity"},
     "fedsim.data.datasets.cinic10.replacement_file": {"path": CANARY},
     "fedsim.load": {"folder": "."},
 }  # fmt: skip

@@ -16,9 +16,9 @@ from fedsim.evaluation.columns import MEASURED, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
 from fedsim.evaluation.registry import METRICS, UNKNOWN_DIRECTION_TEXT, describe
 from fedsim.models import Linear
-from fedsim.run.tracking.metrics_csv import read_meanings
-from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.style import measured_in
+from fedsim.run.tracking.metrics_csv import read_column_descriptions
+from fedsim.studies.plots.html_report import report_html
+from fedsim.studies.plots.style import metric_axis_label
 from fedsim.studies.results.differences import find_runs
 
 NO_CURVE = {"round", "seed", "samples", "seconds"}
@@ -39,7 +39,7 @@ def test_an_entry_is_whole_and_all_take_it(column: str) -> None:
     assert metric.tag is None or metric.tag.endswith(f"/{column}")
     assert is_higher_better(column) == (metric.better == "higher")
     assert metric.heading.startswith(metric.label)
-    assert measured_in(column).replace(r"$\theta^{\mathrm{PS}}$", "θ^PS").replace(
+    assert metric_axis_label(column).replace(r"$\theta^{\mathrm{PS}}$", "θ^PS").replace(
         r"$\theta^{\mathrm{PO}}$", "θ^PO"
     ) == (metric.heading)
     assert {**PERSONAL_COLUMNS, **COLUMN_DESCRIPTIONS}.get(column, metric.description) == metric.description
@@ -110,12 +110,12 @@ def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
     Simulation(Digits(), Linear, clients=4, rounds=2, evaluation=evaluation).run(
         tmp_path, tracking=Tracking(progress="none")
     )
-    meanings = read_meanings(tmp_path / "metrics.csv")
+    meanings = read_column_descriptions(tmp_path / "metrics.csv")
     assert "staleness_max" in meanings
     for column, meaning in meanings.items():
         assert METRICS[column].description == meaning if column in METRICS else "over" in meaning
     tags = EventAccumulator(str(tmp_path / "seed_0")).Reload().Tags()["scalars"]
     assert set(tags) == {tag for column in meanings if (tag := describe(column).tag)}
-    page = html(find_runs([tmp_path]))
+    page = report_html(find_runs([tmp_path]))
     for column in find_runs([tmp_path])[0].metrics:
         assert f"<code>{column}</code>" in page

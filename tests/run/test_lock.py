@@ -15,8 +15,8 @@ from killing import child
 from resumable import QUIET, Coins, simulation_of
 
 from fedsim.core import ConfigError, lock
-from fedsim.core.lock import LOCK_FILE_NAME, Lock, check_free
-from fedsim.core.lock import _lock as lock_file
+from fedsim.core.lock import LOCK_FILE_NAME, Lock, check_folder_free
+from fedsim.core.lock import _try_lock as lock_file
 from fedsim.run.together import Lockstep
 
 
@@ -55,18 +55,18 @@ def test_a_live_process_keeps_its_folder_and_a_dead_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     if not locks:  # as on a network file system whose server has none
-        monkeypatch.setattr(lock, "_lock", lambda file: False)
+        monkeypatch.setattr(lock, "_try_lock", lambda file: False)
     pid, ear = held_by_another(tmp_path)
     try:
         with pytest.raises(ConfigError, match=f"in use by process {pid} on "):
             Lock(tmp_path)
         with pytest.raises(ConfigError, match=f"in use by process {pid} on "):
-            check_free(tmp_path)
+            check_folder_free(tmp_path)
     finally:
         kill(pid)
         os.close(ear)
     assert (tmp_path / LOCK_FILE_NAME).exists()
-    check_free(tmp_path)
+    check_folder_free(tmp_path)
     Lock(tmp_path).release()
     assert not list(tmp_path.iterdir())
 
@@ -118,8 +118,8 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_parents_folder(tmp_p
 def test_without_locks_the_files_word_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict, free: bool
 ) -> None:
-    monkeypatch.setattr(lock, "_lock", lambda file: False)
-    (tmp_path / LOCK_FILE_NAME).write_text(json.dumps(lock._this_process() | changed))
+    monkeypatch.setattr(lock, "_try_lock", lambda file: False)
+    (tmp_path / LOCK_FILE_NAME).write_text(json.dumps(lock._process_identity() | changed))
     if free:
         Lock(tmp_path).release()
         assert not list(tmp_path.iterdir())
@@ -133,7 +133,7 @@ def test_without_locks_the_files_word_decides(
 @pytest.mark.parametrize("locks", [True, False], ids=["with locks", "without locks"])
 def test_of_many_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
     if not locks:
-        monkeypatch.setattr(lock, "_lock", lambda file: False)
+        monkeypatch.setattr(lock, "_try_lock", lambda file: False)
     inside, most, taken = [0], [0], [0]
 
     def work() -> None:

@@ -70,8 +70,8 @@ SAID = {
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_said_is_what_classes_say_and_do(name) -> None:
     one = KNOWN[tuple(name.split("="))]
-    assert (one.paper, one.remembers, one.sends, one.assumes) == SAID[name]
-    assert KNOWN["strategy", "p_fedavg"].assumes == "availability=full"
+    assert (one.paper, one.memory_text, one.traffic_text, one.assumptions_text) == SAID[name]
+    assert KNOWN["strategy", "p_fedavg"].assumptions_text == "availability=full"
 
 
 def test_tests_are_found_through_the_tables_they_go_through() -> None:

@@ -168,7 +168,7 @@ def test_a_lack_of_memory_lets_go_of_what_was_captured(device: StandIn) -> None:
     trainer = means(SGD(**WORK), compile="graph").trainer
     assert isinstance(trainer.executor._answer_and_step, GraphReplay)
     before = trainer.executor
-    trainer._halve(6)
+    trainer._halve_chunk(6)
     assert trainer.executor is not before
     assert trainer.choice.chunk == 3
     assert trainer.choice.describe() == "vmap executor, up to 3 rows at once (captured as CUDA graphs)"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.commands.assumed import assumptions_of
 from fedsim.app.comments import first_comment
-from fedsim.app.config import config_folder, groups, target
+from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.availability import Full, Population
 from fedsim.core import checks
 from fedsim.core.columns import OWN
@@ -76,16 +76,16 @@ class Algorithm:
         return ""
 
     @property
-    def remembers(self) -> str:
+    def memory_text(self) -> str:
         """What is kept from round to round, beside the server's model."""
         tensors = [(name, list(value.shape), value.dtype) for name, value in _remembered_tensors(self).items()]
-        return ", ".join(f"{name}: {_in_words(shape, kind)}" for name, shape, kind in tensors) or "nothing"
+        return ", ".join(f"{name}: {_tensor_size_text(shape, kind)}" for name, shape, kind in tensors) or "nothing"
 
     @property
-    def sends(self) -> str:
+    def traffic_text(self) -> str:
         """What travels in a round for a client that takes part, d the numbers of a model; in float32."""
         if self.group == "strategy":
-            down, up = (_vectors(getattr(self.instance, f"vectors_{way}")) for way in ("down", "up"))
+            down, up = (_vector_count_text(getattr(self.instance, f"vectors_{way}")) for way in ("down", "up"))
             return f"{down} down, {up} up"
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
@@ -96,10 +96,10 @@ class Algorithm:
         return f"{code.bytes} bytes up where d = 1000"
 
     @property
-    def assumes(self) -> str:
+    def assumptions_text(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            assumptions = [*_availability_laws(self.instance), *_rules(self.instance)]
+            assumptions = [*_availability_laws(self.instance), *_compatible_rules(self.instance)]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
             return "; ".join(assumptions) or "nothing"
@@ -107,7 +107,12 @@ class Algorithm:
             return "one client that holds all data" if self.instance.pooled else assumptions_of(self.instance)
         if self.group == "columns":
             return next(
-                (description for description, module in _models().items() if _fits(self.instance, module)), "nothing"
+                (
+                    description
+                    for description, module in _example_models().items()
+                    if _selector_fits(self.instance, module)
+                ),
+                "nothing",
             )
         return "clients that send (not local_only)"
 
@@ -125,31 +130,32 @@ def main(arguments: list[str]) -> None:
         if (algorithm.group, algorithm.name) in [(group or algorithm.group, name) for group, name in selection]:
             print(
                 f"{algorithm.group}={algorithm.name}: {algorithm.summary}\n\n{inspect.getdoc(algorithm.kind)}\n\n"
-                f"{details(algorithm)}\n{in_range(algorithm)}\n"
+                f"{algorithm_details(algorithm)}\n{allowed_values_text(algorithm)}\n"
             )
     if not selection:
         print(
             "\n\n".join(
-                f"{group}\n" + "\n".join(line(algorithm) for algorithm in catalogue if algorithm.group == group)
+                f"{group}\n"
+                + "\n".join(algorithm_line(algorithm) for algorithm in catalogue if algorithm.group == group)
                 for group in LISTED_GROUPS
             )
         )
         print("\n`fedsim algorithms NAME` describes an algorithm.")
 
 
-def line(algorithm: Algorithm) -> str:
+def algorithm_line(algorithm: Algorithm) -> str:
     """One algorithm in a line."""
     names_paper = algorithm.paper and algorithm.paper not in algorithm.summary
     return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if names_paper else ''}"
 
 
-def details(algorithm: Algorithm) -> str:
+def algorithm_details(algorithm: Algorithm) -> str:
     """What is known of one beside its docstring."""
-    facts = {"remembers": algorithm.remembers, "sends": algorithm.sends, "assumes": algorithm.assumes}
+    facts = {"remembers": algorithm.memory_text, "sends": algorithm.traffic_text, "assumes": algorithm.assumptions_text}
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
 
 
-def in_range(algorithm: Algorithm) -> str:
+def allowed_values_text(algorithm: Algorithm) -> str:
     """What its parameters may be, as its constructor declares them."""
     lines = [f"{name}: {allowed_text(hint)}" for name, hint in declared_hints(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
@@ -174,7 +180,7 @@ def _algorithm_of(group: str, name: str) -> Algorithm:
 
 
 @functools.cache
-def _federation() -> Federation:
+def _example_federation() -> Federation:
     return Federation((0,), CLIENTS, np.ones(CLIENTS), full_data_oracle=_empty_gradients)
 
 
@@ -185,7 +191,7 @@ def _empty_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
 
 def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
     """Names and tensors of all that it keeps."""
-    federation, model = _federation(), torch.zeros(1, COLUMNS)
+    federation, model = _example_federation(), torch.zeros(1, COLUMNS)
     if algorithm.group == "columns":
         return {OWN: federation.zeros(0)}  # how much depends on the model
     if algorithm.group == "strategy":
@@ -203,7 +209,7 @@ def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 @functools.cache
-def _models() -> dict[str, nn.Module]:
+def _example_models() -> dict[str, nn.Module]:
     """What a model has → one that has little more, from the least on."""
     first_layer, second_layer = (nn.Linear(2, 2) for _ in range(2))
     return {
@@ -213,7 +219,7 @@ def _models() -> dict[str, nn.Module]:
     }
 
 
-def _fits(selector: Selector, module: nn.Module) -> bool:
+def _selector_fits(selector: Selector, module: nn.Module) -> bool:
     try:
         selector.private_parameters(module, [name for name, _ in module.named_parameters()])
     except ConfigError:
@@ -221,7 +227,7 @@ def _fits(selector: Selector, module: nn.Module) -> bool:
     return True
 
 
-def _in_words(shape: list[int], kind: torch.dtype) -> str:
+def _tensor_size_text(shape: list[int], kind: torch.dtype) -> str:
     """What a tensor of this shape is, of three clients and a model of five numbers."""
     quantity, owner = (
         ("number" if len(shape) < 2 else "row"),
@@ -234,7 +240,7 @@ def _in_words(shape: list[int], kind: torch.dtype) -> str:
     return f"a {quantity} of {owner}" if quantity in ("number", "row") else f"{quantity} of {owner}"
 
 
-def _vectors(count: int) -> str:
+def _vector_count_text(count: int) -> str:
     return "nothing" if not count else f"{4 * count} d bytes"
 
 
@@ -242,7 +248,7 @@ def _availability_laws(strategy: Any) -> Iterator[str]:
     """Availability processes under which it runs, where it does not under all."""
     runs: list[str] = []
     refuses: list[str] = []
-    for name, process in _processes().items():
+    for name, process in _availability_processes().items():
         try:
             strategy.check(process)
             runs.append(name)
@@ -257,13 +263,13 @@ def _availability_laws(strategy: Any) -> Iterator[str]:
 
 
 @functools.cache
-def _processes() -> dict[str, Any]:
+def _availability_processes() -> dict[str, Any]:
     """Availability processes that need no files; of those that are one class with others, one."""
     processes: dict[str, Any] = {}
     for name in groups()["availability"]:
         if name != "custom":
             with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
-                processes[name] = get_class(target("availability", name))()
+                processes[name] = get_class(choice_target("availability", name))()
     processes["unknown"] = UnknownProbabilityAvailability()
     for process in processes.values():
         process.setup(Population((0,), PROCESS_CLIENTS))
@@ -277,11 +283,11 @@ class UnknownProbabilityAvailability(Full):
     unknown_reason = "is a record"
 
 
-def _rules(strategy: Any) -> Iterator[str]:
+def _compatible_rules(strategy: Any) -> Iterator[str]:
     """Local rules with which it runs, where it does not with all: those it refuses, and those that do not use what it
     hands to clients."""
-    nobody = _federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
-    state = strategy.initial(torch.zeros(1, COLUMNS), _federation())
+    nobody = _example_federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
+    state = strategy.initial(torch.zeros(1, COLUMNS), _example_federation())
     start = strategy.start(state, nobody)
     handed = set(start) - {"params"} if isinstance(start, dict) else set()
     runs: list[str] = []

@@ -42,7 +42,7 @@ RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed â†
 def assumptions_of(rule: LocalRule) -> str:
     """In words; what it refuses even with the most stands in its docstring."""
     for description in RUN_BY_ASSUMPTION:
-        run = _built(description)
+        run = _build_component(description)
         try:
             copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it keeps what it learns of the model
         except ConfigError:
@@ -52,5 +52,5 @@ def assumptions_of(rule: LocalRule) -> str:
 
 
 @functools.cache
-def _built(name: str) -> Simulation:
+def _build_component(name: str) -> Simulation:
     return RUN_BY_ASSUMPTION[name]()

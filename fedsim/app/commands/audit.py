@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     from fedsim.uplink.auditing import audit
 
     start = time.perf_counter()
-    simulation = build(configuration(options.what))[0]
+    simulation = build(audited_configuration(options.what))[0]
     claim, rounds = audited_claim(simulation, options.rounds)
     result = audit(
         simulation.uplink, simulation.availability, claim, rounds, options.worlds, options.confidence, options.seed
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         sys.exit("fedsim audit: the lower bound exceeds the ε that is claimed: the run is less private than it says")
 
 
-def configuration(arguments: list[str]) -> DictConfig:
+def audited_configuration(arguments: list[str]) -> DictConfig:
     """Of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
     first, config_path = arguments[0], Path(arguments[0]) / CONFIG
     if Path(first).is_dir():

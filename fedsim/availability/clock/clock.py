@@ -130,9 +130,9 @@ class Devices(Clock):
         first: Count | None = None,
         late: Annotated[str, OneOf(*LATE_POLICIES)] = "drop",
     ) -> None:
-        self.compute = _several(compute)
-        self.down = None if down is None else _several(down)
-        self.up = None if up is None else _several(up)
+        self.compute = _has_several_values(compute)
+        self.down = None if down is None else _has_several_values(down)
+        self.up = None if up is None else _has_several_values(up)
         self.compute_spread = compute_spread
         self.jitter = jitter
         self.link_spread = link_spread
@@ -151,8 +151,11 @@ class Devices(Clock):
         self.seeds, self.clients = seeds, m
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
-        draws = rng.of_seeds(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
-        slow, fast = _lognormal(self.compute_spread, draws[:, 0]), _lognormal(self.link_spread, draws[:, 1])
+        draws = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
+        slow, fast = (
+            _lognormal_numbers(self.compute_spread, draws[:, 0]),
+            _lognormal_numbers(self.link_spread, draws[:, 1]),
+        )
         self.sample = (by_group("clock.compute", self.compute, m) * slow).reshape(-1)
         ways = (("clock.down", self.down), ("clock.up", self.up))
         self.byte = [
@@ -163,8 +166,8 @@ class Devices(Clock):
     def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
         sample = self.sample[virtual]
         if self.jitter:
-            drawn = rng.of_seeds(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
-            sample = sample * _lognormal(self.jitter, drawn.reshape(-1)[virtual])
+            drawn = rng.draws_by_seed(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
+            sample = sample * _lognormal_numbers(self.jitter, drawn.reshape(-1)[virtual])
         return Times(down * self.byte[0][virtual] + up * self.byte[1][virtual], sample)
 
     def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -175,7 +178,7 @@ class Devices(Clock):
             return (needed <= remaining_time).astype(float)
         from scipy.special import ndtr  # here: other clocks need not wait for it
 
-        sigma = _sigma(self.jitter)
+        sigma = _lognormal_sigma(self.jitter)
         with np.errstate(divide="ignore", invalid="ignore"):
             probability = ndtr(np.log(remaining_time / needed) / sigma + sigma / 2)
         return np.where(remaining_time > 0, probability, 0.0)
@@ -208,16 +211,16 @@ class DeadlineFilter(Availability):
         return self.process.counts(t)
 
 
-def _several(value: float | list[float]) -> list[float]:
+def _has_several_values(value: float | list[float]) -> list[float]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _sigma(spread: float) -> float:
+def _lognormal_sigma(spread: float) -> float:
     """Of a log-normal variable with this coefficient of variation."""
     return float(np.sqrt(np.log1p(spread**2)))
 
 
-def _lognormal(spread: float, normal: np.ndarray) -> np.ndarray:
+def _lognormal_numbers(spread: float, normal: np.ndarray) -> np.ndarray:
     """Of mean 1 and this coefficient of variation, from standard normal numbers."""
-    sigma = _sigma(spread)
+    sigma = _lognormal_sigma(spread)
     return np.asarray(np.exp(sigma * normal - sigma**2 / 2))

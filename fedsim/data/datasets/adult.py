@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
@@ -86,7 +86,7 @@ class Adult(Dataset):
     def _read(cls, path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
         """x [n, features] and y [n] of one file."""
         try:
-            lines = regular_path(path).read_text().splitlines()
+            lines = check_regular_path(path).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
                 f"dataset=adult: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA); "

@@ -75,7 +75,7 @@ def _check_lengths(what: str, data: Dataset) -> None:
     for name, train, test in (("x", data.train_x, data.test_x), ("y", data.train_y, data.test_y)):
         if train is None or test is None:
             continue
-        if train.shape[1:] != test.shape[1:] or _pixels(train) != _pixels(test):
+        if train.shape[1:] != test.shape[1:] or _input_kind(train) != _input_kind(test):
             descriptions = [
                 f"{list(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in (test, train)
             ]
@@ -84,7 +84,7 @@ def _check_lengths(what: str, data: Dataset) -> None:
             )
 
 
-def _pixels(values: Tensor) -> tuple[bool, bool]:
+def _input_kind(values: Tensor) -> tuple[bool, bool]:
     """The kind of the inputs: pixels, tokens or numbers."""
     return values.dtype == torch.uint8, values.is_floating_point()
 

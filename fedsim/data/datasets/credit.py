@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.core.errors import MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
@@ -50,7 +50,7 @@ class GiveMeSomeCredit(Dataset):
     def _read(self, path: Path) -> np.ndarray:
         """[150000, 12]: row number, label, features; missing entries NaN."""
         try:
-            text = regular_path(path).read_text()
+            text = check_regular_path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
                 f"dataset=give_me_some_credit: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA); "

@@ -59,8 +59,8 @@ class EMNIST(Dataset):
             drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
             names = [names[i] for i in sorted(drawn)]
         (train_x, train_y), (test_x, test_y) = (
-            _joined(train[n] for n in names),
-            _joined(test[n] for n in names if n in test),
+            _concatenate_writers(train[n] for n in names),
+            _concatenate_writers(test[n] for n in names if n in test),
         )
         owners, test_owners = (
             torch.as_tensor(np.repeat(np.arange(len(names)), [len(split[n][1]) if n in split else 0 for n in names]))
@@ -135,7 +135,7 @@ def _h5py() -> Any:
     return h5py
 
 
-def _joined(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _concatenate_writers(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
     """All writers' images [N, 1, 28, 28] uint8 and labels [N]."""
     images, labels = [np.zeros((0, 28, 28), np.uint8)], [np.zeros(0, np.int64)]
     for x, y in pairs:

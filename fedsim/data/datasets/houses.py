@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.heterogeneity import PerClientNumbers, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, numbers_per_client
 from fedsim.data.datasets.pricing import base_fractions, pick_group
 from fedsim.data.datasets.stream import Stream
 
@@ -55,7 +55,7 @@ class HousePrices(Stream):
         self.settings = {"seed": seed, "spread": spread}
         self.mean_x, self.std_x = mean, std
         self.noise_std = noise
-        drawn = per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
+        drawn = numbers_per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
         self.coefficients = drawn[:, None].expand(clients, dimension).contiguous()
         super().__init__("house_prices", clients, (dimension,), dimension + 1, loss="squared")
 

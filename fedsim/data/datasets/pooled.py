@@ -57,15 +57,15 @@ class PooledData(Dataset):
             member = rng.integers(rng.fold(keys, self.members), torch.zeros_like(keys), self.members)
             drawn = self.inner.draw(member, keys, size, dtype)
             return drawn | {"member": member[:, None].expand(-1, size)}
-        return {n: v[:, :size] for n, v in self._deal(self.inner.draw, keys, size, dtype).items()}
+        return {n: v[:, :size] for n, v in self._draw_member_shares(self.inner.draw, keys, size, dtype).items()}
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        return self._deal(self.inner.exact, keys, size, dtype)
+        return self._draw_member_shares(self.inner.exact, keys, size, dtype)
 
     def exact_size(self, size: int) -> int:
         return self.members * self.inner.exact_size(-(-size // self.members))
 
-    def _deal(
+    def _draw_member_shares(
         self, source: Callable[..., dict[str, Tensor]], keys: Tensor, size: int, dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """Equal shares of all members, in turn: [c, m · share, …]."""

@@ -52,7 +52,7 @@ class ClassSplit(Partition):
             shards = np.array_split(by_label, clients * self.per_client)
             deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
             return [np.concatenate([shards[s] for s in hand]) for hand in deal]
-        holders = self._deal(np.unique(labels), clients, draw)
+        holders = self._assign_classes(np.unique(labels), clients, draw)
         client_shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for label, members in holders.items():
             pool = draw.permutation(np.flatnonzero(labels == label))
@@ -65,7 +65,7 @@ class ClassSplit(Partition):
                 client_shares[client].append(share)
         return [np.concatenate(p) for p in client_shares]
 
-    def _deal(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
+    def _assign_classes(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
         """The clients that hold each class: k distinct classes per client, all classes held about equally often."""
         if self.per_client > len(present):
             raise ConfigError(

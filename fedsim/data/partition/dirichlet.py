@@ -88,13 +88,15 @@ class Dirichlet(Partition):
             raise ConfigError(f"clients={clients} × partition.min_size={self.min_size} exceeds the {total} samples")
         pools = [np.flatnonzero(labels == c) for c in np.unique(labels)]
         if self.form == "equal":
-            return self._equal([draw.permutation(p) for p in pools], total // clients, clients, draw)
+            return self._split_equal_sizes([draw.permutation(p) for p in pools], total // clients, clients, draw)
         for _ in range(self.attempts):
             if self.form == "per_class":
                 shares = np.exp(log_dirichlet(self.alpha, len(pools), clients, draw))
             else:
-                shares = self._proportional(log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients)
-            client_samples = self._share_out([draw.permutation(p) for p in pools], shares, clients)
+                shares = self._proportional_shares(
+                    log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients
+                )
+            client_samples = self._split_by_shares([draw.permutation(p) for p in pools], shares, clients)
             if min(len(p) for p in client_samples) >= self.min_size:
                 return client_samples
         raise ConfigError(
@@ -103,7 +105,7 @@ class Dirichlet(Partition):
             "or use partition.form=equal"
         )
 
-    def _proportional(self, mixes: np.ndarray, size: float) -> np.ndarray:
+    def _proportional_shares(self, mixes: np.ndarray, size: float) -> np.ndarray:
         """[C, m] every client's share of each class, from log ν [C, m] and the mean number of samples of a client."""
         if self.min_of_class:
             mixes = np.where(mixes < np.log(self.min_of_class / size), -np.inf, mixes)
@@ -112,7 +114,7 @@ class Dirichlet(Partition):
         return np.where(finite_mask, np.exp(mixes - np.where(finite_mask, normaliser, 0.0)), 0.0)
 
     @staticmethod
-    def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
+    def _split_by_shares(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
         """Split each class's samples at the cumulative shares."""
         client_pieces: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
         for pool, share in zip(pools, shares, strict=True):
@@ -123,7 +125,9 @@ class Dirichlet(Partition):
                 client_pieces[client].append(piece)
         return [np.concatenate(p) for p in client_pieces]
 
-    def _equal(self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+    def _split_equal_sizes(
+        self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator
+    ) -> list[np.ndarray]:
         """Assign samples to clients class by class; the share of an exhausted class goes to the others."""
         used_counts = np.zeros(len(pools), dtype=np.int64)
         capacity = np.array([len(p) for p in pools])

@@ -142,7 +142,7 @@ class Partition(Validated, ABC):
         """Split and check: every sample is used at most once, no client is empty."""
         shares = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         name = type(self).__name__ if self.name == Partition.name else self.name
-        table = shares if isinstance(shares, Table) else Table.of(_checked(name, shares))
+        table = shares if isinstance(shares, Table) else Table.of(_checked_shares(name, shares))
         _check_table(name, table, samples.count, clients)
         table.skew = self.skew(clients)
         empty = np.flatnonzero(table.sizes == 0)
@@ -169,7 +169,7 @@ class Partition(Validated, ABC):
         return table
 
 
-def _checked(name: str, shares: object) -> list[np.ndarray]:
+def _checked_shares(name: str, shares: object) -> list[np.ndarray]:
     """One array of sample numbers per client; raises an error otherwise."""
     if isinstance(shares, (str, bytes, dict)) or not hasattr(shares, "__iter__"):
         raise ConfigError(

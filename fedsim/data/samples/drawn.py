@@ -87,7 +87,7 @@ class DrawnFeed:
         self._ahead: tuple[range, Batch] = (range(0), {})
 
     @functools.cached_property
-    def _drawing(self) -> tuple[Keys, Tensor, Tensor | None]:
+    def _drawn_rows(self) -> tuple[Keys, Tensor, Tensor | None]:
         """Keys and clients [u] of the samples that are drawn, and the index of each row's [c] among them."""
         shared = self.keys.distinct()
         if shared is None:
@@ -98,14 +98,14 @@ class DrawnFeed:
     def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
         clients = self.clients
         if (pick.start, pick.stop) != (0, len(clients)):
-            keys = self.keys.of_step(rng.Purpose.NOISE, step, pick)
+            keys = self.keys.step_keys(rng.Purpose.NOISE, step, pick)
             return dict(self.stream.draw(clients[pick], keys, width, dtype))
-        drawing, clients, like = self._drawing
+        drawing, clients, like = self._drawn_rows
         steps, drawn = self._ahead
         if step not in steps:
             max_steps = MAX_NUMBERS_DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
             steps = range(step, min(step + max(max_steps, 1), self.steps))
-            keys = drawing.of_steps(rng.Purpose.NOISE, steps)
+            keys = drawing.keys_of_steps(rng.Purpose.NOISE, steps)
             drawn = self.stream.draw(clients.repeat(len(steps)), keys.flatten(), width, dtype)
             drawn = {name: value.unflatten(0, keys.shape) for name, value in drawn.items()}
             self._ahead = steps, drawn

@@ -66,7 +66,7 @@ class Stored(ClientData):
     def feed(
         self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
     ) -> StoredFeed:
-        of_batches = keys.of_round(rng.Purpose.BATCH)
+        of_batches = keys.round_keys(rng.Purpose.BATCH)
         device = self.order.device
         if self.several:
             first, twin = duplicate_rows(of_batches, load)
@@ -181,10 +181,10 @@ class StoredFeed:
         batch = self.data.unlabelled(numbers, dtype) | self._y(step, pick, width, dtype)
         augment = dataset.augment if dataset.augment is not None and dataset.augment.active else None
         if augment is not None and augment.border == "black":
-            batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
+            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = dataset.prepare(batch["x"], dtype)
         if augment is not None and augment.border == "mean":  # the mean colour is zero after normalisation
-            batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
+            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = self.data.skewed(batch["x"], self.clients[pick], numbers)
         return batch
 
@@ -218,15 +218,15 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
     step, slot = np.arange(steps)[:, None, None], np.arange(load.size.max(initial=0))
     if sampling == "replacement":
         return rng.integers(
-            _sent(keys[:, None], device), _sent(step * size + slot, device), _sent(sample_counts, device)
+            _to_device(keys[:, None], device), _to_device(step * size + slot, device), _to_device(sample_counts, device)
         )
     shuffled, first, last = permutations(keys, load, device)
     turn = np.minimum(step // per_pass, last[: len(shared_load.num_samples), None])
     position = turn * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
-    return shuffled[_sent(first[:, None], device) + _sent(position, device)]
+    return shuffled[_to_device(first[:, None], device) + _to_device(position, device)]
 
 
-def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """Host numbers moved to the device."""
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
@@ -245,8 +245,8 @@ def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tupl
     length = load.num_samples[row]
     begin = np.cumsum(length) - length
     first, last = begin[np.cumsum(passes) - passes], passes - 1
-    folded = _sent(rng.fold_host(keys[row], turn)[:, None], device)
-    unshuffled_mask = _sent(full_batch_mask[row, None], device) if full_batch_mask.any() else None
+    folded = _to_device(rng.fold_host(keys[row], turn)[:, None], device)
+    unshuffled_mask = _to_device(full_batch_mask[row, None], device) if full_batch_mask.any() else None
     if np.ptp(length) == 0:  # many short sorts are faster than a long one
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
         random = rng.bits(folded, slot)

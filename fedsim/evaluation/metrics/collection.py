@@ -116,7 +116,7 @@ class Metrics:
                 columns[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
         return columns
 
-    def of_clients(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    def client_metrics(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """[K, n] float64 of clients' outputs and targets [n, q, …]; `weight` [n, q] is 0 for padding."""
         host = weight.cpu()
         broken = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()

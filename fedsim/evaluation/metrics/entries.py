@@ -43,7 +43,7 @@ class Entry:
     def label(self) -> str:
         """The metric as written by a user."""
         argument_text = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
-        return (self.name or _path(self.target)) + (f"({argument_text})" if argument_text else "")
+        return (self.name or _callable_path(self.target)) + (f"({argument_text})" if argument_text else "")
 
 
 def parse_metrics(metrics: Any) -> list[Entry]:
@@ -54,7 +54,7 @@ def parse_metrics(metrics: Any) -> list[Entry]:
     """
     if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics={metrics!r} must be a list of {METRIC_FORMS_TEXT}")
-    parsed_entries = [_entry(metric) for metric in metrics]
+    parsed_entries = [_parse_entry(metric) for metric in metrics]
     columns = [entry.column for entry in parsed_entries]
     for column in columns:
         of = re.sub(r"_(median|worst10|by_client)$", "", column)
@@ -79,7 +79,7 @@ def possible_columns(metrics: Any) -> set[str]:
     return columns
 
 
-def _entry(metric: Any) -> Entry:
+def _parse_entry(metric: Any) -> Entry:
     if callable(metric):
         metric = {"_target_": metric}
     elif isinstance(metric, str):
@@ -94,7 +94,7 @@ def _entry(metric: Any) -> Entry:
         raise ConfigError(f"metrics: _target_={target!r} must be the path of a function or class")
     column = metric.get("column")
     if column is None:
-        column = name or _path(target).rpartition(".")[2]
+        column = name or _callable_path(target).rpartition(".")[2]
     if not isinstance(column, str) or not re.fullmatch(r"[A-Za-z]\w*", column, re.ASCII):
         raise ConfigError(f"metrics: column={column!r} must consist of letters, digits and underscores; set column")
     better = metric.get("better")
@@ -103,7 +103,7 @@ def _entry(metric: Any) -> Entry:
     return Entry(column, name, target, better, arguments)
 
 
-def _path(target: Any) -> str:
+def _callable_path(target: Any) -> str:
     """The name of a callable."""
     if isinstance(target, str):
         return target

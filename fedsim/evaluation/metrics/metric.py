@@ -16,8 +16,14 @@ from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import UNKNOWN_DIRECTION_TEXT
 from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, Entry
-from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare
-from fedsim.evaluation.metrics.tallies import MetricAccumulator, PerSampleMetric, StreamedMetric, WholeSetMetric, number
+from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare_torchmetrics
+from fedsim.evaluation.metrics.tallies import (
+    MetricAccumulator,
+    PerSampleMetric,
+    StreamedMetric,
+    WholeSetMetric,
+    scalar_result,
+)
 from fedsim.trainer.device_memory import out_of_memory
 
 
@@ -74,18 +80,22 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
             raise ConfigError("its objects are not callable and do not have reset, update and compute")
-        tally = StreamedMetric(implementation).new_like() if streams else _of_function(implementation, output, target)
+        tally = (
+            StreamedMetric(implementation).new_like()
+            if streams
+            else _function_accumulator(implementation, output, target)
+        )
     if isinstance(tally, StreamedMetric):
         _without_sync(tally.metric, output.device)
     originals = output.clone(), target.clone()
-    first, second = (_value(tally, output, target) for _ in range(2))
+    first, second = (_accumulated_value(tally, output, target) for _ in range(2))
     if not all(torch.equal(current, before) for current, before in zip((output, target), originals, strict=True)):
         raise ConfigError("it modifies its arguments; use a copy")
     if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it returns a different number every time")
     minimum_samples, bytes_each = 1, tally.stored_bytes() / len(output)
     try:
-        _value(tally, output[:1], target[:1])
+        _accumulated_value(tally, output[:1], target[:1])
     except Exception:  # a score that is undefined for a single sample
         minimum_samples = 2
     ways = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
@@ -100,7 +110,7 @@ def _user_implementation(entry: Entry) -> Any:
     if isinstance(target, str):
         try:
             if target.startswith("torchmetrics."):
-                prepare()
+                prepare_torchmetrics()
             target = targets.resolve("metrics: _target_", target, METRIC_KIND)
         except ConfigError:
             raise
@@ -113,12 +123,12 @@ def _user_implementation(entry: Entry) -> Any:
     return functools.partial(target, **entry.arguments) if entry.arguments else target
 
 
-def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> MetricAccumulator:
+def _function_accumulator(function: Callable[..., Any], output: Tensor, target: Tensor) -> MetricAccumulator:
     """A function of samples, if it returns one number per sample; else of whole sets."""
     index_sets = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
     results = [function(output[indices], target[indices]) for indices in index_sets]
     if [getattr(value, "shape", None) for value in results] != [(2,), (3,)]:
-        number(results[0])
+        scalar_result(results[0])
         return WholeSetMetric(function)
     two, three = (torch.as_tensor(value).to(torch.float64) for value in results)
     if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
@@ -135,7 +145,7 @@ def _without_sync(metric: Any, device: torch.device) -> None:
         metric.to(device)
 
 
-def _value(tally: MetricAccumulator, output: Tensor, target: Tensor) -> Tensor:
+def _accumulated_value(tally: MetricAccumulator, output: Tensor, target: Tensor) -> Tensor:
     tally.reset()
     tally.update(output, target)
     return tally.value()

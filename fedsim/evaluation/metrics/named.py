@@ -90,9 +90,9 @@ class TorchMetric(StreamedMetric):
         self.task, self.metric_task, self.scores = task, metric_task, scores
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.metric.update(*self.presented(output, target))
+        self.metric.update(*self.torchmetrics_inputs(output, target))
 
-    def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def torchmetrics_inputs(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets in the shapes that torchmetrics needs; contiguous, since it uses views."""
         if self.task.kind is None:
             matrices = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
@@ -130,7 +130,7 @@ class RankedTorchMetric(TorchMetric):
         self._forget()
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        preds, target = self.presented(output, target)
+        preds, target = self.torchmetrics_inputs(output, target)
         self.metric.update(preds, target)
         valid_mask = target != (self.metric.ignore_index if self.metric.ignore_index is not None else IGNORED_LABEL)
         if self.average is None:
@@ -158,7 +158,7 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
     Raises:
         ConfigError: unknown name or argument, or torchmetrics is not installed.
     """
-    function, metric_class = _lookup(name)
+    function, metric_class = _lookup_metric(name)
     argument_names = [
         key for key in list(inspect.signature(function).parameters)[2:] if key not in UNSETTABLE_ARGUMENTS
     ]
@@ -223,7 +223,7 @@ def _filled_arguments(
     return {key: value for key, value in filled.items() if key in names and value is not None}
 
 
-def prepare() -> None:
+def prepare_torchmetrics() -> None:
     """Prepare the import of torchmetrics: it imports torchvision, which may need a workaround, and it repeats a warning
     for every client that lacks a class.
     """
@@ -231,10 +231,10 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", module=r"torchmetrics\.")
 
 
-def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _lookup_metric(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The function of torchmetrics with this name, and its class."""
     try:
-        prepare()
+        prepare_torchmetrics()
         import torchmetrics.classification
         import torchmetrics.functional
         import torchmetrics.regression

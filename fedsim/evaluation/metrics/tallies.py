@@ -79,7 +79,7 @@ class WholeSetMetric(MetricAccumulator):
 
     def value(self) -> Tensor:
         output, target = (torch.cat(batches) for batches in zip(*self.pairs, strict=True))
-        return number(self.function(output, target))
+        return scalar_result(self.function(output, target))
 
 
 class StreamedMetric(MetricAccumulator):
@@ -101,14 +101,14 @@ class StreamedMetric(MetricAccumulator):
         self.metric.update(output, target)
 
     def value(self) -> Tensor:
-        return number(self.metric.compute())
+        return scalar_result(self.metric.compute())
 
     def stored_bytes(self) -> int:
         states = getattr(self.metric, "metric_state", {}).values()  # lists in torchmetrics' classes
         return sum(tensor.nbytes for state in states if isinstance(state, list) for tensor in state)
 
 
-def number(result: Any) -> Tensor:
+def scalar_result(result: Any) -> Tensor:
     """[] float64 of a metric's result.
 
     Raises:

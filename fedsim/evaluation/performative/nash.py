@@ -12,7 +12,7 @@ from fedsim.evaluation.performative.solvers import (
     FLAT_CURVATURE_RATIO,
     BoxBounds,
     find_zero,
-    free,
+    free_coordinates,
     project,
     slowest_decay,
 )
@@ -35,7 +35,7 @@ def nash_point(risk: Risk, start: Tensor, box: BoxBounds = None, tolerance: floa
     shift = risk.shift
     assert isinstance(shift, Players)
     clients = risk.base["client"]
-    own_masks = torch.stack([shift.own_mask(client, risk.weights) for client in clients])  # [m, d]
+    own_masks = torch.stack([shift.client_block_mask(client, risk.weights) for client in clients])  # [m, d]
 
     def losses(theta: Tensor) -> Tensor:
         return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
@@ -47,6 +47,6 @@ def nash_point(risk: Risk, start: Tensor, box: BoxBounds = None, tolerance: floa
     risk.search.doing = "searching for the Nash equilibrium by gradients"
     slope = jacrev(field, chunk_size=JACOBIAN_ROWS_AT_ONCE)
     point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
-    if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
+    if point is None or slowest_decay(slope(point), free_coordinates(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
     return point

@@ -11,7 +11,7 @@ from fedsim.evaluation.performative.solvers import (
     FLAT_CURVATURE_RATIO,
     BoxBounds,
     find_zero,
-    free,
+    free_coordinates,
     minimise,
     project,
     residual,
@@ -64,7 +64,7 @@ def optimal_point(
                 f"{problem} at a point with a gradient: the shift has kinks, and the minimum may lie on one"
             )
         raise NoReferenceError(f"{problem}; set shift.box")
-    moving = free(theta, gradient, box)
+    moving = free_coordinates(theta, gradient, box)
     if (
         len(theta) <= MAX_JACOBIAN_PARAMETERS
         and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT_CURVATURE_RATIO

@@ -103,19 +103,23 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     if model.loss_mixes_samples:
         reason = "not computed: the loss is defined on batches, but these points are defined for means over samples"
         log.info("θ^PS and θ^PO are %s", reason)
-        return References([ReplicateReferences(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
-    dear = too_dear(model, data)
+        return References(
+            [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
+        )
+    dear = too_expensive_reason(model, data)
     if shift.references == "auto" and dear:
         log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", dear)
         reason = f"not computed: {dear}; set shift.references=always to compute them"
-        return References([ReplicateReferences(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
+        return References(
+            [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
+        )
     solutions, search = list[ReplicateReferences](), EvaluationCounter(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):
         twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
         if twins:  # a stream's law does not depend on the seed
             solutions.append(solutions[twins[0]])
         else:
-            solutions.append(_points(Risk(model, shift, data, r, search=search), start, shift.box))
+            solutions.append(_reference_points(Risk(model, shift, data, r, search=search), start, shift.box))
     return References(solutions)
 
 
@@ -143,14 +147,14 @@ def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> 
         raise ConfigError(f"start=erm, but {' '.join(str(error).split())}") from error
 
 
-def _sought(shift: Shift) -> dict[str, str]:
+def _are_references_wanted(shift: Shift) -> dict[str, str]:
     return POINT_NAME_BY_COLUMN | (GAME_POINT_NAME_BY_COLUMN if isinstance(shift, Players) else {})
 
 
-def _points(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
+def _reference_points(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
     """Both points of one replicate, if they exist."""
     solved, starts = ReplicateReferences(), [start, torch.zeros_like(start)]
-    for column, name in _sought(risk.shift).items():
+    for column, name in _are_references_wanted(risk.shift).items():
         try:
             if name == "optimal":
                 check_gradient(risk, start)
@@ -198,7 +202,7 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
         )
 
 
-def too_dear(model: RowModel, data: ClientData) -> str:
+def too_expensive_reason(model: RowModel, data: ClientData) -> str:
     """The reason why `auto` does not compute the points, or an empty string."""
     if model.columns.is_divided:
         return "the model has columns that strategies do not see"

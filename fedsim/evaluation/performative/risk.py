@@ -43,7 +43,7 @@ class Risk:
         search: EvaluationCounter | None = None,
     ) -> None:
         self.search = search or EvaluationCounter()
-        self.model, self.shift = model.in_double(), shift
+        self.model, self.shift = model.to_double_precision(), shift
         federation = data.federation
         m, device = federation.clients, federation.device
         rows = torch.arange(m, device=device) + replicate * m

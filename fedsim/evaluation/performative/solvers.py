@@ -29,7 +29,7 @@ def residual(theta: Tensor, gradient: Tensor, box: BoxBounds) -> float:
     return float((theta - project(theta - gradient, box)).norm())
 
 
-def free(theta: Tensor, gradient: Tensor, box: BoxBounds) -> Tensor:
+def free_coordinates(theta: Tensor, gradient: Tensor, box: BoxBounds) -> Tensor:
     """[d] bool: coordinates that are not at an active bound of the box."""
     if box is None:
         return torch.ones_like(theta, dtype=torch.bool)
@@ -62,7 +62,7 @@ def find_zero(
         finite = bool(torch.isfinite(slope).all()) and bool(torch.isfinite(gradient).all())
         if not finite or float(theta.norm()) > DIVERGENCE_NORM:
             return None
-        moving = free(theta, gradient, box)
+        moving = free_coordinates(theta, gradient, box)
         step = torch.zeros_like(theta)
         try:
             solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)

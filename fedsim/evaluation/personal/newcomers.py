@@ -14,7 +14,7 @@ from fedsim.core.columns import AVERAGED
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import PersonalModelComputer, one_row
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_row_predictor
 from fedsim.evaluation.personal.scores import MODEL_DESCRIPTIONS, ClientScores, WeightedRows, summarise
 from fedsim.local import LocalRule
 from fedsim.strategies import State, Strategy
@@ -66,18 +66,21 @@ class Newcomers:
         cohort = federation.cohort(counts, np.ones_like(counts))
         memory, columns = self.trainer.memory(model), self.trainer.model.columns
         memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED}
-        handed = self.strategy.start(self._with_room(state), cohort)
+        handed = self.strategy.start(self._extend_state(state), cohort)
         start = dict(handed) if isinstance(handed, dict) else {"params": handed}
         start |= {} if self.strategy.clustered else {"params": cohort.broadcast(model)}
         first = full_rows = plain = columns.full_rows(start["params"], cohort, memory)
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
-            predictors: dict[str, WeightedRows] = {"global": one_row(first), "localized": one_row(plain)}
+            predictors: dict[str, WeightedRows] = {
+                "global": single_row_predictor(first),
+                "localized": single_row_predictor(plain),
+            }
             if self.own_models.ruled or self.own_models.adapt is not None:
                 predictors["personal"] = self.own_models.personal(
                     full_rows, cohort, epoch, model, memory.gather(cohort), memory
                 )
-            epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
+            epochs.append({"epoch": epoch} | self._mean_scores(predictors, cohort, first))
             if epoch < self.options.newcomer_epochs:
                 if self.own_models.plain is not None:
                     plain = self.own_models.after_plain_steps(columns.shared_part(plain), cohort, epoch, model, memory)
@@ -86,7 +89,7 @@ class Newcomers:
                 plain = full_rows if self.own_models.plain is None else plain
         return epochs
 
-    def _with_room(self, state: State) -> State:
+    def _extend_state(self, state: State) -> State:
         """The state extended by newcomers: their per-client entries are those before round 0, everything else is as
         after training.
         """
@@ -100,7 +103,7 @@ class Newcomers:
         }
         return dataclasses.replace(state, **longer)
 
-    def _measured(self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+    def _mean_scores(self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] shifts the data if used."""
         means: Epoch = {}
         for name in (name for name in MODEL_DESCRIPTIONS if name in predictors):

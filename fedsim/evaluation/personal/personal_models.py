@@ -20,7 +20,7 @@ from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.trainer import Trainer
 
 
-def one_row(rows: Tensor) -> WeightedRows:
+def single_row_predictor(rows: Tensor) -> WeightedRows:
     """A predictor of one row [n, d] per client."""
     return [(torch.ones_like(rows[:, 0]), rows)]
 
@@ -82,8 +82,8 @@ class PersonalModelComputer:
                 mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
             lent.writable = False
             shared_rows = self.adapt.model.columns.shared_part(rows)
-            return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived_rows)
-        return one_row(rows)
+            return single_row_predictor(self.adapt.run(shared_rows, cohort, t, model, lent).arrived_rows)
+        return single_row_predictor(rows)
 
     def after_local_steps(
         self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory

@@ -74,8 +74,8 @@ class ClientScores:
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
             block = [(share[pick], rows[pick]) for share, rows in predictor]
-            batch = self._shifted(samples.batch(cohort.virtual[pick]), block, deployed[pick])
-            output = self._output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
+            batch = self._shifted_batch(samples.batch(cohort.virtual[pick]), block, deployed[pick])
+            output = self._predictor_output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
             per_sample = model.client_losses(output, by_sample, weight)
@@ -83,10 +83,10 @@ class ClientScores:
             if self.evaluator.labelled:
                 correct.append(weighted_mean(correct_share(model.scores(output, 2), batch["y"], 2), weight))
             if metrics:
-                added.append(metrics.of_clients(output, target_of(batch), weight))
+                added.append(metrics.client_metrics(output, target_of(batch), weight))
         return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
 
-    def _shifted(self, batch: dict[str, Tensor], predictor: WeightedRows, deployed: Tensor) -> dict[str, Tensor]:
+    def _shifted_batch(self, batch: dict[str, Tensor], predictor: WeightedRows, deployed: Tensor) -> dict[str, Tensor]:
         """The samples, shifted by the predictors or the server's models."""
         shift = self.evaluator.shift
         if not shift.active:
@@ -94,7 +94,7 @@ class ClientScores:
         mixed = torch.stack([share[:, None] * rows for share, rows in predictor]).sum(0)
         return shift.respond_differentiably_all(batch, mixed if shift.deploy == "step" else deployed)
 
-    def _output(self, predictor: WeightedRows, x: Inputs, weight: Tensor) -> Tensor:
+    def _predictor_output(self, predictor: WeightedRows, x: Inputs, weight: Tensor) -> Tensor:
         """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""
         outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in predictor]
         shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, predictor, strict=True)]
@@ -120,7 +120,7 @@ def summarise(values: np.ndarray, measure: str, better: str | None = None) -> di
     }
 
 
-def measures(labelled: bool) -> list[str]:
+def measure_descriptions(labelled: bool) -> list[str]:
     """The measures of each model: the spread over clients is that of the accuracy if available, else of the loss."""
     spread = "accuracy" if labelled else "loss"
     return [

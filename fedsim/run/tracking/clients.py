@@ -50,7 +50,7 @@ class Clients:
     metrics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def gather(
+def gather_clients(
     federation: Federation,
     availability: Availability,
     rounds: int,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import atomic_write, on_disk, regular_path, replacement_file, without_following
+from fedsim.core.files import check_regular_path, flush_to_disk, name_write_errors, no_follow_opener, replacement_file
 from fedsim.run.tracking.result import MetricsRow
 
 METRICS_FILENAME = "metrics.csv"
@@ -27,7 +27,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
     """
     rows: list[MetricsRow] = []
     try:
-        with open(regular_path(path), newline="", encoding="utf-8") as file:
+        with open(check_regular_path(path), newline="", encoding="utf-8") as file:
             lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
         for record in csv.DictReader(lines):
             if None not in record.values():
@@ -43,7 +43,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
     return rows
 
 
-def read_meanings(path: Path) -> dict[str, str]:
+def read_column_descriptions(path: Path) -> dict[str, str]:
     """Column → what it is, as the first lines say."""
     with open(path, encoding="utf-8") as file:
         first = itertools.takewhile(lambda line: line.startswith("# "), file)
@@ -58,7 +58,7 @@ def checksum(rows: Iterable[MetricsRow], before: int = 0) -> int:
     return before
 
 
-def kept_rows(
+def rows_up_to_round(
     path: Path, columns: Mapping[str, str], keep: int, count: int | None = None, crc: int | None = None
 ) -> list[MetricsRow]:
     """The rows up to a round; none for −1. `count` is how many the run had written by then, `crc` their checksum, where
@@ -106,14 +106,14 @@ class MetricsCSV:
         Raises:
             CheckpointError: the rows are not of a run with these columns.
         """
-        rows = kept_rows(path, columns, keep)
+        rows = rows_up_to_round(path, columns, keep)
         with replacement_file(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(rows)
         appended = open(  # noqa: SIM115 (closed by close)
-            path, "a", newline="", encoding="utf-8", opener=without_following
+            path, "a", newline="", encoding="utf-8", opener=no_follow_opener
         )
         return cls(path, columns, appended, rows)
 
@@ -123,15 +123,15 @@ class MetricsCSV:
         Raises:
             OutputError: the file cannot be written.
         """
-        with atomic_write(self._path):
+        with name_write_errors(self._path):
             self._writer.writerows(rows)
             self._file.flush()
 
     def on_disk(self) -> None:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
-        with atomic_write(self._path):
-            on_disk(self._file)
+        with name_write_errors(self._path):
+            flush_to_disk(self._file)
 
     def close(self) -> None:
-        with atomic_write(self._path):
+        with name_write_errors(self._path):
             self._file.close()

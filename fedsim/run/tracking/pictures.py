@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PLOTS_PACKAGE = "fedsim.studies"  # the package whose plots.compare.of_folder(folder) yields headings and figures
 
 
-def pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
+def run_pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
     """Headings and figures of the run in this folder."""
     if importlib.util.find_spec(PLOTS_PACKAGE) is not None:
         yield from importlib.import_module(f"{PLOTS_PACKAGE}.plots.compare").of_folder(folder)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rich import filesize
 
-from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import DISTANCE_COLUMNS
 from fedsim.run.tracking.result import MetricsRow, mean_std, spread
 
@@ -106,7 +106,7 @@ def facts_line(rows: list[MetricsRow], speed: float | None) -> str:
     test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
     for name in ("train_loss", test_metric, *DISTANCE_COLUMNS):
         if name in rows[0]:
-            scale, form, unit = (100, ".1f", " %") if fraction(name) else (1, ".3g", "")
+            scale, form, unit = (100, ".1f", " %") if is_fraction(name) else (1, ".3g", "")
             mean, std = mean_std([row[name] * scale for row in rows])
             segments.append(f"{name.replace('_', ' ')} {mean:{form}}{spread(std)}{unit}")
     if speed is not None:

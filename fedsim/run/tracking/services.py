@@ -18,7 +18,7 @@ MAX_MLFLOW_VALUE_LENGTH = 500  # signs of a setting that MLflow keeps of old
 MLFLOW_SETTINGS_PER_CALL = 100  # settings that it takes at once
 
 
-def library(name: str) -> Any:
+def import_service(name: str) -> Any:
     """The service's own package.
 
     Raises:
@@ -30,7 +30,7 @@ def library(name: str) -> Any:
         raise ConfigError(f"tracking.observers={name} is an extra; pip install 'fedsim-torch[{name}]'") from error
 
 
-def numbers(event: EvaluationEvent, names: list[str]) -> MetricsRow:
+def event_numbers(event: EvaluationEvent, names: list[str]) -> MetricsRow:
     """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
     own; what is not a number is left out."""
     scalars = {name: value for name, value in event.mean().items() if name != "round"}
@@ -54,7 +54,7 @@ class Service(Observer):
 
     def __init__(self, project: str = "fedsim", name: str | None = None) -> None:
         self.project, self.name = project, name
-        self.api = library(self.package)
+        self.api = import_service(self.package)
         self._names: list[str] = []
 
     def begin(self, run: RunStarted) -> None:
@@ -106,7 +106,7 @@ class WandB(Service):
         return str(self._run.id)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._run.log(numbers(event, self._names), step=event.round)
+        self._run.log(event_numbers(event, self._names), step=event.round)
 
     def finish(self, event: RunEnded) -> None:
         self._run.summary.update(_flat(event))
@@ -157,7 +157,7 @@ class MLflow(Service):
         return str(self._run)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._log(numbers(event, self._names), event.round)
+        self._log(event_numbers(event, self._names), event.round)
 
     def _log(self, values: MetricsRow, step: int) -> None:
         timestamp = self.api.utils.time.get_current_time_millis()
@@ -193,7 +193,7 @@ class Trackio(Service):
         return str(name)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self.api.log(numbers(event, self._names), step=event.round)
+        self.api.log(event_numbers(event, self._names), step=event.round)
 
     def close(self) -> None:
         if getattr(self, "_open", False):

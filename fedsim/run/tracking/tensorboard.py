@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.files import atomic_write, real_folder
+from fedsim.core.files import ensure_real_folder, name_write_errors
 from fedsim.evaluation.registry import describe
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import mean_std
@@ -63,18 +63,18 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard import SummaryWriter
 
         self._files, self._settings = run.folder / "event files", run.settings
-        with atomic_write(self._files):
+        with name_write_errors(self._files):
             _make_the_next_name_the_last(run.folder)
             names, purge = run.names, run.completed + 1 if run.completed else 0
             for name in ["mean", *names] if len(names) > 1 else names:
-                self._writers.append(SummaryWriter(str(real_folder(run.folder / name)), purge_step=purge))
+                self._writers.append(SummaryWriter(str(ensure_real_folder(run.folder / name)), purge_step=purge))
 
     def evaluated(self, event: EvaluationEvent) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         if not self._writers:
             return
         mean, *replicate_writers = self._writers
-        with atomic_write(self._files):
+        with name_write_errors(self._files):
             for name in event.rows[0]:
                 if (scalar_tag := describe(name).tag) is not None:
                     mean.add_scalar(scalar_tag, mean_std([row[name] for row in event.rows])[0], event.round)
@@ -96,7 +96,7 @@ class TensorBoard(Observer):
             return
         from torch.utils.tensorboard.summary import hparams
 
-        with atomic_write(self._files):
+        with name_write_errors(self._files):
             if event.round > 1:  # of one round there is no course to see, and drawing takes a second
                 for heading, figure in event.pictures():
                     self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
@@ -113,6 +113,6 @@ class TensorBoard(Observer):
 
     def close(self) -> None:
         if self._writers:
-            with atomic_write(self._files):
+            with name_write_errors(self._files):
                 for writer in self._writers:
                     writer.close()

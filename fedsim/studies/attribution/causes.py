@@ -35,7 +35,9 @@ class Cause:
     removal: str
 
 
-def _group(name: str, choice: str, *equivalents: str) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
+def _choice_replacement(
+    name: str, choice: str, *equivalents: str
+) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
     """Another choice of a group, unless the run has it, or one of `equivalents`, anyway."""
 
     def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
@@ -44,7 +46,7 @@ def _group(name: str, choice: str, *equivalents: str) -> Callable[[DictConfig, C
     return replacement
 
 
-def _one_long_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
+def _one_local_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if config.local_epochs is not None:  # the number of steps differs between clients
         return None
     steps = 10 if config.local_steps is None else int(config.local_steps)
@@ -55,7 +57,7 @@ def _one_long_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any]
     return {"local_steps": 1, "lr": total}
 
 
-def _iid(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
+def _iid_partition(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if choices.get("partition") in ("iid", "natural", None):
         return None
     validation = OmegaConf.select(config, "partition.validation")
@@ -83,18 +85,23 @@ def _no_uplink(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str,
 
 
 CAUSES = (
-    Cause("availability", "availability", _group("availability", "full"), "all clients participate in each round"),
-    Cause("drift", "client drift", _one_long_step, "one local step of the same total length"),
-    Cause("heterogeneity", "heterogeneity", _iid, "IID shares of the same data"),
+    Cause(
+        "availability",
+        "availability",
+        _choice_replacement("availability", "full"),
+        "all clients participate in each round",
+    ),
+    Cause("drift", "client drift", _one_local_step, "one local step of the same total length"),
+    Cause("heterogeneity", "heterogeneity", _iid_partition, "IID shares of the same data"),
     Cause("batches", "batch noise", _full_batches, "full batches"),
-    Cause("shift", "performative shift", _group("shift", "none"), "data that do not react to the model"),
-    Cause("attack", "attack", _group("attack", "none"), "no attacker"),
-    Cause("contamination", "contamination", _group("contamination", "none"), "clean samples"),
+    Cause("shift", "performative shift", _choice_replacement("shift", "none"), "data that do not react to the model"),
+    Cause("attack", "attack", _choice_replacement("attack", "none"), "no attacker"),
+    Cause("contamination", "contamination", _choice_replacement("contamination", "none"), "clean samples"),
     Cause("privacy", "privacy noise", _no_uplink(private=True), "neither clipping nor noise"),
     Cause("compression", "compression", _no_uplink(private=False), "uncompressed updates"),
-    Cause("staleness", "staleness", _group("delay", "none"), "updates that arrive in their round"),
-    Cause("deadlines", "deadlines", _group("clock", "none"), "no deadline"),
-    Cause("stragglers", "partial work", _group("work", "all"), "each client computes all its local steps"),
+    Cause("staleness", "staleness", _choice_replacement("delay", "none"), "updates that arrive in their round"),
+    Cause("deadlines", "deadlines", _choice_replacement("clock", "none"), "no deadline"),
+    Cause("stragglers", "partial work", _choice_replacement("work", "all"), "each client computes all its local steps"),
 )
 
 
@@ -127,14 +134,16 @@ def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] |
     return chosen
 
 
-def without(config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause]) -> tuple[DictConfig, ChoiceByGroup]:
+def without_causes(
+    config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause]
+) -> tuple[DictConfig, ChoiceByGroup]:
     """The configuration and choices of the same run without some causes."""
     changed, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choices)
     assert isinstance(changed, DictConfig)
     for cause in causes:
         for key, value in (cause.replacement(config, choices) or {}).items():
             if key in changed_choices:
-                OmegaConf.update(changed, key, _default(key, value), merge=False)
+                OmegaConf.update(changed, key, _default_configuration(key, value), merge=False)
                 inside = [group for group in changed_choices if group.startswith(f"{key}/")]
                 for group in inside:
                     del changed_choices[group]
@@ -145,7 +154,7 @@ def without(config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause])
 
 
 @functools.cache
-def _default(group: str, choice: str) -> Any:
+def _default_configuration(group: str, choice: str) -> Any:
     """The configuration of a choice, as composed alone."""
     with hydra_context():
         content = compose((f"{group}={choice}",))[0][group]

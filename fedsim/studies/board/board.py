@@ -113,7 +113,7 @@ class Board:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def main(self) -> str:
+    def main_measure(self) -> str:
         """The measure that makes the order."""
         return next(iter(self.measures))
 
@@ -181,12 +181,12 @@ def results_folder() -> Path:
     return root / RESULTS_FOLDER if (root.parent / "fedsim").is_dir() else Path(RESULTS_FOLDER)
 
 
-def names(folder: Path | None = None) -> list[str]:
+def board_names(folder: Path | None = None) -> list[str]:
     """All boards."""
     return sorted(path.stem for path in (folder or board_folder()).glob("*.yaml"))
 
 
-def load(name: str, folder: Path | None = None) -> Board:
+def load_board(name: str, folder: Path | None = None) -> Board:
     """Read a board by its name.
 
     Raises:
@@ -195,7 +195,7 @@ def load(name: str, folder: Path | None = None) -> Board:
     directory = folder or board_folder()
     if str(directory) not in sys.path:
         sys.path.append(str(directory))  # for classes of its own
-    with read_description("board", name, directory, names(folder), "fedsim-leaderboard") as content:
+    with read_description("board", name, directory, board_names(folder), "fedsim-leaderboard") as content:
         board = _board(name, content)
         board.check()
     return board
@@ -203,7 +203,7 @@ def load(name: str, folder: Path | None = None) -> Board:
 
 def _board(name: str, content: dict[str, Any]) -> Board:
     content["axes"] = {axis: choices(labels) for axis, labels in content["axes"].items()}
-    content["tracks"] = {str(key): Track(**_texts(value)) for key, value in content["tracks"].items()}
+    content["tracks"] = {str(key): Track(**_labels_as_text(value)) for key, value in content["tracks"].items()}
     content["entries"] = {str(key): parse_entry(value) for key, value in content["entries"].items()}
     content["tuning"] = Tuning(**content["tuning"])
     content["measures"] = {key: BoardMeasure(**value) for key, value in content["measures"].items()}
@@ -222,7 +222,7 @@ def parse_entry(content_or_text: Any) -> Entry:
     return Entry(**content, knob=TunedParameter(**knob) if knob else None)
 
 
-def _texts(track: dict[str, Any]) -> dict[str, Any]:
+def _labels_as_text(track: dict[str, Any]) -> dict[str, Any]:
     """Labels that YAML reads as numbers, as text again; a pair of rates."""
     axes = {axis: [str(label) for label in labels] for axis, labels in (track.get("axes") or {}).items()}
     tuned_at = [{axis: str(label) for axis, label in at.items()} for at in track["tuned_at"]]

@@ -15,7 +15,13 @@ from fedsim.studies.board.board import Board
 from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.findings import Comparison
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row, read
-from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
+from fedsim.studies.results.friedman import (
+    Friedman,
+    critical_difference,
+    friedman,
+    indistinguishable_groups,
+    rank_scores,
+)
 from fedsim.studies.results.paired import PairedDifference, paired_difference
 
 DIVERGED_SCORE = -np.inf  # what a row that diverged scores
@@ -78,13 +84,13 @@ class Standings:
     @functools.cached_property
     def ranked(self) -> list[str]:
         """The entries that have been run in every cell, and were refused in none, best mean rank first."""
-        names = [name for name in self.board.entries if all(self._ran(cells, name) for cells in self.cells)]
-        scores = self._scores(names, self.board.main)
+        names = [name for name in self.board.entries if all(self._was_run(cells, name) for cells in self.cells)]
+        scores = self._scores(names, self.board.main_measure)
         means = rank_scores(scores).mean(0) if len(names) else np.zeros(0)
         return [names[index] for index in np.argsort(means, kind="stable")]
 
     @staticmethod
-    def _ran(cells: CellRows, name: str) -> bool:
+    def _was_run(cells: CellRows, name: str) -> bool:
         return name in cells.rows and cells.rows[name].status != REFUSED
 
     @property
@@ -99,7 +105,7 @@ class Standings:
 
     def scores(self, measure: str | None = None) -> np.ndarray:
         """[N, k] means over seeds, larger ones better, cells × `ranked`; −∞ where a seed was given up."""
-        return self._scores(self.ranked, measure or self.board.main)
+        return self._scores(self.ranked, measure or self.board.main_measure)
 
     def _scores(self, names: Sequence[str], measure: str) -> np.ndarray:
         return np.array([[self._score(cells.rows[name], measure) for name in names] for cells in self.cells])
@@ -126,12 +132,12 @@ class Standings:
     def groups(self) -> list[tuple[int, int]]:
         """First and last of `ranked` that it does not tell apart."""
         assert self.test is not None
-        return not_told_apart(self.test.ranks, self.difference)
+        return indistinguishable_groups(self.test.ranks, self.difference)
 
     def paired(self, first: str, second: str, measure: str | None = None) -> PairedDifference:
         """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
         number are left out."""
-        pairs = self._value_pairs(first, second, measure or self.board.main)
+        pairs = self._value_pairs(first, second, measure or self.board.main_measure)
         if not pairs:
             return PairedDifference(np.zeros(0))
         a, b = np.array(pairs).mean(0)
@@ -143,10 +149,10 @@ class Standings:
         pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
-    def compared(self, comparison: Comparison) -> tuple[PairedDifference, int, bool]:
+    def compared_difference(self, comparison: Comparison) -> tuple[PairedDifference, int, bool]:
         """Differences by seed, of how many cells they are, and whether they show what is said."""
         subset = Standings(self.board, [cells for cells in self.cells if comparison.of(cells.cell.name)])
-        measure = comparison.measure or self.board.main
+        measure = comparison.measure or self.board.main_measure
         by = subset.paired(comparison.one, comparison.other, measure)
         return (
             by,
@@ -164,7 +170,7 @@ class Standings:
     @functools.cached_property
     def _better(self) -> list[np.ndarray]:
         """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
-        main = self.board.main
+        main = self.board.main_measure
         higher_is_better = self.board.measures[main].higher_is_better
         rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
         return [
@@ -181,9 +187,9 @@ class Standings:
         ).interval
         return low > 0 if higher_is_better else high < 0
 
-    def settled(self) -> HalfwayOrder:
+    def halfway_orders(self) -> HalfwayOrder:
         """Whether half of the rounds had given the same order, by the curves of who was not given up."""
-        sign = 1 if self.board.measures[self.board.main].higher_is_better else -1
+        sign = 1 if self.board.measures[self.board.main_measure].higher_is_better else -1
         taus, agreeing_pairs, separated_pairs = [], 0, 0
         for cells, better in zip(self.cells, self._better, strict=True):
             curves = [np.array(cells.rows[name].curve, dtype=float) for name in self.ranked]

@@ -19,7 +19,7 @@ from fedsim.run.together import Lockstep
 from fedsim.studies.board.board import Board, Cell
 from fedsim.studies.board.costs import TIMED_ROUNDS, milliseconds, remembered_bytes
 from fedsim.studies.board.digests import digests
-from fedsim.studies.board.measured import curve
+from fedsim.studies.board.measured import metric_curve
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned_record, write
 from fedsim.studies.board.trials import Trial, best_trial
 from fedsim.studies.reproduce.recipe import Setting
@@ -63,7 +63,7 @@ class TuneTrack(BoardJob):
                 for value, rates in board.tuning.grid(entry.knob, (low, high)).items():
                     knob = [] if entry.knob is None else [entry.knob.set(value)]
                     overrides = (*entry.overrides, *self._trial(rates), *knob)
-                    planned.append((name, value, rates, _job(board, cell, name, overrides, self.runs)))
+                    planned.append((name, value, rates, _board_job(board, cell, name, overrides, self.runs)))
         outcomes = dict(_run_jobs([job for *_, job in planned]))
         scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
         refused: dict[str, str] = {}
@@ -81,7 +81,7 @@ class TuneTrack(BoardJob):
         for name, of in scores.items():
             records[name] = tuned_record(best_trial(of) if of else None, of, board.tuning, track)
             records[name] |= {} if of else {"message": refused[name]}
-        _forget(job for *_, job in planned)
+        _delete_run_folders(job for *_, job in planned)
         return records
 
     def _trial(self, rates: list[float]) -> list[str]:
@@ -120,7 +120,7 @@ class FillCell(BoardJob):
             overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
             row = Row(DONE, "", list(overrides), made=self.provenance)
             try:
-                job = _job(board, cell, name, overrides, self.runs)
+                job = _board_job(board, cell, name, overrides, self.runs)
                 simulation, _, _ = build(job.config, shared=shared)
                 row.digests, row.remembered = digests(simulation), remembered_bytes(simulation)
             except ConfigError as error:
@@ -136,10 +136,13 @@ class FillCell(BoardJob):
                     run = load(folder)
                     target = board.tracks[cell.track].target
                     row.numbers = {key: measured(run, target) for key, measured in board.measures.items()}
-                    row.curve = [list(map(float, series)) for series in curve(run, board.measures[board.main].metric)]
+                    row.curve = [
+                        list(map(float, series))
+                        for series in metric_curve(run, board.measures[board.main_measure].metric)
+                    ]
                 cells.add(name, row, board.compared)
             write(self.folder, cells, board)
-            _forget(company)
+            _delete_run_folders(company)
         write(self.folder, cells, board)
         return cell.name
 
@@ -168,13 +171,15 @@ class TimeTrack(BoardJob):
             timings[name] = {"ms": None, "made": self.provenance}
             if entry_rates["lr"] is None:
                 continue
-            job = _job(board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs)
+            job = _board_job(
+                board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs
+            )
             with contextlib.suppress(Exception):  # what is wrong with it stands in its rows
                 timings[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
         return timings
 
 
-def _job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
+def _board_job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
     """One run; no two are in the same folder."""
     setting = Setting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
     return plan([setting], runs, ())[0]
@@ -209,7 +214,7 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
             raise Stopped("stopped between two rounds")
 
 
-def _forget(jobs: Iterator[Job] | list[Job]) -> None:
+def _delete_run_folders(jobs: Iterator[Job] | list[Job]) -> None:
     """Delete the folders of runs whose numbers are kept."""
     for job in jobs:
         shutil.rmtree(job.folder, ignore_errors=True)

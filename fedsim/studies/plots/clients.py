@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedsim.run.tracking.clients import Clients
-from fedsim.studies.plots.looks import looks
-from fedsim.studies.plots.style import colour, panels, parameters, points, wrap_name
+from fedsim.studies.plots.looks import curve_styles
+from fedsim.studies.plots.style import nth_colour, panel_figure, parameters, scaled_points, wrap_name
 from fedsim.studies.plots.venues import grid_size
 from fedsim.studies.results.differences import shared_name
 from fedsim.studies.results.runs import Run
@@ -24,10 +24,10 @@ MAX_NAME_LENGTH = 16  # signs of a client's name
 ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 
 
-def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
+def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
     """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
     together."""
-    tints = [look.tint for look in looks(runs).of]
+    tints = [look.tint for look in curve_styles(runs).of]
     client_records = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
     has_held_out = metric is None and all(c.held_out is not None for _, _, c in client_records)
     candidates = [
@@ -41,7 +41,7 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
         return None
     draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
     with matplotlib.rc_context(parameters()):
-        drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(series))
+        drawing, (axes,) = panel_figure(1, width=8.0, height=1.1 + 0.62 * len(series))
         for position, (number, _, values) in enumerate(series):
             tint = tints[number]
             across = position + draw.uniform(-0.26, 0.26, len(values))
@@ -56,12 +56,12 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
         axes.set_ylim(len(series) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
         samples = "samples held out of the client" if has_held_out else "the client's own training samples"
-        signs = int(8 * drawing.get_figwidth() / points(1))
+        signs = int(8 * drawing.get_figwidth() / scaled_points(1))
         axes.set_xlabel(wrap_name(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), signs))
     return drawing
 
 
-def availability(runs: list[Run]) -> Figure | None:
+def availability_figure(runs: list[Run]) -> Figure | None:
     """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
     groups = _group_runs(runs, "present")
     if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
@@ -82,7 +82,7 @@ def availability(runs: list[Run]) -> Figure | None:
             above, below = grid[2 * (number // columns) :, number % columns][:2]
             count = presence.sum(0)
             above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
-            above.axhline(count.mean(), color=colour(1), linewidth=1.2)
+            above.axhline(count.mean(), color=nth_colour(1), linewidth=1.2)
             above.set_ylim(0, len(presence))
             above.set_xlim(-0.5, len(count) - 0.5)
             above.set_yticks([0, len(presence)])
@@ -96,18 +96,20 @@ def availability(runs: list[Run]) -> Figure | None:
             below.xaxis.set_major_locator(MaxNLocator(integer=True))
             below.set_xlabel("round")
             below.set_ylabel("client")
-            above.set_ylabel("active", fontsize=points(9))
+            above.set_ylabel("active", fontsize=scaled_points(9))
     return drawing
 
 
-def partitions(runs: list[Run]) -> Figure | None:
+def partition_figure(runs: list[Run]) -> Figure | None:
     """Who holds what: bubbles of the first clients' classes; a panel per partition."""
     groups = _group_runs(runs, "class_fractions")
     if not groups:
         return None
     with matplotlib.rc_context(parameters()):
         class_count = max(shares.shape[1] for _, shares, _ in groups)
-        drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
+        drawing, grid = panel_figure(
+            len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3)
+        )
         for axes, (heading, shares, clients) in zip(grid, groups, strict=True):
             draw_bubbles(axes, shares[:MAX_BUBBLE_CLIENTS])
             _label_ticks(axes.yaxis, clients.names)
@@ -119,7 +121,7 @@ def partitions(runs: list[Run]) -> Figure | None:
 def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
     """A circle per client and class, its area the class's share [m', C] of the client's samples (fedawe Fig. 4)."""
     client, label = np.indices(shares.shape)
-    tints = [colour(int(c)) if c < 8 else EXTRA_CLASS_COLOURS[int(c) % 2] for c in label.ravel()]
+    tints = [nth_colour(int(c)) if c < 8 else EXTRA_CLASS_COLOURS[int(c) % 2] for c in label.ravel()]
     axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
     if shares.shape[1] <= 20:
         axes.set_xticks(range(shares.shape[1]))

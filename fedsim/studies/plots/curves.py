@@ -12,24 +12,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS, fraction
+from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS, is_fraction
 from fedsim.evaluation.registry import DISTANCE_COLUMNS, NEWCOMER_PREFIX
-from fedsim.studies.plots.cells import Cell, at, labels
-from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.cells import Cell, axis_labels, cells_at_label
+from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
     DASHES,
     FITTED_DASHES,
     FITTED_LABEL,
-    colour,
-    formulas,
     legend_below,
-    measured_in,
-    panels,
+    metric_axis_label,
+    nth_colour,
+    panel_figure,
     parameters,
-    percent,
-    points,
+    scaled_points,
+    set_percent_axis,
+    typeset_formulas,
 )
-from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.runs import Run, measured_columns
 
 PREFERRED_METRICS = (
     "test_accuracy",
@@ -63,8 +63,8 @@ def draw_curve(
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     often = max(1, len(rounds) // 8)
-    marked: dict[str, Any] = {"marker": marker, "markersize": points(4.5), "markevery": often}
-    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=points(1.6), label=label, **marked)
+    marked: dict[str, Any] = {"marker": marker, "markersize": scaled_points(4.5), "markevery": often}
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=scaled_points(1.6), label=label, **marked)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
@@ -73,7 +73,7 @@ def draw_curve(
             low, high = np.array(
                 [np.quantile(sample, BAND_QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
             ).T
-        if fraction(metric):
+        if is_fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
         axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
 
@@ -100,33 +100,33 @@ def figure(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → ends of its vertical axis.
     """
-    chosen, looking = metrics or beside_a_loss(telling_metrics(runs)[:2], runs), looks(runs)
+    chosen, looking = metrics or metrics_with_loss(telling_metrics(runs)[:2], runs), curve_styles(runs)
     with matplotlib.rc_context(parameters()):
         columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
-        drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
+        drawing, grid = panel_figure(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
         for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, "", metric in DISTANCE_COLUMNS, x)
-            axes.set_ylabel(measured_in(metric, _signs_beside(axes)))
+            _prepare_axes(axes, metric, "", metric in DISTANCE_COLUMNS, x)
+            axes.set_ylabel(metric_axis_label(metric, _label_width(axes)))
             for run, look in zip(runs, looking.of, strict=True):
                 if run.has_metric(metric):
                     draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
-            _without_round_0(axes)
+            _hide_round_0(axes)
             if limits and metric in limits:
                 axes.set_ylim(*limits[metric])
-            percent(axes.yaxis, metric)
+            set_percent_axis(axes.yaxis, metric)
         legend_below(drawing, grid, looking.entries(), looking.legend_title)
     return drawing
 
 
-def _signs_beside(axes: Axes) -> int:
+def _label_width(axes: Axes) -> int:
     """How many signs of a label fit beside the vertical axis: 36 at 3.6 inches and letters of 10 points."""
     drawing = axes.figure
     assert isinstance(drawing, Figure)
     rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
-    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / points(1)))
+    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / scaled_points(1)))
 
 
-def _without_round_0(axes: Axes) -> None:
+def _hide_round_0(axes: Axes) -> None:
     """Where the initial model would take most of a linear axis, the curves come in from outside."""
     points = [line.get_xydata() for line in axes.get_lines()]
     points += [path.vertices for band in axes.collections for path in band.get_paths()]
@@ -141,7 +141,7 @@ def _without_round_0(axes: Axes) -> None:
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
-def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
+def metrics_with_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
     if any("loss" in name or "risk" in name for name in metrics):
         return metrics
@@ -150,7 +150,7 @@ def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
 
 def telling_metrics(runs: list[Run]) -> list[str]:
     """The metrics that runs have, those of all runs before those of some, the most telling first."""
-    available_metrics = measured_by(runs)
+    available_metrics = measured_columns(runs)
     order = [*PREFERRED_METRICS, *(name for name in available_metrics if name not in PREFERRED_METRICS)]
     selected_metrics = [name for name in PREFERRED_METRICS if name in available_metrics] or available_metrics
     return sorted(selected_metrics, key=lambda name: (not all(run.has_metric(name) for run in runs), order.index(name)))
@@ -188,21 +188,21 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
     if x and (iterations or ema is not None):
         raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
     metrics = [metric] if isinstance(metric, str) else metric
-    lines = _LineStyles(labels(cells, colours), labels(cells, dashes), colours, dashes, also)
-    boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
+    lines = _LineStyles(axis_labels(cells, colours), axis_labels(cells, dashes), colours, dashes, also)
+    boxes = [(name, label) for name in metrics for label in axis_labels(cells, panel)]
     with matplotlib.rc_context(parameters()):
         across = len(boxes) // len(metrics)
-        drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
+        drawing, grid = panel_figure(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
-            _prepare(axes, name, formulas(label), logarithmic, x)
+            _prepare_axes(axes, name, typeset_formulas(label), logarithmic, x)
             if iterations:
                 axes.set_xlabel("iteration")
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
-            axes.set_ylabel(measured_in(name, 36))
-            for cell in at(cells, panel, label):
+            axes.set_ylabel(metric_axis_label(name, 36))
+            for cell in cells_at_label(cells, panel, label):
                 assert cell.run is not None
                 for quantity, words, style in lines.of(cell, name):
                     rounds, values = cell.run.along(quantity, x)
@@ -237,8 +237,8 @@ class _LineStyles:
     def tint(self, cell: Cell) -> str:
         """The colour of a run's lines."""
         if self.colours is None:
-            return colour(0)
-        return colour(self.tints.index(cell.at[self.colours]))
+            return nth_colour(0)
+        return nth_colour(self.tints.index(cell.at[self.colours]))
 
     def of(self, cell: Cell, metric: str) -> list[tuple[str, str, Any]]:
         """Of a run, the quantities that are drawn, each with its label and line style."""
@@ -280,9 +280,9 @@ def metrics_of(options: dict[str, Any]) -> list[str]:
     return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]
 
 
-def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
+def _prepare_axes(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
     axes.set_title(heading)
-    along = "round" if x is None else measured_in(x)
+    along = "round" if x is None else metric_axis_label(x)
     axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMER_PREFIX) else along)
     axes.margins(x=0.01)
     if logarithmic:

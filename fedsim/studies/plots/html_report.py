@@ -15,12 +15,18 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from fedsim.core.settings import spoken_key
+from fedsim.core.settings import display_key
 from fedsim.studies.plots.compare import mean_text, pictures
 from fedsim.studies.plots.curves import telling_metrics
-from fedsim.studies.plots.looks import looks
-from fedsim.studies.results.differences import ABSENT_TEXT, find_differing_keys, of_their_own, shared_name, value
-from fedsim.studies.results.runs import Run, measured_by, run_that_measures
+from fedsim.studies.plots.looks import curve_styles
+from fedsim.studies.results.differences import (
+    ABSENT_TEXT,
+    find_differing_keys,
+    own_class_options,
+    setting_text,
+    shared_name,
+)
+from fedsim.studies.results.runs import Run, measured_columns, run_that_measures
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_CURVE_METRICS = 4  # metrics
@@ -28,7 +34,7 @@ SVG_DASHES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # da
 MAX_RUN_COLUMNS = 5  # more runs than this are rows of the table of differences
 
 
-def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
+def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
     """The report.
 
     Args:
@@ -53,10 +59,10 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
                 "dashes": SVG_DASHES.get(look.dashes, "0 99"),
                 "marker": look.marker,
             }
-            for run, look in zip(runs, looks(runs).of, strict=True)
+            for run, look in zip(runs, curve_styles(runs).of, strict=True)
         ],
-        differences=_differences(runs, keys),
-        hidden=_hidden(runs, keys),
+        differences=_differing_settings(runs, keys),
+        hidden=_hidden_settings(runs, keys),
         across=len(runs) <= MAX_RUN_COLUMNS,
         results=_results(runs),
         pictures=[
@@ -64,9 +70,13 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
             for p in pictures(runs, metrics, MAX_CURVE_METRICS, x)
         ],
         replicated=max(run.replicates for run in runs) > 1,
-        notes=_notes(runs),
-        shared=[(spoken_key(key), value(runs[0].settings, key)) for key in sorted(runs[0].settings) if key not in keys],
-        origins=[_origin(run) for run in runs],
+        notes=_reader_notes(runs),
+        shared=[
+            (display_key(key), setting_text(runs[0].settings, key))
+            for key in sorted(runs[0].settings)
+            if key not in keys
+        ],
+        origins=[_run_origin(run) for run in runs],
     )
 
 
@@ -84,21 +94,25 @@ def _description(runs: list[Run]) -> str:
         ("rounds", "{} rounds"),
         ("seeds", "seeds {}"),
     ):
-        distinct_values = {value(run.settings, key) for run in runs}
+        distinct_values = {setting_text(run.settings, key) for run in runs}
         if len(distinct_values) == 1 and distinct_values != {ABSENT_TEXT}:
             facts.append(form.format(*distinct_values))
     return " · ".join(facts)
 
 
-def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """The differing settings: name, whether it is an option of a class that differs, a value per run.
 
     Options that runs of a single class alone have, all with the same value, say nothing beside the class: they are left
-    out (`_hidden` names them).
+    out (`_hidden_settings` names them).
     """
-    class_options = of_their_own(keys)
+    class_options = own_class_options(keys)
     return [
-        {"name": spoken_key(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
+        {
+            "name": display_key(key),
+            "own": key in class_options,
+            "values": [setting_text(run.settings, key) for run in runs],
+        }
         for key in sorted(keys, key=lambda key: key in class_options)
         if not _of_one_class(runs, key, class_options)
     ]
@@ -115,22 +129,24 @@ def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
     return len(classes) == 1 and len({str(run.settings[key]) for run in holders}) == 1
 
 
-def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
-    """The settings that `_differences` leaves out: name, whose they are, and their value."""
-    class_options = of_their_own(keys)
+def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+    """The settings that `_differing_settings` leaves out: name, whose they are, and their value."""
+    class_options = own_class_options(keys)
     hidden_rows = []
     for key in keys:
         if _of_one_class(runs, key, class_options):
             holders = [run for run in runs if key in run.settings]
             label = shared_name(holders, runs)
-            hidden_rows.append({"name": spoken_key(key), "run": label, "value": value(holders[0].settings, key)})
+            hidden_rows.append(
+                {"name": display_key(key), "run": label, "value": setting_text(holders[0].settings, key)}
+            )
     return hidden_rows
 
 
 def _results(runs: list[Run]) -> list[dict[str, Any]]:
     """Every metric that a run has: its title, and per run what is written and whether it is the best."""
     table = []
-    for metric in dict.fromkeys([*telling_metrics(runs), *measured_by(runs)]):
+    for metric in dict.fromkeys([*telling_metrics(runs), *measured_columns(runs)]):
         first = run_that_measures(runs, metric)
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
@@ -146,7 +162,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
     return table
 
 
-def _notes(runs: list[Run]) -> list[str]:
+def _reader_notes(runs: list[Run]) -> list[str]:
     """What a reader should know before comparing."""
     notes = []
     for run in runs:
@@ -160,7 +176,7 @@ def _notes(runs: list[Run]) -> list[str]:
     return notes
 
 
-def _origin(run: Run) -> dict[str, str]:
+def _run_origin(run: Run) -> dict[str, str]:
     """How the run was made."""
     environment, summary = run.environment, run.summary
     versions = environment.get("versions") or {}

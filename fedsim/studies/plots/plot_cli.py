@@ -16,13 +16,13 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.studies.plots.compare import FEW_REPLICATES_NOTE, Picture, few_replicates, pictures, replicates
-from fedsim.studies.plots.html_report import html
+from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.style import PALETTE_DESCRIPTION, parameters
 from fedsim.studies.plots.venues import VENUES, drawn_for
 from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.forms import TABLE_FORMATTERS
-from fedsim.studies.results.run_measures import Cell, metric
-from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.run_measures import Cell, final_metric_measure
+from fedsim.studies.results.runs import Run, measured_columns
 from fedsim.studies.results.table import Table
 
 PICTURE_FORMATS = ("png", "pdf", "svg")
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         runs = find_runs(options.runs)
-        available_metrics = measured_by(runs)
+        available_metrics = measured_columns(runs)
         for name in options.metric or []:
             checks.choice("--metric", name, available_metrics)
         if options.x is not None:
@@ -88,9 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
         if out is not None:
             with drawn_for(VENUES.get(options.style)):
                 drawn = pictures(runs, options.metric, x=options.x, limits=limits)
-                messages.append(f"pictures: {_save(drawn, out, formats)}")
+                messages.append(f"pictures: {_save_pictures(drawn, out, formats)}")
         if options.html is not None:
-            messages.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
+            messages.append(f"report:   {_write(options.html, report_html(runs, options.metric, options.x))}")
         if few_replicates(runs):
             print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
     except ConfigError as error:
@@ -125,7 +125,7 @@ def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
     return name, (low, high)
 
 
-def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
+def _save_pictures(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
     """Every picture in each of the formats, its caption beside it; returns where they are."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -161,6 +161,6 @@ def _error_text(error: OSError) -> str:
 
 def table(runs: list[Run], metrics: list[str], form: str) -> str:
     """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
-    measures = [metric(name, runs) for name in metrics]
+    measures = [final_metric_measure(name, runs) for name in metrics]
     lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
     return TABLE_FORMATTERS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import MATPLOTLIB_STYLE, literal
+from fedsim.studies.plots.style import MATPLOTLIB_STYLE, escape_formula
 
 NAME_LINE_INCHES = 0.21  # inches of a name's line
 
@@ -50,7 +50,7 @@ def critical_differences(
             line = position if on_left else count - 1 - position
             y, x = -0.3 - bars - NAME_LINE_INCHES * line, low - 0.02 * room if on_left else high + 0.02 * room
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
-            text = f"{literal(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {literal(name)}"
+            text = f"{escape_formula(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {escape_formula(name)}"
             axes.text(x, y, f" {text} ", ha="right" if on_left else "left", va="center", fontsize=8.5)
     return drawing
 
@@ -61,7 +61,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [low, *(float(t) for t in range(step, int(high) + 1, step) if t > low)]
 
 
-def wins(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
+def wins_heatmap(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
     """In how many cells the algorithm of a line is better than that of a column, surely: its paired interval says so.
 
     Args:
@@ -80,15 +80,15 @@ def wins(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
             if i != j and matrix[i, j]:
                 shade = "white" if shares[i, j] > 0.55 else "black"
                 axes.text(j, i, str(matrix[i, j]), ha="center", va="center", fontsize=6.5, color=shade)
-        axes.set_xticks(range(count), [literal(name) for name in names], rotation=90, fontsize=8)
-        axes.set_yticks(range(count), [literal(name) for name in names], fontsize=8)
+        axes.set_xticks(range(count), [escape_formula(name) for name in names], rotation=90, fontsize=8)
+        axes.set_yticks(range(count), [escape_formula(name) for name in names], fontsize=8)
         axes.set_xlabel("… than this one")
         axes.set_ylabel("this one is surely better …")
         drawing.colorbar(picture, ax=axes, label=f"share of {of} cells", shrink=0.7)
     return drawing
 
 
-def heat(
+def difference_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, unit: str, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
     """What each algorithm has more (blue) or less (red) than the one it is held against, cell by cell.
@@ -103,7 +103,7 @@ def heat(
     magnitudes = np.abs(values[np.isfinite(values)])
     limit = float(np.quantile(magnitudes, 0.97)) if len(magnitudes) else 1.0
     shades = {"cmap": "RdBu", "vmin": -limit or None, "vmax": limit or None}
-    return _by_cell(names, columns, values, blocks, unit, "both", shades)
+    return _cell_heatmap(names, columns, values, blocks, unit, "both", shades)
 
 
 def ranks_by_cell(
@@ -111,10 +111,10 @@ def ranks_by_cell(
 ) -> Figure:
     """The rank of each algorithm, cell by cell; arguments as of `heat`, ranks [k, N]."""
     shades = {"cmap": "Blues_r", "vmin": 1, "vmax": len(names)}
-    return _by_cell(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
+    return _cell_heatmap(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
 
 
-def _by_cell(
+def _cell_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], label: str,
     extend: str, shades: dict[str, Any],
 ) -> Figure:  # fmt: skip
@@ -126,13 +126,13 @@ def _by_cell(
         picture = axes.imshow(np.where(np.isfinite(values), values, np.nan), aspect="auto", **shades)
         for line, column in np.argwhere(~np.isfinite(values)):
             axes.text(column, line, "×", ha="center", va="center", fontsize=8)
-        axes.set_yticks(range(len(names)), [literal(name) for name in names], fontsize=8)
-        axes.set_xticks(range(len(columns)), [literal(name) for name in columns], rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), [escape_formula(name) for name in names], fontsize=8)
+        axes.set_xticks(range(len(columns)), [escape_formula(name) for name in columns], rotation=90, fontsize=8)
         first = 0
         for name, count in blocks:
             if first:
                 axes.axvline(first - 0.5, color="black", linewidth=1)
-            axes.text(first + (count - 1) / 2, -0.7, literal(name), ha="center", va="bottom", fontsize=7)
+            axes.text(first + (count - 1) / 2, -0.7, escape_formula(name), ha="center", va="bottom", fontsize=7)
             first += count
         drawing.colorbar(picture, ax=axes, label=label, extend=extend, shrink=0.7)
     return drawing

@@ -91,9 +91,9 @@ class Comparison:
         if "than" not in fields and "than_measure" not in fields:
             raise KeyError("than")
         fields["relation"] = fields.pop("is")
-        fields["of"] = where_of(fields.get("of"))
-        fields["where"] = where_of(fields.get("where"))
-        fields["than"] = where_of(than) if isinstance(than, Mapping) else than
+        fields["of"] = labels_by_axis(fields.get("of"))
+        fields["where"] = labels_by_axis(fields.get("where"))
+        fields["than"] = labels_by_axis(than) if isinstance(than, Mapping) else than
         return Comparison(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
@@ -241,7 +241,7 @@ class Comparison:
         word = self._near(between) if self.relation == "near" else self._directional(between)
         against = right if isinstance(right, float) else right.mean
         line = f"{sides.left.name}: {sides.left.mean:.4g} against {against:.4g}{f' ({sides.name})' * bool(sides.name)}"
-        return word, f"{line}, {described(between)}", between.smallest_shown
+        return word, f"{line}, {difference_text(between)}", between.smallest_shown
 
     def _directional(self, between: Difference) -> str:
         toward = -between.value if self.relation == "below" else between.value  # positive: as stated
@@ -297,7 +297,7 @@ class Judgement:
     smallest_shown: float | None = None
 
 
-def described(between: Difference) -> str:
+def difference_text(between: Difference) -> str:
     """A difference with its interval."""
     if not between.error:
         return f"difference {between.value:.4g}, the same in every seed"
@@ -306,7 +306,7 @@ def described(between: Difference) -> str:
     return f"{kind} {between.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
-def where_of(given: Mapping[str, Any] | None) -> LabelsByAxis:
+def labels_by_axis(given: Mapping[str, Any] | None) -> LabelsByAxis:
     """axis → labels; a single label may stand without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]

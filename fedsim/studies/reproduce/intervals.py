@@ -68,16 +68,16 @@ def difference(left: Number, right: Number | float, exact: bool = False) -> Diff
         if np.isnan(side.values).any():
             raise NoIntervalError(f"{side.name} is not a number")
     if exact:
-        return _exact(sides, left.mean - target if left.mean != target else 0.0)
+        return _exact_difference(sides, left.mean - target if left.mean != target else 0.0)
     for side in sides:
         if len(side.values) < 2:
             raise NoIntervalError(f"{side.name} is one value, which has no interval")
         if not np.isfinite(side.values).all():
             raise NoIntervalError(f"{side.name} is not finite in every seed")
     if isinstance(right, float):
-        return _of(left.values - right)
+        return _difference_interval(left.values - right)
     if left.seeds is not None and left.seeds == right.seeds and len(left.values) == len(right.values):
-        return _of(left.values - right.values, paired=True)
+        return _difference_interval(left.values - right.values, paired=True)
     error = math.hypot(left.error, right.error)
     if not error:
         return Difference(left.mean - target)
@@ -85,12 +85,12 @@ def difference(left: Number, right: Number | float, exact: bool = False) -> Diff
     return Difference(left.mean - target, error, freedom)
 
 
-def _of(values: np.ndarray, paired: bool = False) -> Difference:
+def _difference_interval(values: np.ndarray, paired: bool = False) -> Difference:
     by_seed = PairedDifference(values)
     return Difference(by_seed.mean, by_seed.error, by_seed.pairs - 1, paired)
 
 
-def _exact(sides: list[Number], value: float) -> Difference:
+def _exact_difference(sides: list[Number], value: float) -> Difference:
     for side in sides:
         if side.std > EXACT_SPREAD_TOLERANCE * abs(value):
             raise NoIntervalError(f"{side.name} is called exact, and its seeds differ by {side.std:.3g}")

@@ -72,7 +72,10 @@ def relabelled(compared: list[ComparedSides]) -> Iterator[list[ComparedSides]]:
         masks = list(draw.random((MAX_RELABELLINGS, seeds)) < 0.5)
     for mask in masks:
         if mask.any():
-            yield [_exchanged_where(sides, mask) if by_seed(sides) else _dealt(sides, draw) for sides in compared]
+            yield [
+                _exchange_at_mask(sides, mask) if by_seed(sides) else _relabelled_sides(sides, draw)
+                for sides in compared
+            ]
 
 
 def by_seed(sides: ComparedSides) -> bool:
@@ -83,7 +86,7 @@ def by_seed(sides: ComparedSides) -> bool:
     return left.seeds is not None and left.seeds == right.seeds and len(left.values) == len(right.values)
 
 
-def _exchanged_where(sides: ComparedSides, mask: np.ndarray) -> ComparedSides:
+def _exchange_at_mask(sides: ComparedSides, mask: np.ndarray) -> ComparedSides:
     left, right = sides.left, sides.right
     chosen = mask[: len(left.values)]
     right_values = right.values if isinstance(right, Number) else 2 * right - left.values
@@ -93,7 +96,7 @@ def _exchanged_where(sides: ComparedSides, mask: np.ndarray) -> ComparedSides:
     return replace(sides, left=changed, right=replace(right, values=np.where(chosen, left.values, right_values)))
 
 
-def _dealt(sides: ComparedSides, draw: np.random.Generator) -> ComparedSides:
+def _relabelled_sides(sides: ComparedSides, draw: np.random.Generator) -> ComparedSides:
     left, right = sides.left, sides.right
     assert isinstance(right, Number)
     count, pool = len(left.values), np.concatenate([left.values, right.values])

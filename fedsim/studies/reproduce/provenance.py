@@ -31,7 +31,7 @@ def source_hash(package: Path | None = None, configurations: Path | None = None)
     return digest.hexdigest()
 
 
-def mark(run: Path) -> None:
+def write_source_hash(run: Path) -> None:
     """Write into a run's folder by which sources it was made."""
     (run / SOURCES_FILE).write_text(source_hash() + "\n", encoding="utf-8")
 

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.described import choices, read_description
 from fedsim.studies.plots.figure_kinds import DRAW_FUNCTION_BY_KIND
 from fedsim.studies.reproduce import measures
-from fedsim.studies.reproduce.comparison import Comparison, where_of
+from fedsim.studies.reproduce.comparison import Comparison, labels_by_axis
 from fedsim.studies.reproduce.ledger import LEDGER_FILE, load_ledger
 from fedsim.studies.reproduce.measures import Measure
 from fedsim.studies.reproduce.tuning import TunedAxis
@@ -185,7 +185,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
             " or ours: true"
         )
     content["comparisons"] = [Comparison.read(value) for value in content.get("comparisons", [])]
-    content["fitted"] = where_of(content.get("fitted"))
+    content["fitted"] = labels_by_axis(content.get("fitted"))
     recipe = Recipe(name, **content)
     missing = [scale for scale in SCALES if scale not in recipe.scales]
     if missing:

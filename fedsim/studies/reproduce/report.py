@@ -85,7 +85,7 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
                 cell.numbers[name],
                 cell.paper.get(name),
                 cell.fitted,
-                _seeds(cell, len(cell.numbers[name])),
+                _seeds_of_values(cell, len(cell.numbers[name])),
             )
             for cell in cells
             if name in cell.numbers
@@ -118,7 +118,7 @@ def compared(
             yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), than_numbers
 
 
-def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:
+def _seeds_of_values(cell: Cell, values: int) -> tuple[int, ...] | None:
     """Of the replicates whose values these are; None where a value is of all replicates together."""
     seeds = cell.run.settings.get("seeds") if cell.run is not None else None
     return tuple(seeds) if isinstance(seeds, list) and len(seeds) == values else None
@@ -183,10 +183,10 @@ def table(lines: list[Row]) -> str:
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
         out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
-    return "\n".join([*out, *(line for row in lines if row.comparison is not None for line in _comparison(row))])
+    return "\n".join([*out, *(line for row in lines if row.comparison is not None for line in _comparison_text(row))])
 
 
-def _comparison(row: Row) -> list[str]:
+def _comparison_text(row: Row) -> list[str]:
     """The verdict and what was compared; below it the differences, the power and the reason."""
     purpose = f"[{row.statement}] " if row.statement else "[ours] "
     lines = [f"{row.verdict:12}  {purpose}{row.comparison}" + " (fitted)" * row.fitted, f"{row.detail}"]
@@ -216,7 +216,7 @@ def summary(recipes: dict[str, list[Row]]) -> str:
 def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
     """results.csv: what made it in '#' lines, then a line per number and per comparison."""
     with replacement_file(path) as file:
-        _header(file, metadata)
+        _write_metadata_header(file, metadata)
         columns = [name for name in asdict(Row("")) if name != "at"]
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -232,7 +232,7 @@ def save_curves(
 ) -> None:
     """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
     with replacement_file(path) as file:
-        _header(file, metadata)
+        _write_metadata_header(file, metadata)
         writer = csv.writer(file)
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])
         for cell in cells:
@@ -245,7 +245,7 @@ def save_curves(
                     writer.writerow([*cell.at.values(), name, rounds[e], f"{number.mean:.6g}", f"{number.std:.3g}"])
 
 
-def _header(file: Any, metadata: dict[str, Any]) -> None:
+def _write_metadata_header(file: Any, metadata: dict[str, Any]) -> None:
     for key in ("recipe", "source", "scale", "reduced", "command", "seeds", "machine"):
         if metadata.get(key):
             file.write(f"# {key}: {metadata[key]}\n")

@@ -24,12 +24,12 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.app import composition
-from fedsim.app.cli import steps
+from fedsim.app.cli import run_steps
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import KEYS_WITHOUT_EFFECT, identity
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, run_identity
 from fedsim.app.explain import explain
-from fedsim.app.folders import key_of
-from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
+from fedsim.app.folders import override_key
+from fedsim.app.job_progress import JobProgress, LockstepProgress, best_so_far, yield_finished_futures
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
 from fedsim.run.determinism import deterministic
@@ -99,7 +99,7 @@ def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
 def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
     """The packages that these overrides, which the user typed, trust."""
     parsed_overrides = OverridesParser.create().parse_overrides(
-        [text for text in overrides if key_of(text) == "trusted"]
+        [text for text in overrides if override_key(text) == "trusted"]
     )
     values = [override.value() for override in parsed_overrides]
     return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
@@ -107,7 +107,7 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
 
 def digest(config: DictConfig) -> str:
     """Of all settings that change results, for the name of a run's folder."""
-    settings = [fedsim.__version__, identity(config, KEYS_WITHOUT_EFFECT)]
+    settings = [fedsim.__version__, run_identity(config, KEYS_WITHOUT_EFFECT)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -137,7 +137,7 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
     try:
         config = OmegaConf.merge(job.config, run_settings)
         assert isinstance(config, DictConfig)
-        result = yield from steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
+        result = yield from run_steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
     except MissingDataError as error:
         return Outcome("skipped", str(error))
     except DivergenceError as error:
@@ -191,7 +191,7 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
             pool.submit(_in_worker, company, threads): company for company in companies
         }
         folders = [job.folder for company in companies for job in company]
-        for future in as_they_end(list(waiting), progress, lambda: best_so_far(folders)):
+        for future in yield_finished_futures(list(waiting), progress, lambda: best_so_far(folders)):
             progress.jobs_finished(len(waiting[future]))
             yield from zip(waiting[future], future.result(), strict=True)
     except BaseException:

@@ -119,7 +119,7 @@ def compared(result: Result, recipe: Recipe) -> Iterator[tuple[Comparison, list[
 def rejudge(result: Result, folder: Path | None = None) -> None:
     """Write the verdicts of the recipe as it is now into a stored result."""
     recipe = load(result.recipe, folder)
-    number_rows = [row for row in map(_known, result.number_rows) if row is not None]
+    number_rows = [row for row in map(_known_numbers, result.number_rows) if row is not None]
     judgements = report.judge(recipe, result.numbers(recipe), result.scale)
     lines = number_rows + [report.comparison_row(judgement) for judgement in judgements]
     metadata = {key: value for key, value in result.content.items() if key != "rows"}
@@ -128,6 +128,6 @@ def rejudge(result: Result, folder: Path | None = None) -> None:
         report.save_rows(result.folder / "results.csv", lines, metadata)
 
 
-def _known(row: dict[str, Any]) -> report.Row | None:
+def _known_numbers(row: dict[str, Any]) -> report.Row | None:
     fields = report.Row.__dataclass_fields__
     return report.Row(**{key: value for key, value in row.items() if key in fields})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import HIGHER
 from fedsim.run.rules import first_reached
 from fedsim.studies.results.paired import PairedDifference
@@ -23,7 +23,7 @@ COLUMNS_BY_COST = {
 }
 
 
-def cost(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
+def cost_to_target(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
     """[R] the sum of these columns at the first evaluation at which the metric was there; NaN where it never was."""
     at = first_reached(run.curve(metric)[1], target, run.higher_is_better(metric))
     spent = np.sum([run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0)
@@ -80,30 +80,30 @@ class Measure:
         return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
 
 
-def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
+def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> Measure:
     """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
     described = run_that_measures(runs, name).describe(name)
     return Measure(
         name + (f", last {last}" if last > 1 else ""),
         lambda run: run.final_values(name, last),
         described.better == HIGHER,
-        fraction(name),
+        is_fraction(name),
         described.label + (f", mean of the last {last} evaluations" if last > 1 else ""),
         described.unit,
         described.better is not None,
     )
 
 
-def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
+def cost_measures(name: str, target: float, runs: list[Run]) -> list[Measure]:
     """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
 
     described = run_that_measures(runs, name).describe(name)
-    shown_target = f"{100 * target:g} %" if fraction(name) else f"{target:g}"
+    shown_target = f"{100 * target:g} %" if is_fraction(name) else f"{target:g}"
 
     def measure(cost_name: str, columns: tuple[str, ...]) -> Measure:
         return Measure(
             f"{cost_name} to {name} {target:g}",
-            lambda run: cost(run, name, target, columns),
+            lambda run: cost_to_target(run, name, target, columns),
             False,
             label=f"{cost_name} to {described.label} {shown_target}",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedsim.app.sweep import RECORDS_FOLDER
 from fedsim.app.sweep_progress import TOTAL_RUNS_FILE
 from fedsim.core.errors import ConfigError
-from fedsim.core.lock import is_held
+from fedsim.core.lock import is_folder_locked
 from fedsim.run.run_files import SUMMARY
 from fedsim.studies.results.runs import Run
 
@@ -59,7 +59,7 @@ def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
     """
     if (folder / SUMMARY).is_file():
         return RunState(FINISHED)
-    if is_held(folder):
+    if is_folder_locked(folder):
         return RunState(RUNNING)
     if record is None:
         record = sweep_records(folder.parent).get(folder.name)
@@ -83,7 +83,7 @@ def sweep_records(folder: Path) -> dict[str, SweepRecord]:
     records = {}
     for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
         try:
-            record = _read(folder, path)
+            record = _read_record(folder, path)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError):
             continue
         records[record.folder.name] = record
@@ -101,7 +101,7 @@ def planned_runs(folder: Path) -> int | None:
     return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None
 
 
-def _read(sweep: Path, path: Path) -> SweepRecord:
+def _read_record(sweep: Path, path: Path) -> SweepRecord:
     """One record. Only the last word of its folder's name counts: the sweep may have been moved.
 
     Raises:

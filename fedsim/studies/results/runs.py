@@ -25,7 +25,7 @@ from fedsim.evaluation.registry import NEWCOMER_PREFIX, MetricDescription, descr
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_meanings
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_column_descriptions
 from fedsim.run.tracking.result import MetricsRow, mean_std, replicate_of, result_columns
 from fedsim.studies.results.prediction import Predictor
 from fedsim.studies.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
@@ -233,9 +233,9 @@ class Run:
         have. 'newcomers a' is a of those who join when training is over, by their epochs.
         """
         if metric.startswith(NEWCOMER_PREFIX):
-            name = _first(metric.removeprefix(NEWCOMER_PREFIX), self.newcomers[-1])
+            name = _first_alternative(metric.removeprefix(NEWCOMER_PREFIX), self.newcomers[-1])
             return np.array([e["epoch"] for e in self.newcomers]), np.array([e[name] for e in self.newcomers])
-        metric = _first(metric, self.rows[0])
+        metric = _first_alternative(metric, self.rows[0])
         rounds = sorted({row["round"] for row in self.rows})
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
@@ -252,7 +252,7 @@ class Run:
 
     def has_metric(self, metric: str) -> bool:
         """Did the run measure it?"""
-        return _first(metric, self.rows[0]) in self.rows[0]
+        return _first_alternative(metric, self.rows[0]) in self.rows[0]
 
     def final_values(self, metric: str, last: int = 1) -> np.ndarray:
         """[R] the metric's mean over the last so many evaluations; NaN of a run that has not measured it."""
@@ -265,7 +265,7 @@ class Run:
         return mean_std(list(self.final_values(metric)))
 
 
-def measured_by(runs: Sequence[Run]) -> list[str]:
+def measured_columns(runs: Sequence[Run]) -> list[str]:
     """The measured columns of any of the runs, in their order; unlike runs have unlike ones."""
     return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
@@ -275,7 +275,7 @@ def run_that_measures(runs: Sequence[Run], metric: str) -> Run:
     return next(run for run in runs if run.has_metric(metric))
 
 
-def _first(metric: str, row: MetricsRow) -> str:
+def _first_alternative(metric: str, row: MetricsRow) -> str:
     """Of 'a or b' the first that is in the row; the last where none is."""
     names = metric.split(" or ")
     return next((name for name in names if name in row), names[-1])
@@ -309,6 +309,6 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
         config=config,
         trusted=tuple(trusted),
     )
-    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_meanings(path)
+    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_column_descriptions(path)
     _ = run.environment  # whatever is damaged is told now
     return run

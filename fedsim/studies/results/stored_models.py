@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim.core import checksums
 from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import CheckpointError, ConfigError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.models.naming import Naming
 from fedsim.run.run_files import BEST_MODELS, CHECKPOINT, CONSTANTS, MODEL_HEADER_KEY
 from fedsim.studies.results.reading import damage_errors
@@ -31,7 +31,7 @@ class _SafetensorsFile:
     def __init__(self, path: Path, checked_files: set[tuple[Any, ...]]) -> None:
         self._path, self._checked_files = path, checked_files
         try:
-            self._file = safe_open(regular_path(path), framework="pt")
+            self._file = safe_open(check_regular_path(path), framework="pt")
             self._version = (path.name, path.stat().st_mtime_ns)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error

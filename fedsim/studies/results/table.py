@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES, best_lines
-from fedsim.studies.results.differences import recorded_value, shows_text, sort_key, swept_keys, value
+from fedsim.studies.results.differences import recorded_value, setting_text, shows_text, sort_key, swept_keys
 from fedsim.studies.results.display_names import UserDisplayNames, class_name, key_name
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
 from fedsim.studies.results.run_state import unfinished
 from fedsim.studies.results.runs import Run
-from fedsim.studies.results.selection import best_run, judge
+from fedsim.studies.results.selection import best_run, selection_metric
 
 
 @dataclass
@@ -121,10 +121,10 @@ def best_runs(runs: list[Run], over: Sequence[str], reported: str, by: str | Non
     if not over:
         return Choice(runs, keys)
     remaining_keys = [key for key in keys if key not in over]
-    metric, warning = (by, "") if by is not None else judge(runs, reported)
+    metric, warning = (by, "") if by is not None else selection_metric(runs, reported)
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_at(run, remaining_keys), []).append(run)
+        groups.setdefault(_place_of_run(run, remaining_keys), []).append(run)
     selected_runs = [best_run(group, metric, last) for group in groups.values()]
     largest_group = max(map(len, groups.values()))
     key_names = ", ".join(over)
@@ -161,8 +161,10 @@ def table(
     runs, keys, against = choice.runs, choice.keys, against or {}
     rows = _keys_of_rows(choice, rows, columns, blocks)
     naming = _DisplayNames(runs, renaming or UserDisplayNames())
-    runs_by_row = _by_place(runs, keys, rows, columns)
-    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at])
+    runs_by_row = _runs_by_place(runs, keys, rows, columns)
+    across = sorted(
+        dict.fromkeys(_place_of_run(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at]
+    )
     result = Table(
         [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
         [],
@@ -212,16 +214,16 @@ def _keys_of_rows(choice: Choice, rows: Sequence[str], columns: Sequence[str], b
     return [*blocks, *(key for key in rows if key not in blocks)]
 
 
-def _by_place(
+def _runs_by_place(
     runs: Sequence[Run], keys: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> dict[tuple[str, ...], dict[tuple[str, ...], Run]]:
     """Values of the rows' keys → values of the columns' keys → the run that has them."""
     runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
     for run in runs:
-        row_runs = runs_by_row.setdefault(_at(run, rows), {})
-        at = _at(run, columns)
+        row_runs = runs_by_row.setdefault(_place_of_run(run, rows), {})
+        at = _place_of_run(run, columns)
         if at in row_runs:
-            shared_settings = zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
+            shared_settings = zip([*rows, *columns], [*_place_of_run(run, rows), *at], strict=True)
             settings_text = (
                 ", ".join(f"{key}={text}" for key, text in shared_settings) or "nothing that tells them apart"
             )
@@ -266,13 +268,17 @@ def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, 
     ]
     reference_text = " ".join(f"{key}={text}" for key, text in against.items())
     if not candidates:
-        values = {key: ", ".join(dict.fromkeys(_text(candidate, key) for candidate in runs)) for key in against}
+        values = {key: ", ".join(dict.fromkeys(_setting_text(candidate, key) for candidate in runs)) for key in against}
         raise ConfigError(
             f"--against {reference_text}: no run has it; {'; '.join(f'{k} is {v}' for k, v in values.items())}"
         )
     if any(run is candidate for candidate in candidates):
         return None
-    partners = [candidate for candidate in candidates if _at(candidate, shared_keys) == _at(run, shared_keys)]
+    partners = [
+        candidate
+        for candidate in candidates
+        if _place_of_run(candidate, shared_keys) == _place_of_run(run, shared_keys)
+    ]
     if len(partners) != 1:
         raise ConfigError(f"--against {reference_text}: {len(partners)} such runs for {run.label or run.folder}")
     return partners[0]
@@ -319,7 +325,7 @@ class _DisplayNames:
         self.runs, self.renaming = runs, renaming
 
     def _printed(self, key: str, text: str) -> str:
-        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _text(run, key) == text]
+        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _setting_text(run, key) == text]
         return class_name(text, str(targets[0])) if targets and targets[0] else text
 
     def plain(self, key: str, text: str) -> str:
@@ -344,13 +350,13 @@ class _DisplayNames:
         return replace(measure, heading=self.renaming(heading, label), label=self.renaming(label, heading))
 
 
-def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_text(run, key) for key in keys)
+def _place_of_run(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_setting_text(run, key) for key in keys)
 
 
-def _text(run: Run, key: str) -> str:
+def _setting_text(run: Run, key: str) -> str:
     setting = recorded_value(run, key)
-    return value({key: setting}, key) if setting is not None or key in run.settings else value({}, key)
+    return setting_text({key: setting}, key) if setting is not None or key in run.settings else setting_text({}, key)
 
 
 def _block_label(columns: Sequence[str], at: Sequence[str]) -> str:

@@ -15,8 +15,8 @@ from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.display_names import UserDisplayNames
 from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.latex import latex
-from fedsim.studies.results.run_measures import Measure, costs, metric
-from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.run_measures import Measure, cost_measures, final_metric_measure
+from fedsim.studies.results.runs import Run, measured_columns
 from fedsim.studies.results.table import best_runs, table
 
 DEFAULT_METRICS = (
@@ -100,10 +100,10 @@ def main(arguments: list[str]) -> None:
     if options.by is not None:
         checks.choice("--by", options.by, _shared(runs))
     choice = best_runs(runs, _listed(options.best), names[0], options.by, last)
-    measures: list[Measure] = [metric(name, runs, last) for name in names]
+    measures: list[Measure] = [final_metric_measure(name, runs, last) for name in names]
     for name, target in _pairs("--target", options.target).items():
         checks.choice("--target", name, _shared(runs))
-        measures += costs(name, _number(f"--target {name}", target), runs)
+        measures += cost_measures(name, _number(f"--target {name}", target), runs)
     result_table = table(
         choice,
         measures,
@@ -141,8 +141,8 @@ def _metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
     """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
     shared = _shared(runs)
     for name in requested or []:
-        checks.choice("--metric", name, measured_by(runs))
-    first = [name for name in DEFAULT_METRICS if name in shared][:1] or shared[:1] or measured_by(runs)[:1]
+        checks.choice("--metric", name, measured_columns(runs))
+    first = [name for name in DEFAULT_METRICS if name in shared][:1] or shared[:1] or measured_columns(runs)[:1]
     chosen = validation_metric(shared)
     return requested or [*first, *([chosen] if chosen else [])]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from fedsim.evaluation.columns import fraction
-from fedsim.studies.results.run_measures import Cell, metric
+from fedsim.evaluation.columns import is_fraction
+from fedsim.studies.results.run_measures import Cell, final_metric_measure
 from fedsim.studies.results.runs import Run
 
 DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
@@ -44,7 +44,7 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
     half = _half_width(values, band)
     low, high = (end.filled(np.nan) for end in (mean - half, mean + half))
     mean = np.ma.filled(mean, np.nan)
-    if fraction(name):
+    if is_fraction(name):
         mean, low, high = 100 * mean, 100 * low.clip(0, 1), 100 * high.clip(0, 1)
     return Curve(rounds, mean, low, high)
 
@@ -64,5 +64,5 @@ def last_value(run: Run, name: str) -> str:
     """Mean ± standard deviation at the last evaluation; '' where the run has not measured the metric."""
     if not run.has_metric(name):
         return ""
-    text: str = Cell(run.final_values(name), run.seeds).entry(metric(name, [run]))[0]
+    text: str = Cell(run.final_values(name), run.seeds).entry(final_metric_measure(name, [run]))[0]
     return text

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedsim.app.sweep import RECORDS_FOLDER
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import printable
+from fedsim.core.speaking import escape_unprintable
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
-from fedsim.studies.results.differences import label
+from fedsim.studies.results.differences import label_runs
 from fedsim.studies.results.run_state import (
     RUNNING,
     STOPPED,
@@ -106,11 +106,11 @@ class WatchedFolder:
         visible = folders[:MAX_RUNS]
         for removed in self._read_runs.keys() - set(visible):
             del self._read_runs[removed]
-        watched = [self._watched(folder, records.get(folder)) for folder in visible]
+        watched = [self._watched_run(folder, records.get(folder)) for folder in visible]
         runs = [entry.run for entry in watched if entry.run is not None]
-        label(runs)
+        label_runs(runs)
         labels = {id(run): run.label for run in runs}
-        named = [_named(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
+        named = [_displayable_run(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
         return Snapshot(named, len(folders), time.time(), planned_runs(self.folder))
 
     def _sweeps(self) -> set[Path]:
@@ -120,17 +120,17 @@ class WatchedFolder:
     def _run_folders(self) -> set[Path]:
         return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in self.folder.rglob(name)}
 
-    def _watched(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
+    def _watched_run(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
         name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
-        run, problem = self._run(folder)
+        run, problem = self._read_run(folder)
         if problem:
             return WatchedRun(folder, name, UNREADABLE_STATE, problem)
         state = run_state(folder, record)
         if not folder.is_dir() and record is not None and record.status == RUNNING:
             state = RunState(STOPPED, "its folder is gone")
-        return WatchedRun(folder, name, state.name, state.message, run, _changed(folder))
+        return WatchedRun(folder, name, state.name, state.message, run, _last_change_time(folder))
 
-    def _run(self, folder: Path) -> tuple[Run | None, str]:
+    def _read_run(self, folder: Path) -> tuple[Run | None, str]:
         """What the run has measured, or why that cannot be read; read again where one of its files has changed."""
         fingerprint = _fingerprint(folder)
         cached = self._read_runs.get(folder)
@@ -146,7 +146,7 @@ class WatchedFolder:
         return run, problem
 
 
-def _named(watched: WatchedRun, name: str) -> WatchedRun:
+def _displayable_run(watched: WatchedRun, name: str) -> WatchedRun:
     """With names and messages on one line, without control characters, and of moderate length."""
     return WatchedRun(
         watched.folder,
@@ -160,7 +160,7 @@ def _named(watched: WatchedRun, name: str) -> WatchedRun:
 
 def one_line(text: str) -> str:
     """Text of somebody else's for one line of the page."""
-    text = printable(" ".join(text.split()))
+    text = escape_unprintable(" ".join(text.split()))
     return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
@@ -176,7 +176,7 @@ def _fingerprint(folder: Path) -> Fingerprint:
     return tuple(fingerprint)
 
 
-def _changed(folder: Path) -> float | None:
+def _last_change_time(folder: Path) -> float | None:
     try:
         return (folder / METRICS_FILENAME).stat().st_mtime
     except OSError:

@@ -21,7 +21,7 @@ from bokeh.plotting import figure
 
 from fedsim.app.job_progress import LEADING_METRICS
 from fedsim.evaluation.registry import DISTANCE_COLUMNS
-from fedsim.studies.results.runs import measured_by, run_that_measures
+from fedsim.studies.results.runs import measured_columns, run_that_measures
 from fedsim.studies.watch.curves import BAND_KINDS, curve, last_value
 from fedsim.studies.watch.folder import Snapshot, WatchedFolder, WatchedRun, one_line
 
@@ -154,7 +154,7 @@ class Page:
         self.status.text = self._summary(snapshot)
 
     def _offer_metrics(self, snapshot: Snapshot) -> None:
-        names = measured_by(snapshot.measured)
+        names = measured_columns(snapshot.measured)
         options = [(name, one_line(_heading(snapshot, name))) for name in names]
         if self.metric.options != options:
             self.metric.options = options

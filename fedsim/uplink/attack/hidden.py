@@ -143,14 +143,14 @@ class Mimic(Omniscient):
     def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         score = link.gather("score")
         if link.cohort.round < self.since + self.warmup:
-            score = score + (rows * link.cohort.broadcast(self.turned(rows, byzantine, link))).sum(1)
+            score = score + (rows * link.cohort.broadcast(self.power_method_direction(rows, byzantine, link))).sum(1)
             link.scatter("score", score)
         return super().byzantine_rows(torch.cat([rows, score[:, None]], 1), byzantine, link)[:, :-1]
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return honest[honest[:, -1].argmax(0, keepdim=True)][0]
 
-    def turned(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+    def power_method_direction(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
         direction, cohort = link.server("direction"), link.cohort
         columns = torch.arange(rows.shape[1], device=rows.device)

@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedsim import load
 from fedsim.studies.plots.compare import pictures
-from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.style import literal
+from fedsim.studies.plots.html_report import report_html
+from fedsim.studies.plots.style import escape_formula
 from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.table import Table
@@ -73,12 +73,12 @@ def test_pictures_are_drawn_and_name_every_run(tmp_path: Path) -> None:
 
 
 def test_literal_names() -> None:
-    assert literal("a$b$c") == r"a\$b\$c"
-    assert literal("_x") == " _x"
-    assert literal("two\nlines") == "two lines"
+    assert escape_formula("a$b$c") == r"a\$b\$c"
+    assert escape_formula("_x") == " _x"
+    assert escape_formula("two\nlines") == "two lines"
 
 
 def test_a_report_has_no_code_of_a_name(tmp_path: Path) -> None:
-    page = html([run(tmp_path / str(n), NAMES[n]) for n in (6, 7)], ["test_loss"])
+    page = report_html([run(tmp_path / str(n), NAMES[n]) for n in (6, 7)], ["test_loss"])
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page

@@ -13,7 +13,7 @@ from scipy import stats
 from watched_runs import finish, hold, record, write_run
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.lock import Lock, is_held
+from fedsim.core.lock import Lock, is_folder_locked
 from fedsim.studies.results.run_state import run_state
 from fedsim.studies.watch.curves import DEVIATION, INTERVAL, NOTHING, curve, last_value
 from fedsim.studies.watch.folder import MAX_NAME_LENGTH, MAX_RUNS, WatchedFolder
@@ -52,11 +52,11 @@ def test_a_run_that_goes_on_after_it_failed_is_running(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_live_process_is_seen_and_left_alone(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "a")
-    assert is_held(tmp_path / "a")
+    assert is_folder_locked(tmp_path / "a")
     with pytest.raises(ConfigError, match="in use"):
         Lock(tmp_path / "a")
     lock.release()
-    assert not is_held(tmp_path / "a")
+    assert not is_folder_locked(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_lock_of_a_live_process_is_seen_and_left_alone(tmp_path: Path) -> No
 )
 def test_a_damaged_lock_file_is_no_error(tmp_path: Path, content: str) -> None:
     (tmp_path / ".lock").write_bytes(content.encode(errors="surrogateescape"))
-    assert is_held(tmp_path) in (True, False)
+    assert is_folder_locked(tmp_path) in (True, False)
 
 
 @pytest.mark.parametrize(

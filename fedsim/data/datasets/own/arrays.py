@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.samples import Part
 
@@ -81,9 +81,9 @@ def read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise MissingDataError(f"{{path}}={path} does not exist (looked for {path.resolve()})", mentions=("path",))
     try:
-        regular_path(path)
+        check_regular_path(path)
         if path.is_dir():
-            return {name: npy(path / f"{name}.npy") for name in ARRAY_NAMES if (path / f"{name}.npy").exists()}
+            return {name: load_npy(path / f"{name}.npy") for name in ARRAY_NAMES if (path / f"{name}.npy").exists()}
         if path.suffix == ".safetensors":
             return {name: value for name, value in load_file(path).items() if name in ARRAY_NAMES}
         if path.suffix == ".npz":
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, Any]:
     )
 
 
-def npy(path: Path) -> np.ndarray:
+def load_npy(path: Path) -> np.ndarray:
     """Inputs are memory-mapped; other arrays are read."""
     mapped = path.stem.startswith("x")
-    return np.load(regular_path(path), mmap_mode="c" if mapped else None, allow_pickle=False)
+    return np.load(check_regular_path(path), mmap_mode="c" if mapped else None, allow_pickle=False)

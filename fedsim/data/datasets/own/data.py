@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 from fedsim.data.datasets.own import samples as tensors
-from fedsim.data.datasets.own.samples import Part, names, pieces, sort_names
+from fedsim.data.datasets.own.samples import Part, sample_client_names, sample_slices, sort_names
 from fedsim.data.datasets.own.targets import TASKS, labels, regression_targets
 
 log = logging.getLogger(__name__)
@@ -72,11 +72,11 @@ class OwnData(Dataset):
         x, y, mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
-            test_x, test_y, test_owners = of_trained(test_x, test_y, test_owners)
+            test_x, test_y, test_owners = keep_training_clients(test_x, test_y, test_owners)
         kept_indices = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
-        fraction = share_held_out(test_fraction, test)
+        fraction = held_out_fraction(test_fraction, test)
         if fraction:
-            test_indices, kept_indices = held_out(kept_indices, owners, fraction, seed)
+            test_indices, kept_indices = held_out_indices(kept_indices, owners, fraction, seed)
             test_x, test_y, test_owners = (
                 x[test_indices],
                 y[test_indices],
@@ -116,7 +116,7 @@ def read(
     sources: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
     """Inputs and targets of each part as tensors, and the names of the labels: None if targets are numbers."""
-    input_tensors = [tensors.inputs(source, inputs, channels, encoded) for source in sources]
+    input_tensors = [tensors.input_array(source, inputs, channels, encoded) for source in sources]
     counts = [len(x) for x in input_tensors]
     require_equal_shapes(sources[-1], "inputs", input_tensors)
     if task != "regression":
@@ -126,7 +126,7 @@ def read(
     return input_tensors, targets, None
 
 
-def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def keep_training_clients(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The test samples of clients that train; those of other clients, marked by −1, are excluded."""
     trained_indices = (owners >= 0).nonzero()[:, 0]
     if len(trained_indices) == len(owners):
@@ -155,7 +155,7 @@ def owners_of(
         sample, −1 likewise, or None if test samples belong to no client; the clients' names. All None if samples do not
         belong to clients.
     """
-    names_by_part = [names(source, count) for source, count in zip(sources, counts, strict=True)]
+    names_by_part = [sample_client_names(source, count) for source, count in zip(sources, counts, strict=True)]
     of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
@@ -188,7 +188,7 @@ def owners_of(
     return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(client_names)
 
 
-def share_held_out(fraction: float | None, test: Part | None) -> float:
+def held_out_fraction(fraction: float | None, test: Part | None) -> float:
     """The share of training samples that is held out for testing."""
     if fraction is None:
         return DEFAULT_TEST_FRACTION if test is None else 0.0
@@ -202,7 +202,7 @@ def share_held_out(fraction: float | None, test: Part | None) -> float:
     return fraction
 
 
-def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
+def held_out_indices(indices: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Indices of the held-out samples, ⌊share · n_i⌋ at random of every client, and of the others; ascending."""
     draw = rng.generator(seed, rng.Purpose.DATA)
     owner = np.zeros(len(indices), dtype=np.int64) if owners is None else owners[indices].numpy()
@@ -252,7 +252,7 @@ def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, 
     channels = x.shape[1]
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
-    for pick in pieces(x):
+    for pick in sample_slices(x):
         piece = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
         flat = piece.double().div(255).transpose(0, 1).reshape(channels, -1)
         total += torch.stack([flat.sum(1), flat.square().sum(1)])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import called_of, sort_names
+from fedsim.data.datasets.own.samples import entry_name, sort_names
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
@@ -36,7 +36,7 @@ class Encoder:
     ) -> None:
         self.missing, self.standardise = missing, standardise
         self.words: dict[str, list[str] | None] = {
-            name: self._words(name, tables, categories, max_categories) for name in feature_names
+            name: self._column_categories(name, tables, categories, max_categories) for name in feature_names
         }
         self.onehot = categories == "onehot"
         self.names = tuple(
@@ -45,7 +45,9 @@ class Encoder:
             for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
         )
 
-    def _words(self, name: str, tables: list[Columns], categories: str, max_categories: int) -> list[str] | None:
+    def _column_categories(
+        self, name: str, tables: list[Columns], categories: str, max_categories: int
+    ) -> list[str] | None:
         """The categories of a column, or None for a column of numbers; raises an error for missing values that are not
         allowed.
         """
@@ -57,14 +59,14 @@ class Encoder:
             numbers = as_numbers(values, gaps)
             numeric &= numbers is not None
             if numbers is None:
-                _check_words(table, name, gaps)
+                _check_category_column(table, name, gaps)
             elif np.isinf(numbers).any():
                 row = int(np.flatnonzero(np.isinf(numbers))[0])
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
             if len(vocabulary) <= max_categories:  # more are not needed for the error below
-                vocabulary |= {str(called_of(value)) for value in values[~gaps].tolist()}
+                vocabulary |= {str(entry_name(value)) for value in values[~gaps].tolist()}
         if numeric:
             return None
         if categories == "refuse":
@@ -102,7 +104,7 @@ class Encoder:
             if words is None:
                 numbers = as_numbers(part[name], unknown(part[name]))
             if numbers is None:  # a column of words, or words where the data set has numbers, which are refused
-                numbers = _word_indices(part, name, words or [])
+                numbers = _category_codes(part, name, words or [])
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
 
@@ -164,7 +166,7 @@ class Encoder:
         return ColumnTransformer(transformers).set_output(transform="default")
 
 
-def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
+def _check_category_column(table: Columns, name: str, gaps: np.ndarray) -> None:
     """Raise an error for a column of dates, lists and the like, judged by its first entry."""
     values, row = table[name], int(np.flatnonzero(~gaps)[0])
     kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
@@ -176,11 +178,11 @@ def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
         )
 
 
-def _word_indices(part: Columns, name: str, words: list[str]) -> np.ndarray:
+def _category_codes(part: Columns, name: str, words: list[str]) -> np.ndarray:
     """[N] the code of each entry of a column among the categories of the data set; NaN for missing values."""
     values, gaps = part[name], unknown(part[name])
     index_of = {word: float(number) for number, word in enumerate(words)}
-    entries = [str(called_of(value)) for value in values[~gaps].tolist()]
+    entries = [str(entry_name(value)) for value in values[~gaps].tolist()]
     for word in entries:
         if word not in index_of:
             expected = "numbers"

@@ -12,8 +12,8 @@ import numpy as np
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.pictures import is_picture
-from fedsim.data.datasets.own.samples import Part, array
-from fedsim.data.datasets.own.torch_dataset import error_text, inputs
+from fedsim.data.datasets.own.samples import Part, to_array
+from fedsim.data.datasets.own.torch_dataset import error_text, input_array
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
 
@@ -52,7 +52,7 @@ class Hub(OwnData):
         download: bool = False,
         **options: Any,
     ) -> None:
-        splits = load(path, config, data_files, download)
+        splits = load_splits(path, config, data_files, download)
         if test is None and "test" in splits and train != "test":
             test = "test"
         for key, name in (("train", train), ("test", test)):
@@ -68,7 +68,7 @@ class Hub(OwnData):
             self.label_names = tuple(names)
 
 
-def load(path: str, config: str | None, data_files: Any, download: bool) -> dict[str, Any]:
+def load_splits(path: str, config: str | None, data_files: Any, download: bool) -> dict[str, Any]:
     """The splits of a data set by name."""
     try:
         import datasets
@@ -157,7 +157,7 @@ def read(
         of = {name: list(split[name]) for name in {*input_columns, y, *([client] if client is not None else [])}}
     except Exception as error:  # of a column whose entries cannot be decoded
         raise MissingDataError(f"{source} cannot be read ({error_text(error)})") from error
-    input_arrays = [inputs(source, of[name], size, colours) for name in input_columns]
+    input_arrays = [input_array(source, of[name], size, colours) for name in input_columns]
     if not isinstance(x, str):
         for name, values in zip(input_columns, input_arrays, strict=True):
             if values.ndim != 1:
@@ -165,7 +165,7 @@ def read(
                     f"{source}: column {name!r} of {{x}} holds more than one number per sample; name it alone",
                     mentions=("x",),
                 )
-        input_arrays = [np.column_stack([array(source, "x", values) for values in input_arrays]).astype(np.float32)]
+        input_arrays = [np.column_stack([to_array(source, "x", values) for values in input_arrays]).astype(np.float32)]
     pictures = all(map(is_picture, of[input_columns[0]]))
     clients = None if client is None else of[client]
     return Part(source, input_arrays[0], of[y], clients, channels="first" if pictures else None)

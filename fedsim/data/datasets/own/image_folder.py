@@ -14,7 +14,7 @@ from PIL import Image
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, pixels, stack_images
+from fedsim.data.datasets.own.pictures import check_options, image_pixels, stack_images
 from fedsim.data.datasets.own.samples import Part
 
 
@@ -42,7 +42,7 @@ class ImageFolder(OwnData):
         **options: Any,
     ) -> None:
         check_options(size, colours)
-        pattern = _pattern(client)
+        pattern = _compiled_pattern(client)
         folder = Path(path).expanduser()
         if not folder.is_dir():
             raise MissingDataError(
@@ -56,7 +56,7 @@ class ImageFolder(OwnData):
         super().__init__(name, splits[0], test, standardise=standardise, **options)
 
 
-def _pattern(client: str | None) -> re.Pattern[str] | None:
+def _compiled_pattern(client: str | None) -> re.Pattern[str] | None:
     """The expression, compiled."""
     if client is None:
         return None
@@ -85,7 +85,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
     def decoded(name: str) -> tuple[np.ndarray, bool]:
         try:
             with Image.open(folder / name) as image:
-                return pixels(image, size)
+                return image_pixels(image, size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split())
             raise MissingDataError(
@@ -95,11 +95,11 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
     with ThreadPoolExecutor() as pool:
         x = stack_images(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
     y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
-    clients = None if client is None else owners(folder, names, client)
+    clients = None if client is None else file_clients(folder, names, client)
     return Part(str(folder), x, y, clients, names.__getitem__, "last")
 
 
-def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
+def file_clients(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
     """[N] client of each file."""
     matches = [client.search(name) for name in names]
     for name, match in zip(names, matches, strict=True):

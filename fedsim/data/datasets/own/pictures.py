@@ -27,7 +27,7 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
         checks.choice("colours", colours, COLOUR_MODES)
 
 
-def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
+def image_pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
     """[H, W, 3] uint8 of one image, resized (bilinear) if a size is set; and whether it is grey.
 
     Raises:
@@ -67,10 +67,10 @@ def stack_images(
     stack = np.stack(images)
     if colours == "rgb" or (colours is None and not grey):
         return stack
-    return stack[..., :1].copy() if grey else np.stack([_grey(image) for image in stack])
+    return stack[..., :1].copy() if grey else np.stack([_to_grey(image) for image in stack])
 
 
-def _grey(image: np.ndarray) -> np.ndarray:
+def _to_grey(image: np.ndarray) -> np.ndarray:
     """[H, W, 1] from [H, W, 3], with Pillow's weights of colours."""
     return np.asarray(Image.fromarray(image).convert("L"))[..., None]
 

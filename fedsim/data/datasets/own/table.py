@@ -14,8 +14,8 @@ from fedsim.core.constraints import AtLeast, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.encoder import Encoder
-from fedsim.data.datasets.own.samples import Part, called_of
-from fedsim.data.datasets.own.table_columns import Columns, columns
+from fedsim.data.datasets.own.samples import Part, entry_name
+from fedsim.data.datasets.own.table_columns import Columns, read_columns
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
 CATEGORY_ENCODINGS = ("onehot", "ordinal", "refuse")
@@ -78,8 +78,8 @@ class Table(OwnData):
             )
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"{{separator}}={separator!r} must be a single character", mentions=("separator",))
-        first = columns(path, separator)
-        tables = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
+        first = read_columns(path, separator)
+        tables = [first] if test_path is None else [first, read_columns(test_path, separator, "dataset.test_path")]
         roles = {"target": target, "client": client, "split": split}
         feature_names = _features(tables, features, roles)
         if missing == "drop":
@@ -101,7 +101,7 @@ class Table(OwnData):
         super().__init__(
             name, encoded_splits[0], encoded_splits[1] if encoded_splits[1:] else None, encode=encoder, **options
         )
-        self.strategic = None if strategic is None else self._numbers(strategic)
+        self.strategic = None if strategic is None else self._feature_positions(strategic)
 
     def encode(self, rows: Any) -> Tensor:
         """[n, d] the model's input for other rows, encoded and standardised like the training rows.
@@ -112,9 +112,9 @@ class Table(OwnData):
         Raises:
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
-        return self._encoder.encode(columns(rows, self._separator, "rows"))
+        return self._encoder.encode(read_columns(rows, self._separator, "rows"))
 
-    def _numbers(self, names: Sequence[str]) -> tuple[int, ...]:
+    def _feature_positions(self, names: Sequence[str]) -> tuple[int, ...]:
         """Positions of features."""
         for name in names:
             if name not in self.feature_names:
@@ -170,7 +170,7 @@ def _drop_incomplete(table: Columns, column_names: list[str]) -> Columns:
 
 def _split_by_column(table: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
-    split_words = [str(called_of(word)).lower() for word in table[split].tolist()]
+    split_words = [str(entry_name(word)).lower() for word in table[split].tolist()]
     invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(

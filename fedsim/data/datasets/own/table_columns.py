@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.data.datasets.own.samples import called_of
+from fedsim.data.datasets.own.samples import entry_name
 
 MISSING_VALUE_WORDS = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
 CSV_SEPARATORS = (",", ";", "\t", "|")
@@ -46,7 +46,7 @@ class Columns:
         return self.of[name]
 
 
-def columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
+def read_columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
     """Read the columns of a path, a data frame (pandas, polars or pyarrow) or a mapping.
 
     Raises:
@@ -57,10 +57,10 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
         if not path.is_file():
             raise MissingDataError(f"{key}={path} is not a file (looked for {path.resolve()})")
         if path.suffix.lower() in (".parquet", ".pq"):
-            return _checked(Columns(str(path), _parquet(path, key), "row {}".format))
-        return _csv(path, separator, key)
+            return _checked_columns(Columns(str(path), _read_parquet(path, key), "row {}".format))
+        return _read_csv(path, separator, key)
     if isinstance(table, Mapping):
-        arrays = {str(name): _column(values) for name, values in table.items()}
+        arrays = {str(name): _column_values(values) for name, values in table.items()}
     else:
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
@@ -68,11 +68,11 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
                 f"{key} is a {type(table).__name__}, not a table; give a path, a data frame, or a mapping from names "
                 "to columns"
             )
-        arrays = {str(name): _column(table[name]) for name in names}
-    return _checked(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
+        arrays = {str(name): _column_values(table[name]) for name in names}
+    return _checked_columns(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
 
 
-def _checked(table: Columns) -> Columns:
+def _checked_columns(table: Columns) -> Columns:
     lengths = {name: values.shape for name, values in table.of.items()}
     first = next(iter(lengths.items()), None)
     if first is None or not len(table):
@@ -90,7 +90,7 @@ def _checked(table: Columns) -> Columns:
     return table
 
 
-def _column(values: Any) -> np.ndarray:
+def _column_values(values: Any) -> np.ndarray:
     """One column of a frame or mapping."""
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
@@ -108,7 +108,7 @@ def _column(values: Any) -> np.ndarray:
     return array
 
 
-def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path, key: str) -> dict[str, np.ndarray]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -122,10 +122,10 @@ def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
         raise MissingDataError(f"{key}={path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     if len(set(table.column_names)) < len(table.column_names):
         raise ConfigError(f"{key}={path} has several columns with the same name; rename them")
-    return {name: _column(table[name]) for name in table.column_names}
+    return {name: _column_values(table[name]) for name in table.column_names}
 
 
-def _csv(path: Path, separator: str | None, key: str) -> Columns:
+def _read_csv(path: Path, separator: str | None, key: str) -> Columns:
     """Strings, in columns named by the first line; empty lines are ignored."""
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     lines: list[list[str]] = []
@@ -135,7 +135,7 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
             first = file.readline()
             file.seek(0)
             mark = separator or max(CSV_SEPARATORS, key=first.count)
-            for number, line in _lines(csv.reader(file, delimiter=mark, strict=True)):
+            for number, line in _numbered_lines(csv.reader(file, delimiter=mark, strict=True)):
                 lines.append(line)
                 numbers.append(number)
     except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
@@ -157,7 +157,7 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
     return Columns(str(path), arrays, lambda n: f"line {numbers[n + 1]}")
 
 
-def _lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
+def _numbered_lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
     """The nonempty lines and their numbers."""
     for line in reader:
         if any(field.strip() for field in line):
@@ -171,7 +171,7 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu":
         return np.zeros(len(values), dtype=bool)
     return np.array(
-        [(name := called_of(value)) is None or name.lower() in MISSING_VALUE_WORDS for value in values.tolist()]
+        [(name := entry_name(value)) is None or name.lower() in MISSING_VALUE_WORDS for value in values.tolist()]
     )
 
 
