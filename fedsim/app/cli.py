@@ -68,8 +68,8 @@ def _main() -> None:
 
 def _hand_to_hydra() -> str | None:
     """Have Hydra call `_run_job`, once or for every run of a sweep; what broke a sweep off, None where nothing did."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several:
+    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_distributed:
         _check_single_run()
         handlers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     else:
@@ -103,15 +103,15 @@ def _sigterm_interrupts() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {}
+    previous_handlers = {}
     if threading.current_thread() is threading.main_thread():
-        asking = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
-        for number in (number for number in asking if number and signal.getsignal(number) == signal.SIG_DFL):
-            before[number] = signal.signal(number, interrupt)
+        stop_signals = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+        for number in (number for number in stop_signals if number and signal.getsignal(number) == signal.SIG_DFL):
+            previous_handlers[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -375,10 +375,12 @@ def _sweeper_parameter_keys() -> set[str]:
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run in a table of runs: no class paths, and none twice (local.lr is lr)."""
     settings = dict(flatten(identity))
-    twice = {
+    duplicated_keys = {
         key for key, value in settings.items() if "." in key and settings.get(key.rpartition(".")[2], ...) == value
     }
-    return {key: value for key, value in settings.items() if key not in twice and not key.endswith("_target_")}
+    return {
+        key: value for key, value in settings.items() if key not in duplicated_keys and not key.endswith("_target_")
+    }
 
 
 def one_line_result(result: Result) -> str:

@@ -109,10 +109,10 @@ def keys() -> dict[str, list[str]]:
     return choices_by_key
 
 
-def run_identity(cfg: DictConfig, free: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
+def run_identity(cfg: DictConfig, free_keys: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
     """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
     settings = current_names(dict(flatten(resolved_settings(cfg))))
-    return {name: value for name, value in settings.items() if not name.startswith(free)}
+    return {name: value for name, value in settings.items() if not name.startswith(free_keys)}
 
 
 def resolved_settings(cfg: DictConfig) -> dict[str, Any]:

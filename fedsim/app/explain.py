@@ -48,10 +48,10 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
         group_choices = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
         exact = [option for option in group_choices if option.endswith(f"={match[1]}")]
-        near = checks.suggestion(exact) or checks.nearest(
+        suggestion_text = checks.suggestion(exact) or checks.nearest(
             match[1], [*commands.COMMAND_DESCRIPTIONS, *keys(), *groups(), *group_choices]
         )
-        return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
+        return f"{match[1]!r} lacks a value; give key=value or group=choice{suggestion_text}"
     return without_line_breaks(text.split("\n")[0])
 
 
@@ -96,8 +96,10 @@ def _wrong_type_text(override: str) -> str:
     """A mapping where a list or number is, and the like."""
     key = override.partition("=")[0].lstrip("+~").partition(".")[0]
     content = yaml.safe_load((config_folder() / "config.yaml").read_text(encoding="utf-8"))
-    usual = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
-    return f"{override} cannot be set there" + (f"; a value of {key} looks like {key}={usual}" if usual else "")
+    default_text = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
+    return f"{override} cannot be set there" + (
+        f"; a value of {key} looks like {key}={default_text}" if default_text else ""
+    )
 
 
 def without_line_breaks(text: str) -> str:
@@ -143,29 +145,29 @@ def _misplaced_group_text(name: str) -> str:
     outer, _, inner = name.rpartition("/")
     if not outer:
         return f"{name} takes the name of a choice, one of {', '.join(groups()[name])}; keys in it go by {name}.KEY="
-    fitting = []
+    fitting_choices = []
     for choice in groups().get(outer, []):
         with open(config_folder() / outer / f"{choice}.yaml", encoding="utf-8") as file:
             defaults = (yaml.safe_load(file) or {}).get("defaults", [])
         if any(isinstance(entry, dict) and inner in entry for entry in defaults):
-            fitting.append(choice)
-    return f"{name} does not belong to the chosen {outer}; it goes with {outer}={', '.join(fitting)}"
+            fitting_choices.append(choice)
+    return f"{name} does not belong to the chosen {outer}; it goes with {outer}={', '.join(fitting_choices)}"
 
 
 def _nearest_key(name: str) -> str:
     """'; did you mean …?' for a key: of the top level, or one of the same last word, or one that looks alike."""
     options = [*keys(), *groups()]
-    top, last = [option for option in options if not {".", "/"} & set(option)], name.rpartition(".")[2]
-    if "." not in name and (near := checks.nearest(name, top)):
-        return near
+    top_level_keys, last = [option for option in options if not {".", "/"} & set(option)], name.rpartition(".")[2]
+    if "." not in name and (suggestion_text := checks.nearest(name, top_level_keys)):
+        return suggestion_text
     deeper = [option for option in keys() if option.rpartition(".")[2] == last]
     siblings = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
-    spoken = [
+    similar_keys = [
         key
         for key, comment in comments_by_key(config_folder() / "config.yaml").items()
         if _key_as_words(name) in comment
     ]
-    return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(spoken)
+    return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(similar_keys)
 
 
 def _key_as_words(name: str) -> str:

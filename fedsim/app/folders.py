@@ -49,10 +49,10 @@ def folder_name(key: str, value: Any) -> str:
     """
     text = str(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not text.strip() or "\0" in text:
-        way = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
-        raise ConfigError(f"{key}={value!r} names no folder; {way}")
-    longest = max((len(os.fsencode(component)) for component in Path(text).parts), default=0)
-    if longest > LONGEST_PART or len(os.fsencode(Path(text).absolute())) > LONGEST_PATH:
+        remedy = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
+        raise ConfigError(f"{key}={value!r} names no folder; {remedy}")
+    max_component_bytes = max((len(os.fsencode(component)) for component in Path(text).parts), default=0)
+    if max_component_bytes > LONGEST_PART or len(os.fsencode(Path(text).absolute())) > LONGEST_PATH:
         raise ConfigError(f"{key}={text[:20]}…{text[-20:]} is longer than file systems allow; give a shorter folder")
     return text
 
@@ -77,15 +77,15 @@ def new_folder() -> Path:
     return folder
 
 
-def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
+def job_folder(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
     """The name of a sweep's run: keys by their last words, and what stands in the way of a folder's name as a digest.
 
     Args:
         overrides: that make the run, KEY=VALUE.
-        fixed: keys that are the same in the whole sweep.
+        fixed_keys: keys that are the same in the whole sweep.
     """
     override_values = dict(sorted((override_key(text), text.partition("=")[2]) for text in overrides))
-    short_names = abbreviated_keys({key for key in override_values if key not in fixed})
+    short_names = abbreviated_keys({key for key in override_values if key not in fixed_keys})
     assignments = [
         f"{short_names[key]}={_value_name(text)}" for key, text in override_values.items() if key in short_names
     ]

@@ -54,8 +54,8 @@ def shared_settings(cfg: DictConfig) -> str | None:
         return None  # the job itself will say so
     settings = dict(flatten(resolved_settings(cfg)))
     without_number = sorted(key for key in keys if settings[key] is None)
-    differing = {*keys, *keys.values(), *KEYS_THAT_MAY_DIFFER}
-    shared = {name: value for name, value in settings.items() if name not in differing}
+    varying_keys = {*keys, *keys.values(), *KEYS_THAT_MAY_DIFFER}
+    shared = {name: value for name, value in settings.items() if name not in varying_keys}
     return json.dumps([shared, without_number], sort_keys=True, default=str)
 
 

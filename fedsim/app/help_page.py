@@ -27,7 +27,7 @@ USER_SECTION = "yours"  # groups that the user's own folders add
 @contextlib.contextmanager
 def ordered_groups() -> Iterator[None]:
     """Within the block Hydra's help lists our groups in this order."""
-    replaced = Hydra.format_config_groups
+    original_method = Hydra.format_config_groups
 
     def format_config_groups(self: Hydra, predicate: Callable[[str], bool], compact: bool = True) -> str:
         choices = {group: options for group, options in choices_by_group(self).items() if predicate(group)}
@@ -39,7 +39,7 @@ def ordered_groups() -> Iterator[None]:
     try:
         yield
     finally:
-        Hydra.format_config_groups = replaced  # type: ignore[method-assign]
+        Hydra.format_config_groups = original_method  # type: ignore[method-assign]
 
 
 def choices_by_group(hydra: Hydra) -> dict[str, list[str]]:

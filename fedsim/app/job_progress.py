@@ -61,19 +61,19 @@ class JobProgress:
         say: Callable[[str], None] = log.info,
     ) -> None:
         self.total, self.noun, self.done_jobs = total, noun, 0
-        self._clock, self._say = clock, say
-        self._began = self._last = clock()
+        self._clock, self._log_line = clock, say
+        self._start_time = self._last_log_time = clock()
 
     def remaining(self, share: float) -> str:
         """The time that is left after a share of all work; nothing before there is any."""
         if not 0 < share < 1:
             return ""
-        return f", about {duration_text((self._clock() - self._began) * (1 - share) / share)} left"
+        return f", about {duration_text((self._clock() - self._start_time) * (1 - share) / share)} left"
 
     def jobs_finished(self, count: int = 1) -> None:
         """So many more jobs have ended; whoever calls it has said so."""
         self.done_jobs += count
-        self._last = self._clock()
+        self._last_log_time = self._clock()
 
     def log_heartbeat(self, share: float | None = None, detail: Callable[[], str] = lambda: "") -> None:
         """Log a line, unless the last word is younger than ten seconds.
@@ -82,13 +82,13 @@ class JobProgress:
             share: of all work that is done; None: that of the jobs.
             detail: what else is known, such as the leading metric; asked for only if a line is logged.
         """
-        if self._clock() - self._last < SECONDS_BETWEEN_LOG_LINES:
+        if self._clock() - self._last_log_time < SECONDS_BETWEEN_LOG_LINES:
             return
-        self._last = self._clock()
+        self._last_log_time = self._clock()
         share = self.done_jobs / max(self.total, 1) if share is None else share
-        spent = duration_text(self._clock() - self._began)
-        line = f"{self.done_jobs}/{self.total} {self.noun} done after {spent}{self.remaining(share)}"
-        self._say("; ".join(filter(None, [line, detail()])))
+        elapsed_text = duration_text(self._clock() - self._start_time)
+        line = f"{self.done_jobs}/{self.total} {self.noun} done after {elapsed_text}{self.remaining(share)}"
+        self._log_line("; ".join(filter(None, [line, detail()])))
 
 
 class LockstepProgress:

@@ -74,17 +74,17 @@ def launch(
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     log.info("%d jobs in lockstep", len(job_overrides))
-    waiting, returned, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
+    waiting, job_returns, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
     while batch := list(itertools.islice(waiting, at_once)):
         shared: dict[str, Any] = {}
         jobs = [ComposedJob(context, config, list(overrides), number, shared) for number, overrides in batch]
-        returned += [job.returned for job in jobs]
+        job_returns += [job.returned for job in jobs]
         with deterministic(any(job.config.deterministic is True for job in jobs)):
             failed = run_batch(jobs, progress)
         if failed:  # when all have come to their end: a signal stops each of them after the same round
             raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    return returned
+    return job_returns
 
 
 class ComposedJob(Job[Any]):

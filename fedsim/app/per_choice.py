@@ -94,21 +94,21 @@ def _is_overridden(key: str, override_keys: set[str]) -> bool:
 
 def _entries_by_choice(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
-    where = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
+    location = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
     if not isinstance(block, dict):
-        raise ConfigError(f"{where}={block!r} names no choice; {USAGE_EXAMPLE}")
+        raise ConfigError(f"{location}={block!r} names no choice; {USAGE_EXAMPLE}")
     for word, content in block.items():
         inner = f"{outer}/{word}" if outer else str(word)
         if inner in groups():
             yield from _entries_by_choice(content, inner)
         elif not outer:
             raise ConfigError(
-                f"{where}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {USAGE_EXAMPLE}"
+                f"{location}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {USAGE_EXAMPLE}"
             )
         elif str(word) not in (options := _choices_of_group(outer)):
-            raise ConfigError(f"{where}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
+            raise ConfigError(f"{location}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
         elif not isinstance(content, dict):
-            raise ConfigError(f"{where}.{word}={content!r} is not a setting; {USAGE_EXAMPLE}")
+            raise ConfigError(f"{location}.{word}={content!r} is not a setting; {USAGE_EXAMPLE}")
         else:
             yield outer, str(word), {str(key): value for key, value in content.items()}
 
@@ -138,8 +138,8 @@ def _check_choice_key(cfg: DictConfig, key: str, source: str, choices: Mapping[s
     if _is_custom(key, choices):
         return
     node, _, last = key.rpartition(".")
-    holder = OmegaConf.select(cfg, node) if node else cfg
-    if not isinstance(holder, DictConfig) or last not in holder:
+    parent_node = OmegaConf.select(cfg, node) if node else cfg
+    if not isinstance(parent_node, DictConfig) or last not in parent_node:
         content: Any = OmegaConf.to_container(cfg, resolve=False)
         names = [name for name, _ in flatten(content) if not name.startswith(f"{WHEN_KEY}.")]
         raise ConfigError(f"{source}: {key} is not a setting of this run{checks.nearest(key, names)}")

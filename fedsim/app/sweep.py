@@ -254,14 +254,16 @@ class SweepCallback(Callback):
             sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
         parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
-        swept = {
+        swept_keys = {
             override_key(override.get_key_element()) for override in parsed_overrides if override.is_sweep_override()
         }
-        if "out" in swept:
+        if "out" in swept_keys:
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
-        fixed = sorted({override_key(override.get_key_element()) for override in parsed_overrides} - swept | {"out"})
+        fixed_keys = sorted(
+            {override_key(override.get_key_element()) for override in parsed_overrides} - swept_keys | {"out"}
+        )
         # launchers compose every run again, from these and the run's own overrides
-        config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed))}]")
+        config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed_keys))}]")
         try:
             if config.out is None:
                 config.out = str(new_folder())
@@ -314,8 +316,8 @@ def report_sweep_end(problem: str | None = None) -> bool:
         print_to_stderr(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
     if SweepCallback.tuned and problem is None:
         best = OmegaConf.load(folder / OPTUNA_RESULTS_FILE)
-        chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
-        print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
+        best_settings_text = " ".join(f"{name}={value}" for name, value in best.best_params.items())
+        print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {best_settings_text}")
     missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
         reason = without_line_breaks(record.message) or "its process died without reporting, or still runs elsewhere"
@@ -327,8 +329,8 @@ def report_sweep_end(problem: str | None = None) -> bool:
     return not missing and problem is None
 
 
-def _override_label(record: Record, among: list[Record]) -> str:
+def _override_label(record: Record, other_records: list[Record]) -> str:
     """The overrides in which a run differs from some other of its sweep."""
-    shared = set(record.overrides).intersection(*(sibling.overrides for sibling in among))
+    shared = set(record.overrides).intersection(*(sibling.overrides for sibling in other_records))
     differing_overrides = [override for override in record.overrides if override not in shared]
     return " ".join(differing_overrides) or Path(record.folder).name

@@ -29,13 +29,13 @@ def progress_text(records: Path, number: int) -> str:
     from fedsim.app.job_progress import duration_text
 
     try:
-        total, began = json.loads((records / TOTAL_RUNS_FILE).read_text())
+        total, start_time = json.loads((records / TOTAL_RUNS_FILE).read_text())
         siblings = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
     except (OSError, ValueError):
         return f"[{number + 1}]"
     done_jobs = 1 + sum(sibling["status"] != "running" for sibling in siblings)
     unfinished = any(sibling["status"] == "running" for sibling in siblings)
-    seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
+    seconds_left = (time.time() - start_time) * (total - done_jobs) / done_jobs
     return f"[{done_jobs}/{total}]" + (
         f", about {duration_text(seconds_left)} left:" if done_jobs < total and not unfinished else ""
     )
@@ -56,17 +56,17 @@ def best_run_text(
     from fedsim.evaluation.columns import is_higher_better
 
     runs = [(folder, overrides), *_ended_records(records, folder)]
-    finals = [(final, texts) for run_folder, texts in runs if (final := _final_metrics(run_folder))]
-    first = leading_metric(finals[0][0]) if finals else None
+    final_metrics = [(final, texts) for run_folder, texts in runs if (final := _final_metrics(run_folder))]
+    first = leading_metric(final_metrics[0][0]) if final_metrics else None
     name = objective or (first[0] if first else None)
-    values = [(final[name], texts) for final, texts in finals if name in final and math.isfinite(final[name])]
+    values = [(final[name], texts) for final, texts in final_metrics if name in final and math.isfinite(final[name])]
     if name is None or len(values) < 2:
         return ""
     upwards = is_higher_better(name) if direction is None else "max" in str(direction).lower()
     value, texts = (max if upwards else min)(values, key=lambda entry: entry[0])
     shared = set(texts).intersection(*(run_texts for _, run_texts in runs))
-    differing = [text for text in texts if text not in shared and override_key(text) != "out"]
-    return f"; best so far: {metric_text(name, value)} ({' '.join(differing)})"
+    differing_overrides = [text for text in texts if text not in shared and override_key(text) != "out"]
+    return f"; best so far: {metric_text(name, value)} ({' '.join(differing_overrides)})"
 
 
 def expected_runs(sweeper: DictConfig) -> int | None:
@@ -89,6 +89,9 @@ def _final_metrics(folder: Path) -> dict[str, float]:
     """Metric → its mean over replicates after the last round; nothing where there is no summary."""
     try:
         final = json.loads((folder / SUMMARY_FILE).read_text())["final"]
-        return {name: math.nan if of["mean"] is None else float(of["mean"]) for name, of in final.items()}
+        return {
+            name: math.nan if statistics["mean"] is None else float(statistics["mean"])
+            for name, statistics in final.items()
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

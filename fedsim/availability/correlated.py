@@ -95,8 +95,8 @@ class CommonShock(_GroupedAvailability):
     def _next(self, outage: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] which groups have an outage."""
         draws = uniforms(self.population, rng.Purpose.COMMON, t, size=(2, self.groups))
-        fresh = draws[:, 0] < self.shock
-        return fresh if outage is None else np.where(draws[:, 1] < self.persistence, outage, fresh)
+        new_outage = draws[:, 0] < self.shock
+        return new_outage if outage is None else np.where(draws[:, 1] < self.persistence, outage, new_outage)
 
 
 class CommonFactor(_GroupedAvailability):
@@ -146,15 +146,15 @@ class CommonFactor(_GroupedAvailability):
         """Given the factor all coins are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
         from scipy.special import ndtr, ndtri  # here: other processes need not wait for it
 
-        room = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
+        threshold = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
         if self.correlation == 1:
-            return (room > 0).astype(np.int8)
-        return bernoulli(ndtr(room / math.sqrt(1 - self.correlation)), self.population, t)
+            return (threshold > 0).astype(np.int8)
+        return bernoulli(ndtr(threshold / math.sqrt(1 - self.correlation)), self.population, t)
 
     def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""
         seeds = self.population.seeds
-        fresh = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
+        new_outage = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
         if factor is None:
-            return fresh
-        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * fresh
+            return new_outage
+        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * new_outage

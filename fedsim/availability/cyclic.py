@@ -77,12 +77,12 @@ class Cyclic(Availability):
 
     def _present_mask(self, t: int) -> np.ndarray:
         """[R, m] whose turn it is."""
-        cycle, turn = divmod(t // self.length, self.groups)
+        cycle, group_turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
-            return np.broadcast_to(self._group == turn, self.population.shape)
+            return np.broadcast_to(self._group == group_turn, self.population.shape)
 
         def draw_turns(draw: np.random.Generator) -> np.ndarray:
-            group = draw.permutation(self.groups)[turn]
+            group = draw.permutation(self.groups)[group_turn]
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
             return np.asarray(members == group)
 

@@ -71,13 +71,13 @@ class Recorded(Availability):
     def setup(self, population: Population) -> None:
         names = population.names_by_replicate or [population.names] * len(population.seeds)
         record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
-        for of in names:
-            if of not in record_indices and self.match != "draw":
-                record_indices[of] = self._indices_of(of, population.clients)
+        for replicate_names in names:
+            if replicate_names not in record_indices and self.match != "draw":
+                record_indices[replicate_names] = self._indices_of(replicate_names, population.clients)
         if self.match == "draw":
             self._record_index = np.stack([self._draw_records(seed, population.clients) for seed in population.seeds])
         else:
-            self._record_index = np.stack([record_indices[of] for of in names])
+            self._record_index = np.stack([record_indices[replicate_names] for replicate_names in names])
         super().setup(population)
 
     def _draw_records(self, seed: int, clients: int) -> np.ndarray:
@@ -96,8 +96,10 @@ class Recorded(Availability):
         recorded = self.names
         if recorded is None or self.match == "order":
             count = len(self.recorded_probabilities(0))
-            refused = (count > clients and self.strangers == "refuse") or (count < clients and self.missing == "refuse")
-            if refused:
+            is_mismatch_refused = (count > clients and self.strangers == "refuse") or (
+                count < clients and self.missing == "refuse"
+            )
+            if is_mismatch_refused:
                 option = "availability.unknown=ignore" if count > clients else "availability.missing=away"
                 raise ClientCountError(
                     f"{self.source} has {count} clients, but {{clients}}; set clients={{settable}}, or {option}",
@@ -107,8 +109,8 @@ class Recorded(Availability):
             numbers = np.arange(clients)
             return np.where(numbers < count, numbers, -1)
         client_names = [str(number) for number in range(clients)] if names is None else list(names)
-        at = {name: record_index for record_index, name in enumerate(recorded)}
-        record_index = np.array([at.get(name, -1) for name in client_names])
+        index_by_name = {name: record_index for record_index, name in enumerate(recorded)}
+        record_index = np.array([index_by_name.get(name, -1) for name in client_names])
         self._refuse_unmatched(client_names, names is not None, record_index)
         return record_index
 
@@ -117,24 +119,24 @@ class Recorded(Availability):
         assert self.names is not None
         client_names = set(client_list)
         strangers = [name for name in self.names if name not in client_names]
-        lacking = [name for name, at in zip(client_list, record_index, strict=True) if at < 0]
+        clients_without_record = [name for name, record in zip(client_list, record_index, strict=True) if record < 0]
         theirs = (
             f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless_text(len(client_list))
         )
-        if len(lacking) == len(client_list):
+        if len(clients_without_record) == len(client_list):
             raise ConfigError(
                 f"{self.source} has none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
                 "use the same names, or set availability.match=order or draw"
             )
         if strangers and self.strangers == "refuse":
-            near = checks.nearest(strangers[0], lacking)
+            suggestion_text = checks.nearest(strangers[0], clients_without_record)
             raise ConfigError(
-                f"{self.source} has {_first_names(strangers)}, and {theirs}{near or '; '}"
-                f"{' else ' if near else ''}availability.unknown=ignore excludes such records"
+                f"{self.source} has {_first_names(strangers)}, and {theirs}{suggestion_text or '; '}"
+                f"{' else ' if suggestion_text else ''}availability.unknown=ignore excludes such records"
             )
-        if lacking and self.missing == "refuse":
+        if clients_without_record and self.missing == "refuse":
             raise ClientCountError(
-                f"{self.source} has no record of client {_first_names(lacking)} ({{clients}}); "
+                f"{self.source} has no record of client {_first_names(clients_without_record)} ({{clients}}); "
                 "availability.missing=away makes such clients unavailable in all rounds",
                 clients=len(client_list),
             )

@@ -87,12 +87,12 @@ class MinimumSeparation(Bernoulli):
     def _next(self, previous: _SeparationState | None, t: int) -> _SeparationState:
         p = self.conditional_probability(t)
         previous = previous or self._initial_state(p)
-        ready = t - previous.last > self.separation
+        rested_mask = t - previous.last > self.separation
         coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
-            active = self._drawn_clients(np.where(ready, p, 0.0), coins)
+            active = self._drawn_clients(np.where(rested_mask, p, 0.0), coins)
             return _SeparationState(active, np.where(active, t, previous.last), p)
-        active = ready & (coins < p)
+        active = rested_mask & (coins < p)
         last = np.where(active, t, previous.last)
         if previous.recent is None:
             return _SeparationState(active, last, previous.marginal)
@@ -105,10 +105,10 @@ class MinimumSeparation(Bernoulli):
         last = np.full(p.shape, -self.separation - 1)
         marginal = p / (1 + self.separation * p)
         if self.k is None:
-            past = uniforms(self.population, rng.Purpose.SPELL)
-            since = 1 + np.floor(past / np.where(marginal > 0, marginal, 1.0))
-            rests = past < self.separation * marginal
-            last = np.where(rests, -np.minimum(since, self.separation), last).astype(np.int64)
+            uniform_numbers = uniforms(self.population, rng.Purpose.SPELL)
+            rounds_since = 1 + np.floor(uniform_numbers / np.where(marginal > 0, marginal, 1.0))
+            rests = uniform_numbers < self.separation * marginal
+            last = np.where(rests, -np.minimum(rounds_since, self.separation), last).astype(np.int64)
         needs_no_history = isinstance(self.trajectory, Stationary) or not self.separation
         recent = (
             None if self.k is not None or needs_no_history else np.broadcast_to(marginal, (self.separation, *p.shape))
@@ -120,6 +120,6 @@ class MinimumSeparation(Bernoulli):
         assert self.k is not None
         times = np.where(p > 0, -np.log1p(-coins) / np.where(p > 0, p, 1.0), np.inf)
         first = np.argpartition(times, self.k - 1, axis=1)[:, : self.k]
-        drawn = np.zeros(p.shape, dtype=bool)
-        np.put_along_axis(drawn, first, True, axis=1)
-        return drawn & (p > 0)
+        drawn_mask = np.zeros(p.shape, dtype=bool)
+        np.put_along_axis(drawn_mask, first, True, axis=1)
+        return drawn_mask & (p > 0)

@@ -28,8 +28,8 @@ class _SessionState:
     """Where every device stands, [R, m] each: whether it has a session, when that or its absence ends, and the level
     of the session."""
 
-    on: np.ndarray
-    until: np.ndarray
+    in_session: np.ndarray
+    stretch_end: np.ndarray
     level: np.ndarray
 
 
@@ -86,7 +86,7 @@ class DeviceSessions(Availability):
     def setup(self, population: Population) -> None:
         super().setup(population)
         self.base_probabilities = p = self.base.base(population)
-        self._off = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
+        self._mean_absence = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
         self._walk = Walk(self._next)
 
     def probabilities(self, t: int) -> np.ndarray:
@@ -95,27 +95,27 @@ class DeviceSessions(Availability):
 
     def counts(self, t: int) -> np.ndarray:
         stretch, p = self._walk.at(t), self.base_probabilities
-        return (stretch.on & (stretch.level * p < self.probabilities(t))).astype(np.int8)
+        return (stretch.in_session & (stretch.level * p < self.probabilities(t))).astype(np.int8)
 
     def _next(self, previous: _SessionState | None, t: int) -> _SessionState:
         if previous is None:
             return self._initial_state()
-        on, until, level = previous.on.copy(), previous.until.copy(), previous.level.copy()
+        on, until, level = previous.in_session.copy(), previous.stretch_end.copy(), previous.level.copy()
         for replicate, seed in enumerate(self.population.seeds):
-            turn = 0
+            num_changes = 0
             while (end_mask := until[replicate] <= t).any():
-                draws = rng.generator(seed, rng.Purpose.SPELL, t, turn).random((2, self.population.clients))
+                draws = rng.generator(seed, rng.Purpose.SPELL, t, num_changes).random((2, self.population.clients))
                 on[replicate] ^= end_mask
-                mean = np.where(on[replicate], self.length, self._off[replicate])
+                mean = np.where(on[replicate], self.length, self._mean_absence[replicate])
                 until[replicate] += np.where(end_mask, self._session_lengths(mean, draws[0]), 0.0)
                 level[replicate] = np.where(end_mask, draws[1], level[replicate])
-                turn += 1
+                num_changes += 1
         return _SessionState(on, until, level)
 
     def _initial_state(self) -> _SessionState:
         draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         on = draws[:, 0] < self.base_probabilities
-        mean = np.where(on, self.length, self._off)
+        mean = np.where(on, self.length, self._mean_absence)
         # the stretch that covers round 0 is a long one; of it, what comes after is uniform
         remaining_length = draws[:, 1] * self._session_lengths(mean, draws[:, 2], biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
@@ -124,8 +124,8 @@ class DeviceSessions(Availability):
     def _session_lengths(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
         """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            drawn = mean * self._standard_lengths(u, biased)
-        return np.where(np.isinf(mean), np.inf, drawn)
+            lengths = mean * self._standard_lengths(u, biased)
+        return np.where(np.isinf(mean), np.inf, lengths)
 
     def _standard_lengths(self, u: np.ndarray, biased: bool) -> np.ndarray:
         """Lengths of mean 1, by inversion."""

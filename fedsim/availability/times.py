@@ -87,9 +87,9 @@ def time_column(table: Columns, name: str) -> Times:
     numbers = None if values.dtype.kind == "b" else as_numbers(values, gaps)
     if numbers is None:
         return _parse_timestamps(table, name, values)
-    bad = ~np.isfinite(numbers)
-    if bad.any():
-        row = int(bad.argmax())
+    invalid_mask = ~np.isfinite(numbers)
+    if invalid_mask.any():
+        row = int(invalid_mask.argmax())
         raise ConfigError(f"{table.source}: {table.row_label(row)}: {values[row]} in {name!r} is no time")
     return Times("numbers", numbers)
 
@@ -110,17 +110,17 @@ def _parse_timestamps(table: Columns, name: str, values: np.ndarray) -> Times:
     microseconds, kinds = np.empty(len(values), dtype=np.int64), set()
     epoch = datetime.datetime(1970, 1, 1)
     for row, value in enumerate(values.tolist()):
-        stamp = value if isinstance(value, datetime.datetime) else _parse_iso_timestamp(value)
-        if stamp is None:
+        timestamp = value if isinstance(value, datetime.datetime) else _parse_iso_timestamp(value)
+        if timestamp is None:
             raise ConfigError(
                 f"{table.source}: {table.row_label(row)}: {str(value)!r} in {name!r} is neither a number nor a "
                 "timestamp "
                 "such as 2024-05-01T13:30"
             )
-        kinds.add("local" if stamp.tzinfo is None else "zoned")
-        if stamp.tzinfo is not None:
-            stamp = stamp.astimezone(datetime.timezone.utc).replace(tzinfo=None)
-        microseconds[row] = (stamp - epoch) // datetime.timedelta(microseconds=1)
+        kinds.add("local" if timestamp.tzinfo is None else "zoned")
+        if timestamp.tzinfo is not None:
+            timestamp = timestamp.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+        microseconds[row] = (timestamp - epoch) // datetime.timedelta(microseconds=1)
     if len(kinds) > 1:
         raise ConfigError(f"{table.source}: some entries of {name!r} have a time zone and some have none")
     return Times(kinds.pop(), microseconds)

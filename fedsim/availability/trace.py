@@ -58,7 +58,7 @@ class Trace(Recorded):
             checks.choice("header", header, ("auto", "true", "false"))
         self.header = {"true": True, "false": False}.get(str(header).lower())
         self.names: list[str] | None = None
-        self._doubtful: list[str] | None = None
+        self._possible_names: list[str] | None = None
         suffix = self.path.suffix.lower() if isinstance(self.path, Path) else ".frame"
         if isinstance(self.path, Path) and not self.path.exists():
             raise MissingDataError(f"{self.source} does not exist")
@@ -79,9 +79,9 @@ class Trace(Recorded):
         return self._table[t]
 
     def setup(self, population: Population) -> None:
-        if self._doubtful is not None:
+        if self._possible_names is not None:
             client_names = population.names or [str(number) for number in range(population.clients)]
-            if set(client_names) == set(self._doubtful):
+            if set(client_names) == set(self._possible_names):
                 raise ConfigError(
                     f"{self.source}: line 1 may be the names of the clients or their first round; say "
                     "availability.header=true or false"
@@ -92,9 +92,9 @@ class Trace(Recorded):
         """A table [rounds, clients] of probabilities."""
         if table.ndim != 2 or 0 in table.shape:
             raise ConfigError(f"{self.source} has shape {list(table.shape)}; expected [rounds, clients]")
-        bad = np.argwhere(~((table >= 0) & (table <= 1)))
-        if len(bad):
-            row, column = bad[0]
+        invalid_indices = np.argwhere(~((table >= 0) & (table <= 1)))
+        if len(invalid_indices):
+            row, column = invalid_indices[0]
             hint = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
                 f"{self.source}, {row_label(row + first)}, column {column + 1}: {table[row, column]:g} is not between "
@@ -152,16 +152,16 @@ class Trace(Recorded):
             self.names = [name.strip() for name in lines.pop(0)]
         head = 1 + (self.names is not None)
         for number, line in enumerate(lines, start=head):
-            wide = len(lines[0] if self.names is None else self.names)
-            if len(line) != wide:
-                raise ConfigError(f"{self.source}, line {number}: {len(line)} columns, expected {wide}")
+            num_columns = len(lines[0] if self.names is None else self.names)
+            if len(line) != num_columns:
+                raise ConfigError(f"{self.source}, line {number}: {len(line)} columns, expected {num_columns}")
             for column, cell in enumerate(line, start=1):
                 if _parse_number(cell) is None:
                     raise ConfigError(f"{self.source}, line {number}, column {column}: {cell!r} is not a number")
         if self.names is not None and round is not None and lines:
             cells = np.array(lines, dtype=object)
-            of = {name: cells[:, column_index] for column_index, name in enumerate(self.names)}
-            return self._table_from_columns(Columns(self.source, of, lambda n: f"line {n + head}"), round)
+            column_by_name = {name: cells[:, column_index] for column_index, name in enumerate(self.names)}
+            return self._table_from_columns(Columns(self.source, column_by_name, lambda n: f"line {n + head}"), round)
         table = np.array([[_parse_number(cell) for cell in line] for line in lines], dtype=np.float64)
         return self._checked_table(table, "line {}".format, head)
 
@@ -175,7 +175,7 @@ class Trace(Recorded):
                 return False  # a gap in a round, which is named as one
             raise ConfigError(f"{self.source}, line 1, column {cells.index('') + 1}: '' is not a number, and no name")
         if all(_parse_number(cell) in (0.0, 1.0) for cell in cells) and len(set(cells)) == len(cells):
-            self._doubtful = cells
+            self._possible_names = cells
         numbers = [_parse_number(cell) for cell in cells]
         if None not in numbers and len(lines) == 1:
             return False
@@ -183,9 +183,11 @@ class Trace(Recorded):
                    for cell, number in zip(cells, numbers, strict=True))  # fmt: skip
 
     def _check_names(self, names: list[str]) -> None:
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"{self.source}, line 1: several columns are named {twice!r}; name each client once")
+        duplicate_name = next((name for name in names if names.count(name) > 1), None)
+        if duplicate_name is not None:
+            raise ConfigError(
+                f"{self.source}, line 1: several columns are named {duplicate_name!r}; name each client once"
+            )
         if "" in names:
             raise ConfigError(f"{self.source}, line 1, column {names.index('') + 1}: a client has no name")
 

@@ -54,18 +54,24 @@ class TraceTable(Recorded):
         round_numbers = round_numbers - round_numbers.min()
         self.length = int(round_numbers.max()) + 1
         order = np.lexsort((client_index, round_numbers))
-        self._who, self._when, self._said = client_index[order], round_numbers[order], values[order]
-        twice = (self._who[1:] == self._who[:-1]) & (self._when[1:] == self._when[:-1])
-        if twice.any():
-            row = int(order[1:][twice].min())
+        self._line_clients, self._line_rounds, self._line_probabilities = (
+            client_index[order],
+            round_numbers[order],
+            values[order],
+        )
+        duplicate_mask = (self._line_clients[1:] == self._line_clients[:-1]) & (
+            self._line_rounds[1:] == self._line_rounds[:-1]
+        )
+        if duplicate_mask.any():
+            row = int(order[1:][duplicate_mask].min())
             raise ConfigError(
                 f"{self.source}: {table.row_label(row)} is another of {names[client_index[row]]!r} in the same round"
             )
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
-        round_slice = slice(*np.searchsorted(self._when, [t, t + 1]))
+        round_slice = slice(*np.searchsorted(self._line_rounds, [t, t + 1]))
         record_values = np.zeros(len(self.names or []))
-        record_values[self._who[round_slice]] = self._said[round_slice]
+        record_values[self._line_clients[round_slice]] = self._line_probabilities[round_slice]
         return record_values
 
 
@@ -76,9 +82,9 @@ def round_column(table: Columns, name: str) -> np.ndarray:
         numbers = np.full(len(table), np.nan)
         for row, value in enumerate(table[name].tolist()):
             numbers[row] = float(value) if str(value).strip().lstrip("+-").isdecimal() else np.nan
-    bad = ~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53))
-    if bad.any():
-        row = int(bad.argmax())
+    invalid_mask = ~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53))
+    if invalid_mask.any():
+        row = int(invalid_mask.argmax())
         raise ConfigError(
             f"{table.source}: {table.row_label(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are "
             "whole "
@@ -93,9 +99,9 @@ def probability_column(table: Columns, name: str) -> np.ndarray:
     numbers = as_numbers(values, is_missing(values))
     if numbers is None:
         numbers = np.array([_parse_probability(value) for value in values.tolist()])
-    bad = ~((numbers >= 0) & (numbers <= 1))
-    if bad.any():
-        row = int(bad.argmax())
+    invalid_mask = ~((numbers >= 0) & (numbers <= 1))
+    if invalid_mask.any():
+        row = int(invalid_mask.argmax())
         raise ConfigError(
             f"{table.source}: {table.row_label(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor "
             "true "

@@ -37,12 +37,13 @@ class ParameterPartition:
     averaged: Tensor
 
     @classmethod
-    def of(cls, sizes: dict[str, int], statistics: set[str], home: set[str]) -> ParameterPartition:
+    def of(cls, sizes: dict[str, int], statistics: set[str], private_names: set[str]) -> ParameterPartition:
         """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
         statistics that travel are averaged."""
         count = torch.tensor(list(sizes.values()))
         home_mask, statistics_mask = (
-            torch.tensor([name in chosen for name in sizes]).repeat_interleave(count) for chosen in (home, statistics)
+            torch.tensor([name in selected_names for name in sizes]).repeat_interleave(count)
+            for selected_names in (private_names, statistics)
         )
         columns = torch.arange(int(count.sum()))
         return cls(columns[~home_mask & ~statistics_mask], columns[home_mask], columns[~home_mask & statistics_mask])
@@ -101,14 +102,14 @@ class ParameterPartition:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
         gradients of columns that it does not see."""
         rows = self.full_rows(carry["params"], cohort, memory)
-        wide = carry | {"params": rows}
+        full_carry = carry | {"params": rows}
         for name in ("correction", "anchor", "gradient"):
             if name in carry:
-                wide[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
+                full_carry[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
         if "proximal" in carry and len(self.private):
             mask = torch.zeros_like(rows[:1]).index_fill(1, self.shared, 1.0)
-            wide["proximal"] = carry["proximal"][:, None] * mask
-        return wide
+            full_carry["proximal"] = carry["proximal"][:, None] * mask
+        return full_carry
 
     def restrict(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a strategy sees of a carry after the local steps: entries it had `handed` in their own shapes."""

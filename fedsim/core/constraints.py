@@ -288,10 +288,10 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         pass  # one of them is for type checkers alone; the others count
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
-        holder = type("alone", (), {"__annotations__": {name: annotation}})
+        annotation_holder = type("alone", (), {"__annotations__": {name: annotation}})
         try:
             scope = inspect.unwrap(function).__globals__
-            hints |= typing.get_type_hints(holder, globalns=scope, include_extras=True)
+            hints |= typing.get_type_hints(annotation_holder, globalns=scope, include_extras=True)
         except (NameError, TypeError, AttributeError):
             continue
     return hints
@@ -399,10 +399,12 @@ def _alternatives_check(alternatives: tuple[Any, ...]) -> CheckFunction:
     constrained."""
     of_lists = next((_check_for_hint(hint) for hint in alternatives if _is_list(hint)), None)
     of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_for_hint(hint))), None)
-    free = tuple(hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint))  # NoneType among them
+    scalar_types = tuple(
+        hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint)
+    )  # NoneType among them
 
     def check_one(key: str, value: Any) -> Any:
-        if isinstance(value, free):
+        if isinstance(value, scalar_types):
             return value
         if of_lists is not None and (of_single is None or _is_list_like(value)):
             return of_lists(key, value)

@@ -132,20 +132,20 @@ def _declarations_of(component: Any, kind: str) -> dict[str, list[Any]]:
     return declarations
 
 
-def _nested_objects(at: str, component: Any) -> Iterator[tuple[str, Any]]:
+def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
     """The object and those that its constructor was given, each with its place in the configuration."""
     if component is None:
         return
-    yield at, component
+    yield path, component
     members = getattr(component, "named_parts", None)  # of an object that was given several
-    if at and members is None:
+    if path and members is None:
         parameter_names = (
             {f.name for f in fields(component)} if is_dataclass(component) else parameters(type(component)).keys()
         )
         members = {name: value for name, value in getattr(component, "__dict__", {}).items() if name in parameter_names}
     for name, value in (members or {}).items():
         if hasattr(value, "effective_if") or hasattr(value, "stops_training"):
-            yield from _nested_objects(f"{at}.{name}", value)
+            yield from _nested_objects(f"{path}.{name}", value)
 
 
 def _declared_value(owner: Any, rule: Any) -> Any:
@@ -156,9 +156,9 @@ def _declared_value(owner: Any, rule: Any) -> Any:
     return value
 
 
-def _setting_text(at: str, name: str, value: Any) -> str:
+def _setting_text(path: str, name: str, value: Any) -> str:
     """KEY=VALUE, or the key alone where the value is an object."""
-    key = f"{at}.{name}" if at else name
+    key = f"{path}.{name}" if path else name
     if not isinstance(value, (str, bool, int, float, list, tuple, dict, type(None), PerSeed)):
         return key
     text = value if isinstance(value, str) else repr(value)

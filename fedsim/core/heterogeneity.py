@@ -24,7 +24,7 @@ def numbers_per_client(
     purpose: rng.Purpose,
     counter: int = 0,
     num_newcomers: int = 0,
-    usual: float = 0.0,
+    default_value: float = 0.0,
 ) -> Tensor:
     """[m] float64.
 
@@ -36,7 +36,7 @@ def numbers_per_client(
         clients: m.
         seed, purpose, counter: of the draw.
         num_newcomers: clients that are none of the m, but join at the end; given numbers are theirs too.
-        usual: the default of `spread`.
+        default_value: the default of `spread`.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != clients + num_newcomers:
@@ -44,7 +44,7 @@ def numbers_per_client(
                 key=key,
                 needs=f"has {len(value)} entries, but clients={clients + num_newcomers}; give one number, or one each",
             )
-        if spread not in (0, usual):
+        if spread not in (0, default_value):
             raise ConfigError(
                 f"{key.rpartition('.')[0]}.spread={spread:g} is around one number, but {key} gives one to each client, "
                 f"which are used as they are; leave it out, or give {key} as one number"

@@ -98,10 +98,10 @@ class Lock:
         """Without locks: if the process that the file names is gone, so is the file now."""
         if not _owner_is_gone(_read_owner(self._path)):
             return False
-        aside = self._path.with_name(f"{LOCK_FILE_NAME}.{os.getpid()}")
+        moved_path = self._path.with_name(f"{LOCK_FILE_NAME}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):  # of several processes one succeeds
-            os.rename(self._path, aside)
-            aside.unlink()
+            os.rename(self._path, moved_path)
+            moved_path.unlink()
         return True
 
     def _remove_empty(self) -> None:
@@ -166,8 +166,8 @@ def _try_lock(file: int) -> bool:
 
 
 def _process_identity() -> dict[str, Any]:
-    began, since = _start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "began": began, "since": since}
+    start_ticks, start_text = _start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "began": start_ticks, "since": start_text}
 
 
 def _start_time(pid: int) -> str | None:
@@ -204,10 +204,10 @@ def _read_owner(path: Path) -> dict[str, Any]:
 
 def _in_use_error(path: Path, remedy: str) -> str:
     owner = _read_owner(path)
-    holder = "another process"
+    holder_text = "another process"
     if owner:
-        holder = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
-    return f"out={path.parent} is in use by {holder}; wait until that ends, {remedy}"
+        holder_text = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
+    return f"out={path.parent} is in use by {holder_text}; wait until that ends, {remedy}"
 
 
 def _close_inherited_descriptors() -> None:

@@ -49,7 +49,8 @@ class Rewind:
         self._readers = [Reader(root, skip) for root in roots]
         for reader, root in zip(self._readers, roots, strict=True):
             reader.read(root)  # it keeps what it met alive
-            self._restores += [restore for value in reader.alive for restore in _restore_functions(value, reader)]
+            for value in reader.kept_objects:
+                self._restores += _restore_functions(value, reader)
 
     def __call__(self) -> None:
         """Put everything back."""

@@ -67,8 +67,8 @@ def draws_by_seed(
     seeds: Sequence[int], draw: Callable[[np.random.Generator], Any], purpose: Purpose, *counters: int
 ) -> np.ndarray:
     """[R, …] what `draw` takes of the generator of each seed, purpose and counters, once where seeds are equal."""
-    drawn = {seed: draw(generator(seed, purpose, *counters)) for seed in dict.fromkeys(seeds)}
-    return np.stack([drawn[seed] for seed in seeds])
+    draw_by_seed = {seed: draw(generator(seed, purpose, *counters)) for seed in dict.fromkeys(seeds)}
+    return np.stack([draw_by_seed[seed] for seed in seeds])
 
 
 _SPLITMIX64_INCREMENT = -0x61C8864680B583EB  # 2^64 / golden ratio, odd; as a signed 64-bit integer

@@ -177,7 +177,7 @@ class Reader:
         package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
         self.packages = {package} - LIBRARY_PACKAGES - sys.stdlib_module_names if package != "builtins" else set()
         self.nodes: dict[int, Node] = {}
-        self.alive: list[Any] = []  # an id stays an object's own as long as the object lives
+        self.kept_objects: list[Any] = []  # an id stays an object's own as long as the object lives
         self.waiting: list[tuple[Any, Node]] = []
 
     def read(self, root: Any) -> Node:
@@ -194,16 +194,16 @@ class Reader:
         if id(value) in self.nodes:
             return self.nodes[id(value)]
         node = self.nodes[id(value)] = Node(kind)
-        self.alive.append(value)
+        self.kept_objects.append(value)
         if not isinstance(value, self.skip):
             self.waiting.append((value, node))
         return node
 
     def expand(self, value: Any, node: Node) -> None:
         """Look into an object: the first kind that it is of says how."""
-        for kind, look in READ_METHOD_BY_TYPE:
+        for kind, read_method in READ_METHOD_BY_TYPE:
             if isinstance(value, kind):
-                look(self, value, node)
+                read_method(self, value, node)
                 return
         self.object(value, node)
 
@@ -338,8 +338,8 @@ class Reader:
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")
-            reduced = value.__reduce__()
-            for number, item in enumerate(reduced[1:] if isinstance(reduced, tuple) else (reduced,)):
+            pickle_state = value.__reduce__()
+            for number, item in enumerate(pickle_state[1:] if isinstance(pickle_state, tuple) else (pickle_state,)):
                 self.add(node, f".{number}", item)
 
     def module(self, value: nn.Module, node: Node) -> None:
@@ -359,10 +359,10 @@ class Reader:
         self.attributes(value, node)
         self.class_of(value, node)
 
-    def attributes(self, value: Any, node: Node, but: Iterable[str] = ()) -> None:
+    def attributes(self, value: Any, node: Node, skipped_names: Iterable[str] = ()) -> None:
         kind: Any = type(value)
         remembered, slots = _attribute_names(kind)
-        instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(but)
+        instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(skipped_names)
         for name in sorted(name for name in instance_dict if isinstance(name, str) and name not in excluded):
             self.add(node, f".{name}", instance_dict[name])
         for name, mangled in slots:

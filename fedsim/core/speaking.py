@@ -98,9 +98,9 @@ class BrokenPipeTolerantStream:
         if isinstance(error, BlockingIOError):
             return
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            null_descriptor = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_descriptor, self._stream.fileno())
+            os.close(null_descriptor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -123,7 +123,7 @@ def _tolerate_broken_pipe(stream: Any, escape_control: bool = False) -> Any:
 @contextlib.contextmanager
 def tolerate_broken_pipes() -> Iterator[None]:
     """The same within the block; what was said is said when it ends, not in Python's own end, which would complain."""
-    before = sys.stdout, sys.stderr
+    original_streams = sys.stdout, sys.stderr
     ignore_broken_pipes()
     try:
         yield
@@ -135,7 +135,7 @@ def tolerate_broken_pipes() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = original_streams
 
 
 class PlainFormatter(logging.Formatter):

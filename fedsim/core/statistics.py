@@ -86,8 +86,8 @@ class RowStatistics:
             )
         for value in values:
             if value is not None and not (isinstance(value, Tensor) and value.shape == like.shape):
-                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"each replicate's value must be a tensor of one shape, and not {got}")
+                actual_shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"each replicate's value must be a tensor of one shape, and not {actual_shape}")
         return torch.stack([torch.zeros_like(like) if value is None else value for value in values])
 
     def median(self, rows: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ class RowStatistics:
         if self.ranks.count == 1:
             return values, self.host.virtual, self.bounds
         replicates, clients = self.shape
-        everyone = replicates * clients
-        gathered, present = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
+        num_virtual_clients = replicates * clients
+        gathered, present = np.zeros((*values.shape[:-1], num_virtual_clients)), np.zeros(num_virtual_clients)
         gathered[..., self.host.virtual], present[self.host.virtual] = values, 1
         gathered, present = self.ranks.all_reduce_host(gathered, present)
         virtual = np.flatnonzero(present)
-        bounds = np.searchsorted(virtual, np.arange(0, everyone + 1, clients))
+        bounds = np.searchsorted(virtual, np.arange(0, num_virtual_clients + 1, clients))
         return gathered[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
 
 
@@ -166,9 +166,9 @@ def median_of(rows: Tensor) -> Tensor:
     return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
 
 
-def trimmed_mean_of(rows: Tensor, cut: int) -> Tensor:
-    """[k, …] → […] the mean without the `cut` smallest and as many largest, number by number."""
-    return rows.sort(0).values[cut : len(rows) - cut].mean(0)
+def trimmed_mean_of(rows: Tensor, num_trimmed: int) -> Tensor:
+    """[k, …] → […] the mean without the `num_trimmed` smallest and as many largest, number by number."""
+    return rows.sort(0).values[num_trimmed : len(rows) - num_trimmed].mean(0)
 
 
 def _as_floating(rows: Tensor) -> Tensor:

@@ -118,19 +118,19 @@ def trust_packages(
     packages: Sequence[str], own_code: bool = True, remedy: str = TRUST_ON_COMMAND_LINE
 ) -> Iterator[None]:
     """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
-    before = _current_trust.set(Trust(tuple(packages), own_code, remedy))
+    token = _current_trust.set(Trust(tuple(packages), own_code, remedy))
     try:
         yield
     finally:
-        _current_trust.reset(before)
+        _current_trust.reset(token)
 
 
 def current_name(target: str) -> str:
     """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
     package, dot, subpath = target.partition(".")
     head, end, name = subpath.partition(".")
-    renamed = RENAMED_MODULES.get(f"{package}{dot}{head}")
-    return target if renamed is None else f"{renamed}{end}{name}"
+    current_module = RENAMED_MODULES.get(f"{package}{dot}{head}")
+    return target if current_module is None else f"{current_module}{end}{name}"
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,14 +186,14 @@ def _segments(key: str, target: str) -> list[str]:
 def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_label: str) -> None:
     """Refuse what stands at the path, where it is no class or function, lives in a package that is not trusted, or does
     not fit the place. Its home counts, not only the path: `trusted_package.os.system` is the operating system's."""
-    home, is_class = _defining_module(candidate), isinstance(candidate, type)
+    defining_module, is_class = _defining_module(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
     if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
         raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
-    home_root = home.partition(".")[0] or "builtins"
+    home_root = defining_module.partition(".")[0] or "builtins"
     home_trust = _trust_label(home_root)
     if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
-        qualified_name = f"{home}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
+        qualified_name = f"{defining_module}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
         raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
     if home_trust == "built in" and not kind.has_built_in(candidate):
         raise ConfigError(f"{key}={target!r} {_unfit_text(home_root, kind)}")
@@ -264,8 +264,8 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
         raise ConfigError(f"{key}._target_ is missing; give {key}._target_=package.module.Class")
     if not isinstance(target, str):
         raise ConfigError(f"{key}._target_={target!r} names no class; choose one of the group's choices")
-    for name, harmless in RESERVED_KEY_DEFAULTS.items():
-        if node.get(name, harmless) not in (harmless, None):
+    for name, neutral_value in RESERVED_KEY_DEFAULTS.items():
+        if node.get(name, neutral_value) not in (neutral_value, None):
             if name == "_partial_":
                 raise ConfigError(
                     f"{key}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"

@@ -43,8 +43,10 @@ def largest_positions(values: np.ndarray, k: int, breakers: np.ndarray, relative
         return order[: max(k, 0)]
     ordered = values[order]
     first, last = _tied_range(ordered, k - 1, relative)
-    tied = order[first:last]
-    return np.concatenate([order[:first], tied[np.argsort(breakers[tied], kind="stable")][: k - first]])
+    tied_positions = order[first:last]
+    return np.concatenate(
+        [order[:first], tied_positions[np.argsort(breakers[tied_positions], kind="stable")][: k - first]]
+    )
 
 
 def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, int]:

@@ -81,10 +81,12 @@ class Evaluator:
         self.loop = loop or convolutional_on_cpu or model.traits.evaluation_unvmapped is not None
         self.labelled = model.labelled
         m, device = federation.clients, federation.device
-        everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
-        self.everyone = everyone.cpu().numpy()  # clients evaluated on their own data
-        self.ranks, self.count = federation.ranks, len(everyone)
-        self.clients = everyone[self.ranks.client_slice]  # all ranks have the data, so they divide the work evenly
+        evaluated_clients = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
+        self.everyone = evaluated_clients.cpu().numpy()  # clients evaluated on their own data
+        self.ranks, self.count = federation.ranks, len(evaluated_clients)
+        self.clients = evaluated_clients[
+            self.ranks.client_slice
+        ]  # all ranks have the data, so they divide the work evenly
         self.samples = ClientSamples(data, client_samples, model.dtype)
         self.validation = None if validation is None else ClientSamples(validation, None, model.dtype)
         self.spreads, self.of = spreads, "accuracy" if self.labelled else "loss"
@@ -96,26 +98,26 @@ class Evaluator:
     @property
     def columns(self) -> set[str]:
         """The columns that this evaluator measures."""
-        absent = set()
+        absent_columns = set()
         if self.dataset.test_x is None:
-            absent |= {"test_loss", "test_accuracy"}
+            absent_columns |= {"test_loss", "test_accuracy"}
         if not self.labelled:
-            absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
+            absent_columns |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
         unused_score = "loss" if self.labelled else "accuracy"  # columns that are not numbers of clients
-        absent |= {f"{VALIDATION.format(unused_score)}_{WORST_DECILE_SUFFIX}"} | (
+        absent_columns |= {f"{VALIDATION.format(unused_score)}_{WORST_DECILE_SUFFIX}"} | (
             set() if self.labelled else {"validation_accuracy"}
         )
         for of in ("loss", "accuracy"):
             if of == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
-                absent |= {TEST.format(of), f"{TEST.format(of)}_{WORST_DECILE_SUFFIX}"}
+                absent_columns |= {TEST.format(of), f"{TEST.format(of)}_{WORST_DECILE_SUFFIX}"}
             if self.validation is None:
-                absent |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST_DECILE_SUFFIX}"}
+                absent_columns |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST_DECILE_SUFFIX}"}
         if self.optimum is None:
-            absent |= {"distance_to_optimum"}
+            absent_columns |= {"distance_to_optimum"}
         if not self.shift.active:
-            absent |= {"performative_loss", "performative_risk", "decoupled_loss"}
-        absent |= {"distance_to_ps", "distance_to_po", "distance_to_nash"} - self.references.keys()
-        return MEASURED.keys() - absent
+            absent_columns |= {"performative_loss", "performative_risk", "decoupled_loss"}
+        absent_columns |= {"distance_to_ps", "distance_to_po", "distance_to_nash"} - self.references.keys()
+        return MEASURED.keys() - absent_columns
 
     def added_columns(self, of: str = "") -> dict[str, str]:
         """Columns of the user's metrics → descriptions; `of`: of which model."""
@@ -148,7 +150,9 @@ class Evaluator:
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
         by_client: dict[str, Tensor] = {}
-        results, added = self._evaluate_test_set(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        results, user_metrics = (
+            self._evaluate_test_set(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        )
         if self.validation is not None:
             loss, accuracy, _ = self._evaluate_clients(self.validation, models, models)
             results["validation_loss"] = loss.nanmean(1)
@@ -167,8 +171,10 @@ class Evaluator:
         if self.shift.active:
             results["performative_loss"] = results["train_loss"]
             results["performative_risk"] = results["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
-            before = losses if deployed is None else self._evaluate_clients(self.samples, models, deployed)[0]
-            results["decoupled_loss"] = weighted_mean(before, self.weights)
+            losses_before_shift = (
+                losses if deployed is None else self._evaluate_clients(self.samples, models, deployed)[0]
+            )
+            results["decoupled_loss"] = weighted_mean(losses_before_shift, self.weights)
             for name, point in self.references.items():
                 results[name] = (models - point.to(models)).norm(dim=1)
         blocks = [
@@ -187,11 +193,11 @@ class Evaluator:
         metrics |= spread_columns(client_scores, spread_pairs)
         client_values = {}
         if client_metrics is not None:
-            added |= self.metrics.over_clients(client_metrics, self.weights)
+            user_metrics |= self.metrics.over_clients(client_metrics, self.weights)
             client_values = {
                 name: values.cpu().numpy() for name, values in zip(self.metrics.names, client_metrics, strict=True)
             }
-        metrics |= {name: values.cpu().numpy() for name, values in added.items()}
+        metrics |= {name: values.cpu().numpy() for name, values in user_metrics.items()}
         metrics |= {} if self.extra_metrics is None else self.extra_metrics(models)
         accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
         return EvaluationResult(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
@@ -227,7 +233,7 @@ class Evaluator:
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
         batch_starts = range(0, len(data.test_x), TEST_BATCH_SIZE)
-        local_starts, pooled = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
+        local_starts, pooled_metrics = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
         for start in batch_starts if len(self.metrics) else local_starts:
             pick = slice(start, start + TEST_BATCH_SIZE)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
@@ -241,11 +247,11 @@ class Evaluator:
                 ) * (len(x) if start in local_starts else 0)
                 continue
             outputs = self.predict(models, inputs, shared=True)
-            pooled.update(outputs, target_of(batch))
+            pooled_metrics.update(outputs, target_of(batch))
             if start not in local_starts:
                 continue
             # A loss over the batch is assigned to each of its samples.
-            losses = [self.model.loss(out, batch).expand(len(x)) for out in outputs]
+            losses = [self.model.loss(model_output, batch).expand(len(x)) for model_output in outputs]
             total[0] += torch.stack([loss.sum() for loss in losses])
             numbers = torch.stack(losses)
             if self.labelled:
@@ -266,7 +272,7 @@ class Evaluator:
             results[TEST.format(self.of)] = (
                 total[2:][sample_counts > 0] / sample_counts[sample_counts > 0, None]
             ).mean(0)
-        return results, pooled.values()
+        return results, pooled_metrics.values()
 
     def _evaluate_clients(
         self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None

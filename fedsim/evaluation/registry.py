@@ -355,12 +355,12 @@ def _metrics_of_model(
     personal = model in PERSONAL_MODELS and model not in EVALUATED_MODEL_DESCRIPTIONS
     return {
         column: dataclasses.replace(
-            metrics[of],
+            metrics[base_column],
             column=column,
-            label=f"{metrics[of].label.removesuffix(OVER_CLIENTS if personal else '')}, {MODEL_LABELS[model]}",
-            description=f"{metrics[of].description}, of {models[model]}",
+            label=f"{metrics[base_column].label.removesuffix(OVER_CLIENTS if personal else '')}, {MODEL_LABELS[model]}",
+            description=f"{metrics[base_column].description}, of {models[model]}",
         )
-        for of, column in columns_of_other_model(model, metrics).items()
+        for base_column, column in columns_of_other_model(model, metrics).items()
     }
 
 
@@ -440,9 +440,11 @@ def _derived_metric(column: str) -> MetricDescription:
             label=f"{samples} {quantity.replace('_', ' ')}, {client_share}",
             group="diagnostics" if quantity in ("loss", "accuracy") else quantity,
         )
-    elif added := _USER_METRIC_PATTERN.fullmatch(name):
-        samples = "training" if added[1] == "train" else added[1]
-        entry = dataclasses.replace(entry, label=f"{samples} {added[2].replace('_', ' ')}", group=added[2])
+    elif user_metric_match := _USER_METRIC_PATTERN.fullmatch(name):
+        samples = "training" if user_metric_match[1] == "train" else user_metric_match[1]
+        entry = dataclasses.replace(
+            entry, label=f"{samples} {user_metric_match[2].replace('_', ' ')}", group=user_metric_match[2]
+        )
     return dataclasses.replace(entry, label=f"{entry.label}, {MODEL_LABELS[model]}") if model else entry
 
 

@@ -88,8 +88,8 @@ class APFL(SGD):
         return [(torch.ones_like(alpha), torch.lerp(w, v, alpha))]
 
     def descents(self) -> tuple[GradientStep, ...]:
-        moving = self.adaptive and self.every == "step"
-        if type(self) is not APFL or self.clip is not None or moving:
+        is_alpha_moving = self.adaptive and self.every == "step"
+        if type(self) is not APFL or self.clip is not None or is_alpha_moving:
             return ()
         personal_step = GradientStep(
             "personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs"

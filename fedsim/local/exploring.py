@@ -27,5 +27,5 @@ def exploration_noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
     """
     params = carry["params"]
     key = rng.row_keys(carry[SEED_MEMORY_NAME], rng.Purpose.POINT, carry["round"])
-    drawn = rng.normal(rng.fold(key, number), torch.arange(trained, device=params.device), params.dtype)
-    return torch.cat([drawn, drawn.new_zeros(len(params) - trained)])
+    normals = rng.normal(rng.fold(key, number), torch.arange(trained, device=params.device), params.dtype)
+    return torch.cat([normals, normals.new_zeros(len(params) - trained)])

@@ -95,14 +95,16 @@ class FedALA(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        mixes, received = carry[STEP_COUNT_NAME] < self.mixing_steps, carry[RECEIVED_MODEL_NAME]
+        is_mixing_step, received = carry[STEP_COUNT_NAME] < self.mixing_steps, carry[RECEIVED_MODEL_NAME]
         slope = gradient[self.top] * (received - carry["personal"][self.top])
         mixing = torch.where(
-            mixes, (carry[MIXING_MEMORY_NAME] - self.mixing_lr * slope).clamp(0.0, 1.0), carry[MIXING_MEMORY_NAME]
+            is_mixing_step,
+            (carry[MIXING_MEMORY_NAME] - self.mixing_lr * slope).clamp(0.0, 1.0),
+            carry[MIXING_MEMORY_NAME],
         )
         trained = self.descend(carry, gradient, lr)
-        params = torch.where(mixes, self.mix(carry, received, mixing), trained)
-        personal = torch.where(mixes, carry["personal"], trained)
+        params = torch.where(is_mixing_step, self.mix(carry, received, mixing), trained)
+        personal = torch.where(is_mixing_step, carry["personal"], trained)
         return carry | {
             "params": params,
             "personal": personal,

@@ -52,9 +52,9 @@ class FedRoD(FedLC):
         self.head = last_layers(model.shapes, 1).to(model.device)
         row, inputs = model.initial([0])[0], model.call.inputs(data.two_samples(model.dtype))
         angle = torch.arange(len(self.head), device=row.device).to(row.dtype)
-        heads = angle.sin(), angle.cos(), angle.sin() + angle.cos()
+        head_weights = angle.sin(), angle.cos(), angle.sin() + angle.cos()
         first_output, second_output, sum_output = (
-            model.evaluate(row.index_copy(0, self.head, head), inputs) for head in heads
+            model.evaluate(row.index_copy(0, self.head, head), inputs) for head in head_weights
         )
         if not torch.allclose(first_output + second_output, sum_output, rtol=1e-4, atol=1e-4):
             raise ConfigError(

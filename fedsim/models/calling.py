@@ -54,11 +54,11 @@ class ModuleCaller:
         x, keywords = inputs, {}
         if not isinstance(inputs, Tensor):
             x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
-        tied = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
-        tensors = tensors_by_name | tied if tied else tensors_by_name
+        tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
+        tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
         with self._checked_call(module, inputs):
             returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
-        if tied:  # what the pass put in the place of a buffer
+        if tied_tensors:  # what the pass put in the place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
         return self._selected_output(returned)
 

@@ -129,6 +129,6 @@ class Widths(Capacity):
     def _random_channels(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
         """[n, width] of each row as many channels as it holds, drawn without replacement."""
         keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client, *counters)
-        drawn = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
-        ranks = drawn.argsort(dim=1, stable=True).argsort(dim=1)
+        uniform_numbers = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
+        ranks = uniform_numbers.argsort(dim=1, stable=True).argsort(dim=1)
         return ranks < torch.tensor(self._held_counts(width), device=keys.device)[level][:, None]

@@ -64,9 +64,12 @@ class ChannelChain:
         mixing = [layer for layer in order if isinstance(modules[layer], CHANNEL_MIXING_LAYERS)]
         missing = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
         if missing or len(set(order)) < len(order):
-            odd = sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
+            unsupported_layer = (
+                sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
+            )
             raise ConfigError(
-                f"capacity: each layer must be executed once, but {odd!r} of {name} is executed {order.count(odd)} "
+                f"capacity: each layer must be executed once, but {unsupported_layer!r} of {name} "
+                f"is executed {order.count(unsupported_layer)} "
                 "times; use capacity=full"
             )
         for layer in order:
@@ -179,20 +182,20 @@ def check_chain(model: RowModel, chain: ChannelChain, held: Sequence[Tensor], sa
     row = model.initial([0])[0]
     row = row + (0.1 * torch.randn(len(row), generator=draw)).to(row)
     mask, incoming = (columns[0].to(row.device) for columns in (chain.masks(held), chain.incoming(held)))
-    narrow, inputs = row * mask, model.call.inputs(samples)
+    masked_row, inputs = row * mask, model.call.inputs(samples)
     with torch.no_grad():
-        expected, disturbed = (model.evaluate(r, inputs) for r in (narrow, torch.where(incoming, row, narrow)))
+        expected, disturbed = (model.evaluate(r, inputs) for r in (masked_row, torch.where(incoming, row, masked_row)))
     if not torch.allclose(expected, disturbed, rtol=1e-3, atol=1e-4):
         raise ConfigError(
             f"capacity: channels that a client does not hold change the output of {name} (a normalisation across "
             "channels does this, and a connection that skips layers); use another model, or capacity=full"
         )
     batch = dict(samples) | {"key": torch.zeros((), dtype=torch.int64, device=row.device)}
-    leaves = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(narrow).items()}
+    leaves = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(masked_row).items()}
     with torch.enable_grad():
         value = model.objective(model.predict(leaves, batch), batch, list(leaves.values()))
         gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-    gradient = torch.cat([piece.reshape(-1) for piece in gradients])
+    gradient = torch.cat([gradient_part.reshape(-1) for gradient_part in gradients])
     if bool((gradient * ~mask).abs().max() > 1e-6 * gradient.abs().max()):
         raise ConfigError(
             f"capacity: columns that a client does not hold get a gradient in {name}; its activations must be 0 at 0, "

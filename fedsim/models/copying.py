@@ -28,12 +28,12 @@ def copy_module(module: nn.Module) -> nn.Module:
         for value in tree_leaves(attribute)
         if isinstance(value, Tensor)
     ]
-    replaced: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     for value in tensors:
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            replaced[id(value)] = _plain_tensor_of_transform(value)
+            replacements[id(value)] = _plain_tensor_of_transform(value)
         elif value.grad_fn is not None:
-            replaced[id(value)] = value.detach().clone()
+            replacements[id(value)] = value.detach().clone()
     for name, layer in module.named_modules():
         if isinstance(layer, torch.jit.ScriptModule):
             raise ConfigError(
@@ -41,7 +41,7 @@ def copy_module(module: nn.Module) -> nn.Module:
                 "trained; use the module that it was made from"
             )
     try:
-        return copy.deepcopy(module, replaced)
+        return copy.deepcopy(module, replacements)
     except Exception as error:
         reason = first_line(error, type(error).__name__)
         raise ConfigError(

@@ -91,11 +91,11 @@ def correct_share(output: Tensor, labels: Tensor, leading: int) -> Tensor:
     if labels.is_floating_point():
         return ((output > 0) == (labels > 0.5)).to(output.dtype).flatten(leading).mean(-1)
     predictions = (output[..., 0] > 0).to(torch.int64) if output.shape[-1] == 1 else output.argmax(-1)
-    hits = (predictions == labels).to(output.dtype)
+    correct_mask = (predictions == labels).to(output.dtype)
     if labels.dim() == leading:
-        return hits
+        return correct_mask
     label_mask = (labels != IGNORED_LABEL).to(output.dtype)
-    return (hits * label_mask).flatten(leading).sum(-1) / label_mask.flatten(leading).sum(-1).clamp(min=1)
+    return (correct_mask * label_mask).flatten(leading).sum(-1) / label_mask.flatten(leading).sum(-1).clamp(min=1)
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:

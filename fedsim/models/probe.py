@@ -88,23 +88,23 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
         if not same_output(first, repeated):
             _refuse_unkeyed(call, module, pair)
         second = {name: value.clone() for name, value in second_copy.named_buffers()}
-        elsewhere = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
-        output_of(call, elsewhere, pair)
-        later = dict(elsewhere.named_buffers())
+        moved_module = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
+        output_of(call, moved_module, pair)
+        buffers_after = dict(moved_module.named_buffers())
         traits.statistics = [
-            n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, later[n]))
+            n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, buffers_after[n]))
         ]
         for name in traits.statistics:
             if not torch.equal(before[name], second[name]):
                 _refuse_unkeyed(call, module, pair)
-        several = _larger_inputs(call, module, x)
-        writes = _record_writes(call, module, several)
+        larger_inputs = _larger_inputs(call, module, x)
+        writes = _record_writes(call, module, larger_inputs)
         _refuse_state_outside(training, surroundings)  # which inputs of other kinds may change alone
         traits.assigns_data = writes.assigns
-        moving = {*traits.statistics, *writes.buffers}
-        traits.statistics = [name for name, _ in module.named_buffers() if name in moving]
+        moving_names = {*traits.statistics, *writes.buffers}
+        traits.statistics = [name for name, _ in module.named_buffers() if name in moving_names]
         traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
-        traits.isolated = _hidden_state_reason(call, module, several, traits.statistics)
+        traits.isolated = _hidden_state_reason(call, module, larger_inputs, traits.statistics)
         traits.min_batch = _min_batch(call, module, pair)
         traits.mixes_samples = (
             traits.min_batch > 1
@@ -113,9 +113,9 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
                 _depends_on_others(
                     call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y
                 )
-                for y in several[1:]
+                for y in larger_inputs[1:]
             )
-            or _depends_on_size(call, lambda: copy_module(module).train(), several)
+            or _depends_on_size(call, lambda: copy_module(module).train(), larger_inputs)
         )
         evaluation = copy_module(module).eval()
         evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
@@ -125,12 +125,12 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
                 f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
                 "a function of its input, its parameters and its buffers"
             )
-        several = _larger_inputs(call, evaluation, x)
-        traits.evaluation_isolated = _hidden_state_reason(call, module, several, [], training=False)
+        larger_inputs = _larger_inputs(call, evaluation, x)
+        traits.evaluation_isolated = _hidden_state_reason(call, module, larger_inputs, [], training=False)
         traits.evaluation_mixes_samples = (
             _depends_on_others(call, evaluation, evaluation_output, pair)
-            or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
-            or _depends_on_size(call, lambda: evaluation, several)
+            or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in larger_inputs[1:])
+            or _depends_on_size(call, lambda: evaluation, larger_inputs)
         )
     return traits
 
@@ -214,7 +214,7 @@ def _watch_pass(
     values = {name: value.detach().clone() for name, value in parameters.items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     streams_before = streams.rng_state()
-    with WriteRecorder(parameters) as recorder, DataAssignments() as assigned:
+    with WriteRecorder(parameters) as recorder, DataAssignments() as data_assignments:
         try:
             output_of(call, module, x)
         except ConfigError:
@@ -226,7 +226,7 @@ def _watch_pass(
         _refuse_unkeyed(call, module, x) if training else refuse_random_evaluation(module)
     parameters_after = dict(module.named_parameters())
     if training:
-        writes.assigns = writes.assigns or assigned.count > 0
+        writes.assigns = writes.assigns or data_assignments.count > 0
         buffers_after = dict(module.named_buffers())
         writes.buffers |= {
             n for n, value in buffers.items() if n in buffers_after and not _identical(value, buffers_after[n])
@@ -246,10 +246,11 @@ def _watch_pass(
         writes.frozen.add(name)
 
 
-def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
-    if odd:
+def _refuse_new_parameters(module: nn.Module, new_parameters: Set[str]) -> None:
+    if new_parameters:
         raise ConfigError(
-            f"model: the forward pass of {type(module).__name__} adds or removes the parameter {min(odd)!r}; make all "
+            f"model: the forward pass of {type(module).__name__} adds or removes the parameter "
+            f"{min(new_parameters)!r}; make all "
             "parameters in __init__, or use torch.nn's lazy layers"
         )
 
@@ -305,10 +306,10 @@ def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -
     try:
         right = expected()
         with streams.quiet_trial():
-            got = attempt()
+            attempted = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
         return first_line(error, type(error).__name__)[:200]
-    return None if same_output(right, got, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
+    return None if same_output(right, attempted, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
 
 def vmapped_second_result(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -366,9 +367,12 @@ def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
         with contextlib.suppress(ConfigError):
             output_of(call, copied, x)
     layers = dict(module.named_modules())
-    guilty = next((n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), "")
+    unkeyed_layer = next(
+        (n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), ""
+    )
     raise ConfigError(
-        f"model: {_layer_text(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps "
+        f"model: {_layer_text(unkeyed_layer, layers)} draws random numbers that cannot be keyed by "
+        "client and step, or keeps "
         "state "
         "where no copy of the module has its own (a closure, a file), so that its output for the same input would "
         "differ from call to call; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the forward "
@@ -417,18 +421,18 @@ def _hidden_state_reason(
         return None
     for number in range(NUM_PROBE_PASSES):
         batch = batches[number % len(batches)]
-        fresh = copy_module(module).train(training)
+        fresh_module = copy_module(module).train(training)
         current_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-        put_tensors(fresh, current_statistics)
-        if not same_output(output_of(call, reused_module, batch), output_of(call, fresh, batch)) or any(
-            not same_output(tensor_of(reused_module, name), tensor_of(fresh, name)) for name in statistics
+        put_tensors(fresh_module, current_statistics)
+        if not same_output(output_of(call, reused_module, batch), output_of(call, fresh_module, batch)) or any(
+            not same_output(tensor_of(reused_module, name), tensor_of(fresh_module, name)) for name in statistics
         ):
             _refuse_state(module, changes[0])
     if training:
         reused_module.eval()
-        fresh = copy_module(module).eval()
-        put_tensors(fresh, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
-        if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh, batches[0])):
+        fresh_module = copy_module(module).eval()
+        put_tensors(fresh_module, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
+        if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh_module, batches[0])):
             _refuse_state(module, changes[0])
     accumulated = differing_paths(first_state, second_state)
     if not accumulated:

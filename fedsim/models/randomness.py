@@ -82,11 +82,15 @@ def _uniform_or_normal(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: A
 def _empty(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
     if args and isinstance(args[0], Tensor) and func.__name__.endswith("_like"):
-        shaped = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
+        meta_tensor = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
     else:
-        shaped = torch.empty(*args, **{**kwargs, "device": "meta"})
-    zero = torch.zeros(shaped.shape, dtype=shaped.dtype, device=mode.key.device)
-    return zero | (mode.key != mode.key) if shaped.dtype == torch.bool else zero + (mode.key * 0).to(shaped.dtype)
+        meta_tensor = torch.empty(*args, **{**kwargs, "device": "meta"})
+    zero = torch.zeros(meta_tensor.shape, dtype=meta_tensor.dtype, device=mode.key.device)
+    return (
+        zero | (mode.key != mode.key)
+        if meta_tensor.dtype == torch.bool
+        else zero + (mode.key * 0).to(meta_tensor.dtype)
+    )
 
 
 def _bernoulli(mode: KeyedRandomness, func: Any, x: Tensor, p: Any = None, **_: Any) -> Tensor:
@@ -123,8 +127,8 @@ def _randint(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Ten
     high = kwargs.pop("high", None) or numbers[-1]
     low = kwargs.pop("low", None) or (numbers[0] if len(numbers) > 1 else 0)
     shape = next((a for a in args if not isinstance(a, int)), None) or kwargs["size"]
-    drawn = (mode.uniform(shape, torch.float64) * (high - low)).floor() + low
-    return drawn.to(kwargs.get("dtype") or torch.int64)
+    random_integers = (mode.uniform(shape, torch.float64) * (high - low)).floor() + low
+    return random_integers.to(kwargs.get("dtype") or torch.int64)
 
 
 def _randperm(mode: KeyedRandomness, func: Any, n: int, **_: Any) -> Tensor:
@@ -137,8 +141,8 @@ def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: 
     p, training = arguments.get("p", 0.5), arguments.get("training", True)
     if not training or p == 0:
         return x
-    wide = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
-    if wide:
+    drops_channels = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
+    if drops_channels:
         batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
         leading = 2 if batched else 1
         return _in_place_or_new(x, mode.dropout(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
@@ -211,7 +215,7 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
     bound_arguments = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound_arguments.apply_defaults()
     arguments = bound_arguments.arguments
-    p, needed, average = arguments["dropout_p"], arguments["need_weights"], arguments["average_attn_weights"]
+    p, needs_weights, average = arguments["dropout_p"], arguments["need_weights"], arguments["average_attn_weights"]
     if p == 0 or not arguments["training"]:
         return func(*args, **kwargs)
     if arguments["bias_k"] is not None or arguments["add_zero_attn"]:
@@ -221,17 +225,17 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
         )
     arguments |= {"dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
     _, weights = func(*bound_arguments.args, **bound_arguments.kwargs)
-    width, heads, value = arguments["embed_dim_to_check"], arguments["num_heads"], arguments["value"]
+    width, num_heads, value = arguments["embed_dim_to_check"], arguments["num_heads"], arguments["value"]
     weight = (
         arguments["v_proj_weight"] if arguments["use_separate_proj_weight"] else arguments["in_proj_weight"][-width:]
     )
     bias = None if arguments["in_proj_bias"] is None else arguments["in_proj_bias"][-width:]
-    values = F.linear(value, weight, bias).unflatten(-1, (heads, -1))  # [S, (N,) H, e]
+    values = F.linear(value, weight, bias).unflatten(-1, (num_heads, -1))  # [S, (N,) H, e]
     dropped = mode.dropout(weights, p)
     head_values = values.movedim(0, -2)  # [(N,) H, S, e]
-    out = (dropped @ head_values).movedim(-2, 0).flatten(-2)
-    out = F.linear(out, arguments["out_proj_weight"], arguments["out_proj_bias"])
-    return out, (dropped.mean(-3) if average else dropped) if needed else None
+    attention_output = (dropped @ head_values).movedim(-2, 0).flatten(-2)
+    attention_output = F.linear(attention_output, arguments["out_proj_weight"], arguments["out_proj_bias"])
+    return attention_output, (dropped.mean(-3) if average else dropped) if needs_weights else None
 
 
 RandomCallHandler = Callable[..., Any]

@@ -143,7 +143,7 @@ class RowModel:
         self._given_module = build if isinstance(build, nn.Module) else None
         self._original: nn.Module | None = None  # which the template is a copy of, until `check`
         self._shared_memory: list[SharedMemory] = []
-        self._pair, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
+        self._two_samples, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
         self.dropout_keys = key_dropouts(template)
         self.call.aliases = tied_names(template)
@@ -152,7 +152,7 @@ class RowModel:
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
         self.statistics: dict[str, torch.Size] = {}
         self._kinds: dict[str, torch.dtype] = {}
-        self._checked: Mapping[str, Tensor] | None = None
+        self._checked_samples: Mapping[str, Tensor] | None = None
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.private_parameters, self.traits = set[str](), ForwardTraits()
         self.labelled = self._scores_second = False
@@ -185,10 +185,10 @@ class RowModel:
         """A module of the user's, its lazy layers' parameters drawn."""
         module = self._build()
         lazy = isinstance(module, nn.Module) and any(map(is_lazy, [*module.parameters(), *module.buffers()]))
-        if lazy and self._pair is not None:
+        if lazy and self._two_samples is not None:
             kind = torch.get_default_dtype()
             inputs = tree_map(
-                lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._pair)
+                lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._two_samples)
             )
             with torch.no_grad(), name_forward_errors(module):
                 self.call(module.eval(), inputs)
@@ -230,10 +230,12 @@ class RowModel:
         if self.dtype == torch.float64:
             return self
         loss = loss_in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
-        double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._pair)
-        double.call, double.labelled, checked = self.call, self.labelled, self._checked
+        double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
+        double.call, double.labelled, checked = self.call, self.labelled, self._checked_samples
         double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
-        double._checked = checked and {n: v.double() if v.is_floating_point() else v for n, v in checked.items()}
+        double._checked_samples = checked and {
+            n: v.double() if v.is_floating_point() else v for n, v in checked.items()
+        }
         double._take_findings(self.traits)
         return double
 
@@ -372,8 +374,8 @@ class RowModel:
         samples = {name: value[:2] for name, value in batch.items()}
         row, x, y, inputs = self.initial([0])[0], samples["x"], samples.get("y"), self.call.inputs(samples)
         self.call.passes_objects = self.loss not in LOSSES.values()
-        unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
-        output = self._first_output(row, inputs, unfit)
+        mismatch_text = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
+        output = self._first_output(row, inputs, mismatch_text)
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
             is_users = not type(self.training_module).__module__.startswith("fedsim.")
@@ -407,7 +409,7 @@ class RowModel:
         traits = probe(self.training_module, self.call.inputs(batch), self.call)
         self._check_tensors(traits, inputs)
         self._take_findings(traits)
-        row, self._checked = self.initial([0])[0] if self.statistics else row, samples
+        row, self._checked_samples = self.initial([0])[0] if self.statistics else row, samples
         if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
             return
@@ -426,16 +428,16 @@ class RowModel:
         refuse_shared_memory(module, self._shared_memory, [*trained, *traits.statistics], pair, self.call)
         check_substitution(module, original, pair, self.call, traits, trained)
 
-    def _first_output(self, row: Tensor, inputs: Inputs, unfit: str) -> Any:
+    def _first_output(self, row: Tensor, inputs: Inputs, mismatch_text: str) -> Any:
         """The module's output in evaluation, its errors in one sentence."""
         try:
             return self.evaluate(row, inputs)
         except (ConfigError, MemoryError):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ConfigError(f"{unfit}: {first_line(error)}") from error
+            raise ConfigError(f"{mismatch_text}: {first_line(error)}") from error
         except Exception as error:
-            raise ConfigError(f"{unfit}: {type(error).__name__}: {first_line(error)}") from error
+            raise ConfigError(f"{mismatch_text}: {type(error).__name__}: {first_line(error)}") from error
 
     def _check_known_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
         """One of this package's losses on the output."""
@@ -471,14 +473,14 @@ class RowModel:
 
         Found out when asked for: what differentiates under vmap takes seconds to load.
         """
-        if self._checked is None:
+        if self._checked_samples is None:
             return None
         if self.traits.assigns_data:
             return "it assigns to tensor.data in its forward pass"
         if self.traits.isolated is not None:
             return self.traits.isolated
         row = self.initial([0])[0]
-        keyed = dict(self._checked) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
+        keyed = dict(self._checked_samples) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
 
         def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             output = self.predict(parameters, batch, self.statistics_of(row))

@@ -70,10 +70,10 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
             entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_memory(tensor)]
     shared: list[SharedMemory] = []
     spans = sorted((_memory_span(value), number) for number, (_, value, _) in enumerate(entries))
-    reached: list[tuple[int, int]] = []  # end, number
+    reached_spans: list[tuple[int, int]] = []  # end, number
     for (start, end), number in spans:
-        reached = [(other_end, number_before) for other_end, number_before in reached if other_end > start]
-        for _, number_before in reached:
+        reached_spans = [(other_end, number_before) for other_end, number_before in reached_spans if other_end > start]
+        for _, number_before in reached_spans:
             (name, value, is_registered), (other_name, other_value, other_registered) = (
                 entries[number],
                 entries[number_before],
@@ -84,7 +84,7 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
                 shared.append(SharedMemory(name, other_name, other_registered))
             if other_registered:
                 shared.append(SharedMemory(other_name, name, is_registered))
-        reached.append((end, number))
+        reached_spans.append((end, number))
     return shared
 
 
@@ -124,11 +124,11 @@ def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller
     prefix, _, leaf = attribute.rpartition(".")
     for training in (True, False):
         outputs = []
-        for move in (False, True):
+        for is_moved in (False, True):
             copied = copy_module(module).train(training)
             values = tree_leaves(vars(copied.get_submodule(prefix)).get(leaf))
             with torch.no_grad(), streams.restore_states(), contextlib.suppress(_UnfitParametersError):
-                for value in values if move else ():
+                for value in values if is_moved else ():
                     if _has_memory(value) and value.is_floating_point():
                         value.data.add_(_wave(value))
                 outputs.append(_try_forward(call, copied, x))
@@ -163,10 +163,10 @@ def check_substitution(
         for training in (True, False):
             if original is not None:
                 own_tensors = _trained(module, trained)
-                before = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
+                output_before = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
                 with _displaced_tensors(original):
                     after = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
-                if not same_output(before, after, PROBE_TOLERANCE):
+                if not same_output(output_before, after, PROBE_TOLERANCE):
                     raise ConfigError(
                         f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
                         "function or a reference that deepcopy does not copy (a lambda, a closure, a weak reference, a "

@@ -131,10 +131,10 @@ def _resolve_function(
     with torch.no_grad(), streams.restore_states():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
-        before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
+        states_before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
         with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
             value = _loss_value(resolved, name, output, batch, dataset)
-        if not streams.states_equal(before, streams.rng_state()):
+        if not streams.states_equal(states_before, streams.rng_state()):
             raise ConfigError(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
                 "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"
@@ -144,9 +144,9 @@ def _resolve_function(
         _check_value(value, name, len(batch["x"]))
         resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
         _check_memory(resolved, name, output, batch, rewind)
-        mixes = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
+        mixes_samples = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
     _check_gradient(resolved, name, output, batch, parameters)
-    return UserLoss(function, takes_batch, resolved.over_batch, mixes, resolved.random)
+    return UserLoss(function, takes_batch, resolved.over_batch, mixes_samples, resolved.random)
 
 
 def _prepared_loss(loss: Callable[..., Any], name: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
@@ -338,8 +338,8 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     if loss.random:
         return True  # its numbers belong to positions in the batch
     count = len(value)
-    for chosen in ([0], [0, 1], list(range(count - 1, -1, -1))):
-        pick = torch.tensor(chosen, device=value.device)
+    for sample_positions in ([0], [0, 1], list(range(count - 1, -1, -1))):
+        pick = torch.tensor(sample_positions, device=value.device)
         output_subset, batch_subset = (
             tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
         )

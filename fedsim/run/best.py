@@ -43,7 +43,7 @@ class BestModels:
         self.models: Tensor | None = None
         self.rounds: list[int] = []
         self.values: list[float] = []
-        self._changed = False
+        self._has_unwritten_models = False
 
     def resume(self) -> None:
         """Go on with what the file holds, where it was chosen by the same metric."""
@@ -74,18 +74,18 @@ class BestModels:
         for r, value in enumerate(values.tolist()):
             if value == value and not sign * value <= sign * self.values[r]:
                 self.models[r] = models[r].cpu()
-                self.rounds[r], self.values[r], self._changed = completed, value, True
+                self.rounds[r], self.values[r], self._has_unwritten_models = completed, value, True
 
     def write(self) -> None:
         """To the file, if there is a better one."""
-        if not self._changed or self.models is None:
+        if not self._has_unwritten_models or self.models is None:
             return
         record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
         header = {"format": "fedsim-best", "best": json.dumps(record), MODEL_HEADER_KEY: json.dumps(self.header)}
         tensors = {"model": self.models.contiguous()}
         with replacement_file(self.path, "wb", durable=True) as file:
             file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
-        self._changed = False
+        self._has_unwritten_models = False
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""

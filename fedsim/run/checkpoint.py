@@ -176,7 +176,7 @@ def _load(
         raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start over") from error
     if header.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start over")
-    stored_identity, progress, made_of, versions = _read_header(path, header, tensors)
+    stored_identity, progress, content, versions = _read_header(path, header, tensors)
     stored_identity = current_names(stored_identity)
     for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
@@ -196,7 +196,7 @@ def _load(
         log.warning(
             "the run was started with %s: further results may differ by rounding", " and ".join(version_changes)
         )
-    return tensors, progress, made_of
+    return tensors, progress, content
 
 
 def _read_header(
@@ -246,7 +246,7 @@ class Checkpointer:
         self.header = (header or {}) | {VERSIONS: _versions()}
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
-        self._last, self._cost = time.monotonic(), 0.0
+        self._last_write_time, self._write_seconds = time.monotonic(), 0.0
 
     def exists(self) -> bool:
         """Is there one to go on with? Of several ranks the first looks."""
@@ -268,14 +268,14 @@ class Checkpointer:
         if self.path is None or not self.layout.ranks.is_first:
             return False
         if self.every == "auto":
-            return time.monotonic() - self._last >= self._cost * num_runs / MAX_WRITE_TIME_SHARE
+            return time.monotonic() - self._last_write_time >= self._write_seconds * num_runs / MAX_WRITE_TIME_SHARE
         return rounds % int(self.every) == 0
 
     def write(self, state: State, progress: Progress) -> None:
         """Write now (nothing, where the run keeps nothing)."""
         if self.path is None:
             return
-        begin = time.monotonic()
+        start_time = time.monotonic()
         write(self.path, state, progress, self.identity, self.memory, self.layout, self.header)
-        self._last = time.monotonic()
-        self._cost = self._last - begin
+        self._last_write_time = time.monotonic()
+        self._write_seconds = self._last_write_time - start_time

@@ -56,13 +56,13 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in vars(run.dataset).items():
         if not name.startswith("_") and name != "optimum":  # which follows from the others
             values_by_name = value if isinstance(value, dict) else {"": value}
-            for of, array in values_by_name.items():
+            for part_name, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):
-                    yield f"{name}{of and f'.{of}'} of the data", _host_array(array)
+                    yield f"{name}{part_name and f'.{part_name}'} of the data", _host_array(array)
     for number, table in enumerate(run.tables):
-        for of, split_table in (("", table), ("'s validation samples", table.validation)):
+        for part_name, split_table in (("", table), ("'s validation samples", table.validation)):
             if split_table is not None:
-                description = f"the partition{of} of replicate {number}"
+                description = f"the partition{part_name} of replicate {number}"
                 yield (
                     description,
                     np.concatenate([split_table.offsets.astype(np.int64), split_table.order.astype(np.int64)]),
@@ -92,11 +92,11 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     flat = values.reshape(-1)
     sums = np.zeros(3)
     finite = 0
-    for number, begin in enumerate(range(0, len(flat), NUMBERS_PER_BLOCK)):
-        block = flat[begin : begin + NUMBERS_PER_BLOCK].astype(np.float64)
-        good = np.isfinite(block)
-        finite += int(good.sum())
-        block = np.where(good, block, 0.0)
+    for number, block_start in enumerate(range(0, len(flat), NUMBERS_PER_BLOCK)):
+        block = flat[block_start : block_start + NUMBERS_PER_BLOCK].astype(np.float64)
+        finite_mask = np.isfinite(block)
+        finite += int(finite_mask.sum())
+        block = np.where(finite_mask, block, 0.0)
         weights = np.random.default_rng(number).uniform(0.5, 1.5, (2, len(block)))
         sums += [block @ block, *(weights @ block)]
     return [shape, finite, float(np.sqrt(sums[0])), float(sums[1]), float(sums[2])]

@@ -65,12 +65,12 @@ class Invariance(Generic[P]):
     otherwise: Callable[[P, str], None]
 
 
-def check_invariances(invariances: Iterable[Invariance[P]], of: P) -> None:
+def check_invariances(invariances: Iterable[Invariance[P]], trial: P) -> None:
     """Try them, in their order."""
     for invariance in invariances:
-        broken = invariance.violation(of)
+        broken = invariance.violation(trial)
         if broken is not None:
-            invariance.otherwise(of, broken)
+            invariance.otherwise(trial, broken)
 
 
 def refuse_part(_of: Any, broken: str) -> None:

@@ -100,8 +100,8 @@ class DelayedUpdates:
         rows = self._busy_clients(memory)
         if not rows:
             return active
-        free = ~np.isin(active.host.virtual, rows["virtual"].numpy())
-        return active if free.all() else active.subset(np.flatnonzero(free))
+        free_mask = ~np.isin(active.host.virtual, rows["virtual"].numpy())
+        return active if free_mask.all() else active.subset(np.flatnonzero(free_mask))
 
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
         """What is kept of the clients that have something under way, their numbers under 'virtual'; empty: nobody."""
@@ -125,7 +125,7 @@ class DelayedUpdates:
         if not self.active:
             return report
         t, virtual = report.cohort.round, report.cohort.host.virtual
-        delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.behind[virtual]
+        delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.busy_until[virtual]
         new_rows = _rows_by_name(report, t + delays)
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
@@ -155,7 +155,7 @@ class DelayedUpdates:
 
     def _report(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
         """A report of these rows; what it says of the round and of replicates is that of the round."""
-        virtual, began, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST_ROW_NAMES)
+        virtual, start_rounds, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST_ROW_NAMES)
         cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, report.cohort.round)
         carry = {
             name.removeprefix(CARRY_PREFIX): rows
@@ -167,15 +167,15 @@ class DelayedUpdates:
             for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
             if name in rows_by_name
         }
-        staleness = report.cohort.round - began
+        staleness = report.cohort.round - start_rounds
         return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
 
 
-def _rows_by_name(report: Report, due: np.ndarray) -> dict[str, Tensor]:
+def _rows_by_name(report: Report, due_rounds: np.ndarray) -> dict[str, Tensor]:
     """Everything that a report says of its rows, by name: [n, …] each."""
     host, n = report.cohort.host, len(report.cohort)
-    began = np.full(n, report.cohort.round)
-    numbers = (host.virtual, began, due, report.samples, host.count, host.probability)
+    start_rounds = np.full(n, report.cohort.round)
+    numbers = (host.virtual, start_rounds, due_rounds, report.samples, host.count, host.probability)
     rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST_ROW_NAMES, numbers, strict=True)}
     rows_by_name |= {
         name: value
@@ -185,12 +185,12 @@ def _rows_by_name(report: Report, due: np.ndarray) -> dict[str, Tensor]:
     return rows_by_name | {f"{CARRY_PREFIX}{name}": rows for name, rows in report.carry.items()}
 
 
-def _pick_rows(rows: Tensor, at: Tensor) -> Tensor:
-    return rows[at.to(rows.device)]
+def _pick_rows(rows: Tensor, positions: Tensor) -> Tensor:
+    return rows[positions.to(rows.device)]
 
 
-def _rows_at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+def _rows_at(rows_by_name: dict[str, Tensor], positions: np.ndarray, device: torch.device) -> dict[str, Tensor]:
     """Some of the rows; all but the host's numbers on a device."""
-    pick = torch.as_tensor(at)
-    picked = {name: _pick_rows(rows, pick) for name, rows in rows_by_name.items()}
-    return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked.items()}
+    pick = torch.as_tensor(positions)
+    picked_rows = {name: _pick_rows(rows, pick) for name, rows in rows_by_name.items()}
+    return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked_rows.items()}

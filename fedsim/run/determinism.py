@@ -23,11 +23,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def prepare_cublas(on: bool) -> bool:
-    """`on`; cuBLAS reads its setting once, at the first matrix product, so it is made now. The user's own stands."""
-    if on:
+def prepare_cublas(enabled: bool) -> bool:
+    """`enabled`; cuBLAS reads its setting once, at the first matrix product, so it is made now. "
+    "The user's own stands."""
+    if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-    return on
+    return enabled
 
 
 def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
@@ -42,13 +43,13 @@ def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextlib.contextmanager
-def deterministic(on: bool) -> Iterator[None]:
+def deterministic(enabled: bool) -> Iterator[None]:
     """Within the block, PyTorch picks deterministic algorithms alone; what was set before is set again behind it.
 
     Raises:
         RunError: for an operation that has none on this device; the message names it.
     """
-    if not on:
+    if not enabled:
         yield
         return
     strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

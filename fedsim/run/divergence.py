@@ -51,9 +51,9 @@ def check_start(model: RowModel, rows: Tensor) -> None:
     """
     if bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all()):
         return
-    ends = np.cumsum([shape.numel() for shape in (model.shapes | model.statistics).values()])
+    column_ends = np.cumsum([shape.numel() for shape in (model.shapes | model.statistics).values()])
     first = int((~torch.isfinite(rows)).any(0).nonzero()[0])
-    name = [*model.shapes, *model.statistics][int(np.searchsorted(ends, first, side="right"))]
+    name = [*model.shapes, *model.statistics][int(np.searchsorted(column_ends, first, side="right"))]
     raise ConfigError(
         f"model: {type(model.training_module).__name__} is initialised with non-finite values (in {name}); correct its "
         "initialisation"
@@ -113,7 +113,11 @@ class DivergenceGuard:
 
     def replicates_left_out(self, t: int) -> list[int]:
         """Those that were given up, as far as round t is concerned."""
-        return [r for r, at in self.given_up.items() if t >= (at // self.eval_every + 1) * self.eval_every]
+        return [
+            r
+            for r, divergence_round in self.given_up.items()
+            if t >= (divergence_round // self.eval_every + 1) * self.eval_every
+        ]
 
     def without(self, replicates: list[int], cohort: Cohort) -> Cohort:
         """The rows of all replicates but these."""
@@ -205,16 +209,20 @@ class DivergenceGuard:
         Raises:
             DivergenceError: if the run cannot go on.
         """
-        federation, lost = self.federation, self.given_up
+        federation, lost_replicates = self.federation, self.given_up
         rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
         rows = rows.reshape(federation.replicates, -1)
         first = federation.ranks.minimum(np.minimum(rows.min(1), models))
-        divergence_rounds = {r: int(t) for r, t in enumerate(first) if t != _NEVER_NONFINITE and r not in lost}
+        divergence_rounds = {
+            r: int(t) for r, t in enumerate(first) if t != _NEVER_NONFINITE and r not in lost_replicates
+        }
         if not divergence_rounds:
             return
-        bad = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
-        clients = {r: np.flatnonzero(bad[r]).tolist() for r in divergence_rounds}
-        remaining_count = self.federation.replicates - len(lost) - len(divergence_rounds)
+        diverged_mask = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(
+            federation.replicates, -1
+        )
+        clients = {r: np.flatnonzero(diverged_mask[r]).tolist() for r in divergence_rounds}
+        remaining_count = self.federation.replicates - len(lost_replicates) - len(divergence_rounds)
         if self.on_nonfinite != "drop_replicate" or not remaining_count:
             divergence_round = (
                 min(divergence_rounds.values())

@@ -43,8 +43,8 @@ class EventClock(RoundClock):
         if not self.clock.asynchronous:
             return super()._participating_cohort(requested, durations, t)
         clock, host, federation = self.clock, requested.host, requested.federation
-        able = np.flatnonzero(np.isfinite(durations.needed))
-        order = able[clock.start_order(t, host.virtual[able])]
+        finishing_positions = np.flatnonzero(np.isfinite(durations.needed))
+        order = finishing_positions[clock.start_order(t, host.virtual[finishing_positions])]
         order = order[np.argsort(host.virtual[order] // federation.clients, kind="stable")]  # by replicate
         virtual = host.virtual[order]
         failure = clock.failure_times(t, virtual)
@@ -56,7 +56,7 @@ class EventClock(RoundClock):
             candidates = Candidates(virtual[a:b], durations.needed[order[a:b]], failure[a:b])
             step = queue.until_update(candidates, target, clock.concurrency, self._deadline)
             queue.now += clock.server if step.used else 0.0
-            self.seconds[r], self.cut[r] = queue.now, len(step.will_fail)
+            self.seconds[r], self.shortened_rows[r] = queue.now, len(step.will_fail)
             self.late_clients[r] = len(set(step.started) - set(step.used))
             started += sorted(set(step.started) - set(step.will_fail))
             arrived += step.used
@@ -71,16 +71,18 @@ class EventClock(RoundClock):
         failure = clock.failure_times(requested.round, virtual)
         counts = np.zeros(len(virtual), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(requested.bounds)):
-            of = a + np.flatnonzero(waited[a:b])
+            positions = a + np.flatnonzero(waited[a:b])
             queue = EventQueue()
-            target = min(len(of), clock.first or len(of))
-            candidates = Candidates(of, needed[of], failure[of])
+            target = min(len(positions), clock.first or len(positions))
+            candidates = Candidates(positions, needed[positions], failure[positions])
             step = queue.until_update(candidates, target, deadline=self._deadline)
             arrived = step.used or queue.buffer  # where some failed, those that have arrived
             counts[arrived] = True
-            self.late_clients[r] = self.cut[r] = len(of) - len(arrived)
-            for_ever = len(arrived) < target and bool(np.isinf(needed[of]).any())  # and without a deadline, as Devices
-            self.seconds[r] += clock.server + (0.0 if for_ever and math.isinf(self._deadline) else queue.now)
+            self.late_clients[r] = self.shortened_rows[r] = len(positions) - len(arrived)
+            waits_forever = len(arrived) < target and bool(
+                np.isinf(needed[positions]).any()
+            )  # and without a deadline, as Devices
+            self.seconds[r] += clock.server + (0.0 if waits_forever and math.isinf(self._deadline) else queue.now)
         return counts
 
     @property
@@ -93,21 +95,23 @@ class EventClock(RoundClock):
         if not self.memory.queue:
             return queues
         columns = (self.memory.queue[name].tolist() for name in ("at", "virtual", "fails", "arrived"))
-        for at, client, fails, arrived in zip(*columns, strict=True):  # in the order of a heap, replicate by replicate
+        for event_time, client, fails, arrived in zip(
+            *columns, strict=True
+        ):  # in the order of a heap, replicate by replicate
             queue = queues[client // self.batches.federation.clients]
             if arrived:
                 queue.buffer.append(client)
             else:
-                queue.heap.append((at, client, fails))
+                queue.heap.append((event_time, client, fails))
         return queues
 
     def _remember(self, queues: list[EventQueue]) -> None:
         in_flight = [entry for queue in queues for entry in sorted(queue.heap)]
         waiting = [(queue.now, client, False) for queue in queues for client in queue.buffer]
-        at, virtual, fails = zip(*in_flight, *waiting, strict=True) if in_flight or waiting else ((), (), ())
+        event_time, virtual, fails = zip(*in_flight, *waiting, strict=True) if in_flight or waiting else ((), (), ())
         self.memory.queue = {
-            "at": torch.tensor(at, dtype=torch.float64),
+            "at": torch.tensor(event_time, dtype=torch.float64),
             "virtual": torch.tensor(virtual, dtype=torch.int64),
             "fails": torch.tensor(fails, dtype=torch.bool),
-            "arrived": torch.arange(len(at)) >= len(in_flight),
+            "arrived": torch.arange(len(event_time)) >= len(in_flight),
         }

@@ -66,21 +66,21 @@ class EventQueue:
             limit: largest number of clients in flight; None: no limit.
             deadline: seconds from now. Arrivals at that time count. A step in which nobody is in flight lasts so long.
         """
-        step, ends, waiting = Step(), self.now + deadline, self._entries(candidates)
-        anybody = self._start(step, waiting, limit) or bool(self.heap)
-        time_over = not anybody and math.isfinite(ends)
+        step, deadline_time, waiting = Step(), self.now + deadline, self._entries(candidates)
+        has_clients = self._start(step, waiting, limit) or bool(self.heap)
+        time_over = not has_clients and math.isfinite(deadline_time)
         while self.heap and len(self.buffer) < target and not time_over:
-            at, client, fails = self.heap[0]
-            if time_over := at > ends or math.isinf(at):
+            event_time, client, fails = self.heap[0]
+            if time_over := event_time > deadline_time or math.isinf(event_time):
                 break
             heapq.heappop(self.heap)
-            self.now = max(self.now, at)
+            self.now = max(self.now, event_time)
             if not fails:
                 self.buffer.append(client)
             if len(self.buffer) < target:
                 self._start(step, waiting, limit)
         if time_over:
-            self.now = ends if math.isfinite(ends) else self.now
+            self.now = deadline_time if math.isfinite(deadline_time) else self.now
         if time_over or len(self.buffer) >= target:
             step.used, self.buffer = self.buffer, []
         return step
@@ -95,7 +95,7 @@ class EventQueue:
 
     def _start(self, step: Step, waiting: Iterator[QueueEntry], limit: int | None) -> bool:
         """Fill the free places; whether anybody started."""
-        before = len(step.started)
+        num_started_before = len(step.started)
         while limit is None or len(self.heap) < limit:
             entry = next(waiting, None)
             if entry is None:
@@ -105,4 +105,4 @@ class EventQueue:
             step.started.append(client)
             if fails:
                 step.will_fail.append(client)
-        return len(step.started) > before
+        return len(step.started) > num_started_before

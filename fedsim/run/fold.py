@@ -151,7 +151,7 @@ class FoldedRun:
         tracker.keep_time()
         for name in PROGRESS_COUNTS:
             setattr(progress, name, getattr(fold.progress, name)[self.replicates])
-        tracker.active, tracker.linked = fold.active[self.replicates], fold.linked[self.replicates]
+        tracker.active, tracker.num_links = fold.active[self.replicates], fold.num_links[self.replicates]
         tracker.unheard = fold.unheard[self.replicates]
 
     def finish(self, state: State, fold: FoldTracker) -> Result:
@@ -292,10 +292,13 @@ class FoldTracker(Tracker):
         self.first = state.model.clone(), self.progress.rounds
         first = None if self.progress.rounds else self.evaluate(state, 0)
         for folded in running:
-            own = None
+            run_measurement = None
             if first is not None:
-                own, folded.tracker.models = self._run_evaluation(folded, first), folded.part(self.models, self)
-            self.fold.attempt(folded, folded.tracker.begin_with, own)
+                run_measurement, folded.tracker.models = (
+                    self._run_evaluation(folded, first),
+                    folded.part(self.models, self),
+                )
+            self.fold.attempt(folded, folded.tracker.begin_with, run_measurement)
             if folded.tracker.end_reason is not None:
                 self._finish(folded)
         self.end_reason = self.fold.end_reason

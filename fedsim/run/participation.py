@@ -52,8 +52,8 @@ class Participation:
         )
         judged = evaluator.primary_column
         self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
-        self.last, self.longest, self.away = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-        self.opportunities, self.before = np.zeros(0, int), np.zeros(0)
+        self.last, self.longest_absence, self.away = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        self.opportunities, self.participations = np.zeros(0, int), np.zeros(0)
 
     def memory(self) -> dict[str, Tensor]:
         """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
@@ -61,11 +61,11 @@ class Participation:
         if {"absent", "staleness"} & set(self.diagnostics):
             arrays["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
         if "staleness" in self.diagnostics:
-            arrays["longest_absence"] = self.longest = np.zeros(rows, dtype=np.int64)
+            arrays["longest_absence"] = self.longest_absence = np.zeros(rows, dtype=np.int64)
             arrays["past_staleness"] = self.away = np.zeros(rows)
         if "utility" in self.diagnostics:
             arrays["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
-            arrays["first_loss"] = self.before = np.full(rows, np.nan)
+            arrays["first_loss"] = self.participations = np.full(rows, np.nan)
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def follow(self, source: Participation, replicates: slice) -> None:
@@ -81,12 +81,12 @@ class Participation:
             self.opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)
         if not len(self.last):
             return
-        came = cohort.host.rows[cohort.host.count > 0]
-        if len(self.longest):
-            gap = t - 1 - self.last[came]
-            self.longest[came] = np.maximum(self.longest[came], gap)
-            self.away[came] += gap * (gap + 1) / 2
-        self.last[came] = t
+        participating_rows = cohort.host.rows[cohort.host.count > 0]
+        if len(self.longest_absence):
+            gap = t - 1 - self.last[participating_rows]
+            self.longest_absence[participating_rows] = np.maximum(self.longest_absence[participating_rows], gap)
+            self.away[participating_rows] += gap * (gap + 1) / 2
+        self.last[participating_rows] = t
 
     @property
     def columns(self) -> dict[str, str]:
@@ -128,7 +128,7 @@ class Participation:
         if "staleness" not in self.diagnostics or not completed:
             return {}
         age = completed - 1 - self.last
-        longest = self._by_replicate(self._gather_clients(np.maximum(self.longest, age))).max(1)
+        longest = self._by_replicate(self._gather_clients(np.maximum(self.longest_absence, age))).max(1)
         mean = self._by_replicate(self._gather_clients(self.away + age * (age + 1) / 2)).mean(1) / completed
         return {"staleness": {"tau_max": [int(value) for value in longest], "tau_avg": mean.tolist()}}
 
@@ -142,17 +142,17 @@ class Participation:
         return column_values
 
     def _utility(self, measured: EvaluationResult, completed: int) -> dict[str, np.ndarray]:
-        everyone, loss = self.evaluator.everyone, measured.client_loss
+        evaluated_clients, loss = self.evaluator.everyone, measured.client_loss
         assert loss is not None
         if not completed:
-            local_mask = np.isin(self.federation.local_clients, everyone)
-            positions = np.searchsorted(everyone, self.federation.local_clients[local_mask])
-            self._by_replicate(self.before)[:, local_mask] = loss[:, positions]
-        before, opportunities = (
-            self._by_replicate(self._gather_clients(values))[:, everyone]
-            for values in (self.before, self.opportunities)
+            local_mask = np.isin(self.federation.local_clients, evaluated_clients)
+            positions = np.searchsorted(evaluated_clients, self.federation.local_clients[local_mask])
+            self._by_replicate(self.participations)[:, local_mask] = loss[:, positions]
+        participations, opportunities = (
+            self._by_replicate(self._gather_clients(values))[:, evaluated_clients]
+            for values in (self.participations, self.opportunities)
         )
-        gains = np.where(opportunities > 0, (before - loss) / np.maximum(opportunities, 1), np.nan)
+        gains = np.where(opportunities > 0, (participations - loss) / np.maximum(opportunities, 1), np.nan)
         mean, spread = np.nanmean(gains, axis=1), np.nanstd(gains, axis=1)
         # where nobody has gained anything yet, there is no spread relative to it
         nonzero_mean = np.where(mean == 0, np.nan, mean)

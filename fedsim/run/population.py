@@ -70,9 +70,9 @@ class Population:
         newcomers = components.personal.newcomers
         members = clients - newcomers
         member_tables = [table.first(members) for table in tables]
-        of = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
-        data = of(seeds, members, dataset, member_tables, num_newcomers=newcomers)
-        everybody = of(seeds, clients, dataset, tables, members=members) if newcomers else data
+        build_client_data = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
+        data = build_client_data(seeds, members, dataset, member_tables, num_newcomers=newcomers)
+        everybody = build_client_data(seeds, clients, dataset, tables, members=members) if newcomers else data
         return cls(dataset, tables, member_tables, data, everybody, newcomers, shift, per_seed)
 
     @property

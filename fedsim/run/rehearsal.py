@@ -119,7 +119,7 @@ def try_evaluation(run: Setup) -> None:
 def _trial_key(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """By what a part that is tried again is known: itself, and all that it is tried with."""
     model, federation, dataset = run.model, run.federation, run.dataset
-    with_it = (
+    other_parts = (
         repr(model.training_module),
         model.dimension,
         model.dtype,
@@ -128,7 +128,7 @@ def _trial_key(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     )
     of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
     algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*with_it, *of_data, *algorithms, *(snapshot_key(snapshot_of(component)) for component in components))
+    return (*other_parts, *of_data, *algorithms, *(snapshot_key(snapshot_of(component)) for component in components))
 
 
 def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
@@ -148,16 +148,16 @@ def _check_availability(run: Setup) -> None:
     if not contains_user_code(process):
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
-    tried = trial_copy(process, run.federation)
-    before, rewind = snapshot_of(tried), Rewind(process, tried, skip=RUN_OBJECT_TYPES)
+    tried_copy = trial_copy(process, run.federation)
+    snapshot_before, rewind = snapshot_of(tried_copy), Rewind(process, tried_copy, skip=RUN_OBJECT_TYPES)
     try:
-        first = {t: _sampled_round(tried, t, process) for t in rounds}
+        first = {t: _sampled_round(tried_copy, t, process) for t in rounds}
         for t in rounds:  # each as the first that is asked for, as in a resumed run
             rewind()
-            _check_same_answers(tried, process, t, first[t], before)
-        _check_asked_again(tried, process, first, before)
-        for name in moved_counters(tried, before):
-            _check_counter(name, tried, process, first)
+            _check_same_answers(tried_copy, process, t, first[t], snapshot_before)
+        _check_asked_again(tried_copy, process, first, snapshot_before)
+        for name in moved_counters(tried_copy, snapshot_before):
+            _check_counter(name, tried_copy, process, first)
     finally:
         rewind()
 
@@ -166,35 +166,35 @@ def _process_label(process: Availability) -> str:
     return f"availability={type(process).__name__}"
 
 
-def _sampled_round(tried: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
+def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
     """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
     answers = {}
-    for name, call in (("probabilities", tried.probabilities), ("counts", tried.counts)):
+    for name, call in (("probabilities", tried_copy.probabilities), ("counts", tried_copy.counts)):
         with user_code_errors(f"{_process_label(process)}: {name}", process):
             answers[name] = call(t)
-        tried.check_numbers(t, name, answers[name])
+        tried_copy.check_numbers(t, name, answers[name])
         answers[name] = answers[name].copy()  # a process may hand out the same array in every round
     return answers
 
 
 def _check_asked_again(
-    tried: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]], before: Node
+    tried_copy: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]], before: Node
 ) -> None:
     """Refuse a process whose answers depend on what it was asked before."""
     rounds = list(first)
-    for turn in range(2):
-        if turn:
-            _ask_for_other_seeds(tried, rounds)
+    for repetition in range(2):
+        if repetition:
+            _ask_for_other_seeds(tried_copy, rounds)
         for t in (*rounds, *reversed(rounds)):
-            _check_same_answers(tried, process, t, first[t], before)
+            _check_same_answers(tried_copy, process, t, first[t], before)
 
 
 def _check_same_answers(
-    tried: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
+    tried_copy: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
 ) -> None:
-    for name, values in _sampled_round(tried, t, process).items():
+    for name, values in _sampled_round(tried_copy, t, process).items():
         if not np.array_equal(first[name], values):
-            paths = changed_paths(tried, before)
+            paths = changed_paths(tried_copy, before)
             detail = f" ({paths[0]} has changed)" if paths else ""
             raise ConfigError(
                 f"{_process_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
@@ -203,23 +203,25 @@ def _check_same_answers(
 
 
 def _check_counter(
-    name: str, tried: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]]
+    name: str, tried_copy: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]]
 ) -> None:
     """Refuse a process whose answers follow an attribute that counts how often it was asked. Four rounds may be too few
     for that to show, as in a process that changes at the hundredth call; the count is set far ahead instead."""
-    present_value = vars(tried)[name]
+    present_value = vars(tried_copy)[name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round
     far_ahead = enlarged_counter(present_value)
     if far_ahead is None:  # True and False count nothing
         return
-    later: list[tuple[int, dict[str, np.ndarray]]] = []
+    later_answers: list[tuple[int, dict[str, np.ndarray]]] = []
     with contextlib.suppress(ConfigError):  # a count that no run reaches may be refused by the process itself
         for t in first:
-            vars(tried)[name] = far_ahead
-            later.append((t, _sampled_round(tried, t, process)))
-    vars(tried)[name] = present_value
-    if any(not np.array_equal(first[t][asked], values[asked]) for t, values in later for asked in values):
+            vars(tried_copy)[name] = far_ahead
+            later_answers.append((t, _sampled_round(tried_copy, t, process)))
+    vars(tried_copy)[name] = present_value
+    if any(
+        not np.array_equal(first[t][quantity], values[quantity]) for t, values in later_answers for quantity in values
+    ):
         raise ConfigError(
             f"{_process_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
             "fedsim.core.rng.generator, a function of seed, purpose and round"
@@ -239,8 +241,8 @@ def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
 def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     """One step of one client, as a loop takes it: shift, contamination, local rule."""
     rule, shift, batches = run.trainer.rule, run.shift, run.trainer.batches
-    handed = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
-    carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
+    start = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
+    carry = dict(start) if isinstance(start, dict) else {"params": start}
     columns = run.model.columns
     carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
     carry.pop(OWN, None)  # it is part of the row
@@ -269,14 +271,14 @@ def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> 
         _check_step(run, client_carry, batch)
 
 
-def _changed_batch(label: str, component: Any, move: Any, batch: NamedTensors) -> NamedTensors:
+def _changed_batch(label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
     """The batch that shift or contamination make of one, which must be whole."""
     if not is_user_defined(component):
-        output_batch: NamedTensors = move(batch)
+        output_batch: NamedTensors = change_batch(batch)
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
     with user_code_errors(label, component):
-        output_batch = move(input_batch)
+        output_batch = change_batch(input_batch)
     if not isinstance(output_batch, dict):
         raise ConfigError(
             f"{label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
@@ -314,10 +316,10 @@ def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     if not isinstance(loss, Tensor) or loss.shape:
         raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {describe_type(loss)}")
     if after.keys() != before.keys():
-        odd = sorted(after.keys() ^ before.keys())[0]
-        verb = "adds" if odd in after else "loses"
+        changed_key = sorted(after.keys() ^ before.keys())[0]
+        verb = "adds" if changed_key in after else "loses"
         raise ConfigError(
-            f"{label}: step {verb} {odd!r}; a carry keeps its names, and `memory` says what is remembered"
+            f"{label}: step {verb} {changed_key!r}; a carry keeps its names, and `memory` says what is remembered"
         )
     for name, value in before.items():
         if not torch.equal(carry[name], value):

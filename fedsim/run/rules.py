@@ -120,21 +120,21 @@ class Stop(Validated):
         """
         if not history or not history[-1]["round"]:
             return None
-        at = f"after round {history[-1]['round']}"
+        round_text = f"after round {history[-1]['round']}"
         scope = "in every replicate" if self.over == "all" else "in the mean over replicates"
         if self.target and all(
             (self._rounds_to_target(history, *goal, meanings) >= 0).all() for goal in self.target.items()
         ):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
-            return f"stop.target: {goals} was reached {scope} {at}"
+            return f"stop.target: {goals} was reached {scope} {round_text}"
         if self.patience is not None and metric is not None:
             best = best_evaluation(self._values(history, metric), is_higher_better(metric, meanings))
             if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
-                return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {at}"
+                return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {round_text}"
         if self.seconds is not None and seconds >= self.seconds:
-            return f"stop.seconds: {self.seconds:g} seconds were over {at}"
+            return f"stop.seconds: {self.seconds:g} seconds were over {round_text}"
         if self.virtual_seconds is not None and self.is_time_over(self._virtual_times(history)[-1]):
-            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {at}"
+            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {round_text}"
         return None
 
     def is_time_over(self, times: np.ndarray) -> bool:
@@ -147,8 +147,8 @@ class Stop(Validated):
         """[E, R'] virtual seconds of the replicates that still are numbers, or of all if none is."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         times = np.array([row[VIRTUAL_TIME_COLUMN] for row in history], dtype=float).reshape(-1, count)
-        going = np.isfinite([row["train_loss"] for row in history[-count:]])
-        return times[:, going] if going.any() else times
+        remaining_mask = np.isfinite([row["train_loss"] for row in history[-count:]])
+        return times[:, remaining_mask] if remaining_mask.any() else times
 
     def targets(self, history: list[MetricsRow], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
         """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
@@ -156,12 +156,12 @@ class Stop(Validated):
         target_entries: dict[str, Any] = {}
         for name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in history})
-            at = self._rounds_to_target(history, name, value, meanings, given_up=True)
-            target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
+            round_text = self._rounds_to_target(history, name, value, meanings, given_up=True)
+            target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in round_text]}
             if VIRTUAL_TIME_COLUMN in history[-1]:
                 times = self._values(history, VIRTUAL_TIME_COLUMN, given_up=True)
                 target_entries[name][VIRTUAL_TIME_COLUMN] = [
-                    float(times[e, r]) if e >= 0 else None for r, e in enumerate(at)
+                    float(times[e, r]) if e >= 0 else None for r, e in enumerate(round_text)
                 ]
         return {"targets": target_entries} if target_entries else {}
 
@@ -179,10 +179,12 @@ class Stop(Validated):
         """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)
-        going = np.isfinite(values[-1])
+        remaining_mask = np.isfinite(values[-1])
         if self.over == "mean":
-            return values[:, going].mean(1, keepdims=True) if going.any() else values[:, :1] * math.nan
-        return values if given_up or not going.any() else values[:, going]
+            return (
+                values[:, remaining_mask].mean(1, keepdims=True) if remaining_mask.any() else values[:, :1] * math.nan
+            )
+        return values if given_up or not remaining_mask.any() else values[:, remaining_mask]
 
 
 def best_evaluation(values: np.ndarray, higher_is_better: bool) -> np.ndarray:

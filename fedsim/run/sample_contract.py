@@ -100,7 +100,7 @@ class SampleTrial:
 
     def __init__(self, run: Setup, state: State, memory: Memory) -> None:
         self.run, self.device, self.dtype = run, run.device, run.model.dtype
-        self.began = time.perf_counter()
+        self.start_time = time.perf_counter()
         trainer = run.trainer
         run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
         self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
@@ -108,10 +108,10 @@ class SampleTrial:
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
         width = run.data.width(7)
-        fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
-        self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
+        fixed_samples = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
+        self._fixed_samples = {name: value for name, value in fixed_samples.items() if name not in ("client", "row")}
         self.exact: list[tuple[NamedTensors, Tensor]] = []  # of every client alone, in round 0
-        self.before = [snapshot_of(component) for component in self.components]
+        self.snapshots_before = [snapshot_of(component) for component in self.components]
         self.rewind = Rewind(*self.components, skip=RUN_OBJECT_TYPES)
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
@@ -126,10 +126,10 @@ class SampleTrial:
         local_counts[: min(3, len(local_counts))] = 1
         counts[:, federation.ranks.client_slice] = local_counts.reshape(federation.replicates, -1)
         cohort = federation.cohort(counts, np.ones_like(counts))
-        handed = (
+        start = (
             run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
         )
-        carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
+        carry = dict(start) if isinstance(start, dict) else {"params": start}
         carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
         carry |= rule.round_state(carry["params"])
@@ -149,7 +149,7 @@ class SampleTrial:
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
-        fixed, size = self._fixed, TRIAL_BATCH_SIZES[row][step]
+        fixed, size = self._fixed_samples, TRIAL_BATCH_SIZES[row][step]
         weight = fixed.get("weight")
         sample_indices = (
             torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
@@ -157,13 +157,13 @@ class SampleTrial:
         slot = torch.arange(width, device=self.device)
         own_indices = sample_indices[(slot + 2 * step) % len(sample_indices)]
         other_client, any_sample = (row + 1) % 3, (slot + 1) % len(fixed["x"][0])
-        real = slot < size
+        real_mask = slot < size
         batch = {}
         for name, value in fixed.items():
             if name == "weight":
                 continue
             own_values, other_values = value[row][own_indices], value[other_client][any_sample]
-            batch[name] = torch.where(real.reshape(-1, *[1] * (own_values.dim() - 1)), own_values, other_values)
+            batch[name] = torch.where(real_mask.reshape(-1, *[1] * (own_values.dim() - 1)), own_values, other_values)
         return batch
 
     def label(self) -> str:
@@ -196,7 +196,7 @@ class SampleTrial:
         return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
     def is_slow(self) -> bool:
-        return time.perf_counter() - self.began > OPTIONAL_CHECKS_SECONDS
+        return time.perf_counter() - self.start_time > OPTIONAL_CHECKS_SECONDS
 
 
 def _check_order(trial: SampleTrial) -> str | None:
@@ -205,7 +205,8 @@ def _check_order(trial: SampleTrial) -> str | None:
         loop_executor = trial.loop_executor()
         trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         if any(
-            changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
+            changed_paths(component, before)
+            for component, before in zip(trial.components, trial.snapshots_before, strict=True)
         ):
             for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
                 trial.rewind()
@@ -228,7 +229,7 @@ def _difference_from_exact(trial: SampleTrial, row: int, carry: NamedTensors, lo
 
 
 def _remembered_state_text(trial: SampleTrial, name: str) -> str:
-    labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.before, strict=True)
+    labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True)
     for kind, component, before in labelled_parts:
         paths = changed_paths(component, before)
         if paths and (is_user_defined(component) or contains_user_code(component)):
@@ -247,7 +248,7 @@ def _remembered_state_text(trial: SampleTrial, name: str) -> str:
 def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
     """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
     for kind, component, before in zip(
-        ("local", "shift", "contamination"), trial.components, trial.before, strict=True
+        ("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True
     ):
         for name in moved_counters(component, before):
             original_value, enlarged_value = vars(component)[name], enlarged_counter(vars(component)[name])
@@ -275,15 +276,17 @@ def _check_shift_padding(trial: SampleTrial) -> str | None:
     chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)
-        for move in (shift, shift.respond_differentiably):
+        for shift_function in (shift, shift.respond_differentiably):
             with user_code_errors(label, shift), torch.no_grad():
                 single_results = [
-                    move({k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row])
+                    shift_function(
+                        {k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row]
+                    )
                     for row in range(3)
                 ]
             try:
                 with torch.no_grad():
-                    joint_result: NamedTensors = vmap(move)(joint_batch, theta)
+                    joint_result: NamedTensors = vmap(shift_function)(joint_batch, theta)
             except Exception as error:
                 return f"{label} cannot be vmapped ({_error_text(error)})"
             if any(

@@ -116,15 +116,20 @@ def report_settings(run: Any) -> None:
         log.warning("%s", sentence)
 
 
-def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> None:
+def report_standstill(run: Any, models_before: Tensor, models_after: Tensor, rounds: int) -> None:
     """Log a warning where no round of a run moved the server's model, whatever the reason.
 
     Args:
         run: the `Simulation`.
-        before, after: [R, d] the server's models.
+        models_before, after: [R, d] the server's models.
         rounds: how many lie between them.
     """
-    if not rounds or not before.numel() or not run.strategy.vectors_up or not torch.equal(before, after):
+    if (
+        not rounds
+        or not models_before.numel()
+        or not run.strategy.vectors_up
+        or not torch.equal(models_before, models_after)
+    ):
         return
     if run.federation.ranks.is_first:
         log.warning(

@@ -149,8 +149,8 @@ class Simulation(Setup):
         """What keeps checkpoints, with the header that tells what this run is made of."""
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
-        made_of = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
-        header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT: made_of}
+        content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
+        header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT: content}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
     def resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:

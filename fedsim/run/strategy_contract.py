@@ -100,16 +100,20 @@ class StrategyTrial:
         # replicates at different models, as they are after a round
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)
-        self.before = snapshot_of(run.strategy)
+        self.snapshot_before = snapshot_of(run.strategy)
         self.rewind = Rewind(run.strategy, skip=RUN_OBJECT_TYPES)  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
-        self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
-        self.began = time.perf_counter()
+        self.last, self.initial_snapshot = run.strategy, self.snapshot_before  # the copy that played, and how it began
+        self.start_time = time.perf_counter()
         # a process that always sends as many clients may be all that a strategy is for
-        self.steady = run.availability.law in ("full", "uniform_k")
-        self.present = int(min(run.availability.counts(0).sum(1).max(), run.federation.clients)) if self.steady else 0
+        self.has_fixed_cohort_size = run.availability.law in ("full", "uniform_k")
+        self.present = (
+            int(min(run.availability.counts(0).sum(1).max(), run.federation.clients))
+            if self.has_fixed_cohort_size
+            else 0
+        )
         self.constant = False
-        if self.steady:
+        if self.has_fixed_cohort_size:
             self.constant = self._refuse_constant(constant=False) and not self._refuse_constant(constant=True)
 
     def _refuse_constant(self, constant: bool) -> bool:
@@ -121,7 +125,7 @@ class StrategyTrial:
         return False
 
     def is_slow(self) -> bool:
-        return time.perf_counter() - self.began > OPTIONAL_CHECKS_SECONDS
+        return time.perf_counter() - self.start_time > OPTIONAL_CHECKS_SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
@@ -149,12 +153,16 @@ class StrategyTrial:
         return trial_federation
 
     def states_after_rounds(
-        self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False, between: bool = False
+        self,
+        counts: Sequence[Sequence[int]],
+        replicates: range,
+        use_new_copies: bool = False,
+        with_other_calls: bool = False,
     ) -> list[State]:
         """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
 
-        `fresh`: every round is played by another copy, as after a resumed run. `between`: before each round the one
-        before it is played with other numbers.
+        `use_new_copies`: every round is played by another copy, as after a resumed run. `with_other_calls`: before
+        each round the one before it is played with other numbers.
         """
         federation = self._federation(replicates)
         strategy, label = self.strategy(replicates), self.label
@@ -162,20 +170,26 @@ class StrategyTrial:
         models = self.models[replicates.start : replicates.stop]
         with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        if not fresh:
-            self.initial_look = snapshot_of(strategy)
+        if not use_new_copies:
+            self.initial_snapshot = snapshot_of(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
         earlier: tuple[State, Report] | None = None
-        for turn, t in enumerate(self.rounds):
-            if fresh:
+        for round_number, t in enumerate(self.rounds):
+            if use_new_copies:
                 strategy = self.strategy(replicates)
                 with user_code_errors(f"{label}: initial", strategy):
                     strategy.initial(models.clone(), federation)
             client_counts = np.zeros((len(replicates), federation.clients))
             for r in range(len(replicates)):
-                planned = counts[turn % len(counts)][r]
-                count = self.present if self.constant else max(planned, 1) if self.steady else planned
+                num_clients = counts[round_number % len(counts)][r]
+                count = (
+                    self.present
+                    if self.constant
+                    else max(num_clients, 1)
+                    if self.has_fixed_cohort_size
+                    else num_clients
+                )
                 positions = np.arange(min(count, federation.clients))
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
@@ -193,14 +207,18 @@ class StrategyTrial:
                     f"{label}: start must return rows {shape}, one per client, and returns {describe_type(start)}"
                 )
             report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
-            if between and earlier is not None:
+            if with_other_calls and earlier is not None:
                 with contextlib.suppress(ConfigError):
                     _next_state(
-                        strategy, label, _changed_copy(earlier[0]), _changed_copy(earlier[1]), self.rounds[turn - 1]
+                        strategy,
+                        label,
+                        _changed_copy(earlier[0]),
+                        _changed_copy(earlier[1]),
+                        self.rounds[round_number - 1],
                     )
             earlier = copy_tensors(state), copy_tensors(report)
             next_state = _next_state(strategy, label, state_copy, report, t)
-            if not fresh and t == self.rounds[0]:
+            if not use_new_copies and t == self.rounds[0]:
                 repeated_state = _next_state(strategy, label, copy_tensors(state), report, t)
                 name = first_difference(state_fields(next_state), state_fields(repeated_state))
                 if name is not None:
@@ -221,7 +239,7 @@ class StrategyTrial:
 
     def remembers(self, name: str, strategy: Any) -> str:
         """How another `name` than before came about."""
-        paths = changed_paths(strategy, self.before) or changed_paths(self.run.strategy, self.before)
+        paths = changed_paths(strategy, self.snapshot_before) or changed_paths(self.run.strategy, self.snapshot_before)
         location = f" ({paths[0]})" if paths else ""
         return (
             f"{self.label}: the same state and report give another {name} the second time; what it keeps in attributes "
@@ -231,24 +249,24 @@ class StrategyTrial:
 
 def _check_repetition(trial: StrategyTrial) -> str | None:
     """The same rounds again: by another copy for every round, then by one copy for all."""
-    everybody = range(len(trial.models))
+    all_replicates = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
-    right = trial.states_after_rounds(counts, everybody)
+    right = trial.states_after_rounds(counts, all_replicates)
     for fresh in (True,) if trial.is_slow() else (True, False):
         for expected_state, repeated_state in zip(
-            right, trial.states_after_rounds(counts, everybody, fresh), strict=True
+            right, trial.states_after_rounds(counts, all_replicates, fresh), strict=True
         ):
             name = first_difference(state_fields(expected_state), state_fields(repeated_state))
             if name is not None:
-                return trial.remembers(name, trial.strategy(everybody))
+                return trial.remembers(name, trial.strategy(all_replicates))
     return None if trial.is_slow() else _check_other_calls(trial, counts, right)
 
 
 def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
     """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
-    everybody, tried = range(len(trial.models)), dict[str, Any]()
-    trial.states_after_rounds(counts, everybody)
-    for counter in moved_counters(trial.last, trial.initial_look):
+    all_replicates, tried = range(len(trial.models)), dict[str, Any]()
+    trial.states_after_rounds(counts, all_replicates)
+    for counter in moved_counters(trial.last, trial.initial_snapshot):
         original_value = vars(trial.last)[counter]
         value = (
             enlarged_counter(original_value) if isinstance(original_value, (int, float)) else None
@@ -257,7 +275,7 @@ def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], ri
     for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
         try:
             for expected_state, other_state in zip(
-                right, trial.states_after_rounds(counts, everybody, between=between), strict=True
+                right, trial.states_after_rounds(counts, all_replicates, with_other_calls=between), strict=True
             ):
                 name = first_difference(state_fields(expected_state), state_fields(other_state))
                 if name is not None:
@@ -267,19 +285,19 @@ def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], ri
     return None
 
 
-def _changed_copy(of: Any) -> Any:
+def _changed_copy(tensors_or_object: Any) -> Any:
     """A state or a report with other numbers."""
-    moved_on = {
+    moved_tensors = {
         name: value + 0.1 * torch.cos(torch.arange(value.numel())).reshape(value.shape).to(value)
-        for name, value in state_fields(of).items()
+        for name, value in state_fields(tensors_or_object).items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
     }
-    return dataclasses.replace(copy_tensors(of), **moved_on)
+    return dataclasses.replace(copy_tensors(tensors_or_object), **moved_tensors)
 
 
 def _check_empty_rounds(trial: StrategyTrial) -> str | None:
     """Rounds in which nobody comes, and in which one client does."""
-    if trial.steady or trial.is_slow():
+    if trial.has_fixed_cohort_size or trial.is_slow():
         return None
     for counts in ([[0, 0], [1, 0], [0, 0]], [[0, 1], [1, 1], [0, 0]]):
         for t, state in enumerate(trial.states_after_rounds(counts, range(len(trial.models)))):
@@ -390,10 +408,14 @@ def _next_state(strategy: Any, label: str, state: State, report: Report, t: int)
             f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
         )
     for name, value in state_fields(state).items():
-        got = state_fields(after)[name]
-        if not isinstance(got, Tensor) or (got.shape, got.dtype) != (value.shape, value.dtype):
+        actual_field = state_fields(after)[name]
+        if not isinstance(actual_field, Tensor) or (actual_field.shape, actual_field.dtype) != (
+            value.shape,
+            value.dtype,
+        ):
             raise ConfigError(
-                f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes {describe_type(got)}"
+                f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes "
+                f"{describe_type(actual_field)}"
             )
     next_state: State = after
     return next_state

@@ -58,8 +58,8 @@ def _references(run: Setup, history: list[MetricsRow]) -> dict[str, Any]:
     reference_entries, count = run.references.summary(), len(run.federation.seeds)
     for column, name in POINT_NAME_BY_COLUMN.items():
         if reference_entries and column in history[0]:
-            ends = zip(history[:count], history[-count:], strict=True)
+            first_and_last_rows = zip(history[:count], history[-count:], strict=True)
             reference_entries[name]["distance"] = [
-                {"first": first[column], "last": last[column]} for first, last in ends
+                {"first": first[column], "last": last[column]} for first, last in first_and_last_rows
             ]
     return {"references": reference_entries} if reference_entries else {}

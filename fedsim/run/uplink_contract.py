@@ -39,7 +39,7 @@ class StageTrial:
         self.run, self.number = run, number
         self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
-        self.before = snapshot_of(self.stage)
+        self.snapshot_before = snapshot_of(self.stage)
         self.rewind = Rewind(self.stage, skip=RUN_OBJECT_TYPES)
         memories = [
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
@@ -83,14 +83,14 @@ class StageTrial:
 def _check_repetition(trial: StageTrial) -> str | None:
     """A second time, other rounds in between; nobody at all."""
     first = [trial.arrived_rows([3, 1], t) for t in trial.rounds]
-    for turn in range(3):
-        if turn:
+    for repetition in range(3):
+        if repetition:
             trial.arrived_rows([0, 0], trial.rounds[-1])
         else:
             trial.rewind()  # the last round is then the first that is met, as when a run is resumed
         for t in reversed(trial.rounds):
             if first_difference({"rows": first[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
-                paths = changed_paths(trial.stage, trial.before)
+                paths = changed_paths(trial.stage, trial.snapshot_before)
                 hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
                     f"{trial.label} gives other rows when asked again for the same round{hint} from `memory` or "

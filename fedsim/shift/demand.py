@@ -40,7 +40,9 @@ class Demand(Shift):
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         need_one_parameter_per_input("demand", data.dataset, model)
-        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=DEFAULT_SPREAD)
+        self.gammas = sensitivities(
+            "shift.gamma", self.gamma, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
+        )
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

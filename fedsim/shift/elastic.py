@@ -60,5 +60,5 @@ def project_to_l1_ball(point: Tensor, radius: float) -> Tensor:
     size = point.abs().flatten()
     largest = size.sort(descending=True).values
     count = torch.arange(1, len(size) + 1, device=size.device, dtype=size.dtype)
-    shrink = ((largest.cumsum(0) - radius) / count).max().clamp(min=0)
-    return point.sign() * (point.abs() - shrink).clamp(min=0)
+    threshold = ((largest.cumsum(0) - radius) / count).max().clamp(min=0)
+    return point.sign() * (point.abs() - threshold).clamp(min=0)

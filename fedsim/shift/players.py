@@ -66,7 +66,7 @@ class Players(Shift):
         if model.ridge:
             raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
         gammas = numbers_per_client(
-            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, usual=DEFAULT_SPREAD
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, default_value=DEFAULT_SPREAD
         )
         if isinstance(self.coupling, Sequence) and not isinstance(self.coupling, str):
             rows = [list(row) if isinstance(row, Sequence) else [] for row in self.coupling]

@@ -52,7 +52,9 @@ class Response(Shift):
         self.direction = ResponseDirection("response", dataset, model, features=range(math.prod(dataset.shape)))
         if self.direction.outputs != 1:
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
-        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=DEFAULT_SPREAD)
+        self.gammas = sensitivities(
+            "shift.gamma", self.gamma, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
+        )
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

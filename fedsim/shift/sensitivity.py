@@ -16,7 +16,7 @@ def sensitivities(
     seed: int,
     federation: Federation,
     counter: int = 0,
-    usual: float = 0.0,
+    default_value: float = 0.0,
 ) -> Tensor:
     """[m] float64, on the device: given, or drawn around a mean.
 
@@ -24,7 +24,15 @@ def sensitivities(
         key, value, spread, seed, counter, usual: see `fedsim.core.heterogeneity.numbers_per_client`.
         federation: whose clients they are; newcomers, who join later, have given numbers too.
     """
-    drawn = numbers_per_client(
-        key, value, spread, federation.clients, seed, rng.Purpose.SHIFT, counter, federation.num_newcomers, usual
+    numbers = numbers_per_client(
+        key,
+        value,
+        spread,
+        federation.clients,
+        seed,
+        rng.Purpose.SHIFT,
+        counter,
+        federation.num_newcomers,
+        default_value,
     )
-    return drawn.to(federation.device)
+    return numbers.to(federation.device)

@@ -138,11 +138,11 @@ class Shift(Validated, ABC):
             return memory
         memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
-            needed = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
-            if needed > available_bytes(federation.device, federation.storage):
+            needed_bytes = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
+            if needed_bytes > available_bytes(federation.device, federation.storage):
                 raise ConfigError(
                     f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
-                    f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
+                    f"{needed_bytes / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
                 )
             memory[PAST] = federation.broadcast(self._repeat_for_lags(model))
             memory[TURN] = federation.zeros(dtype=torch.int64)

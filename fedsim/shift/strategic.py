@@ -52,7 +52,7 @@ class Strategic(Shift):
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         self.epsilons = sensitivities(
-            "shift.epsilon", self.epsilon, self.spread, self.seed, federation, usual=DEFAULT_SPREAD
+            "shift.epsilon", self.epsilon, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
         )
         self.direction = ResponseDirection("strategic", data.dataset, model, self.features, self.target)
         self.moving = self.direction.moving

@@ -47,9 +47,9 @@ class AFL(ServerStep[AFLState]):
         self.average = average
 
     def initial(self, model: Tensor, federation: Federation) -> AFLState:
-        even = torch.full((federation.rows,), 1 / federation.clients, dtype=model.dtype, device=model.device)
+        equal_mixture = torch.full((federation.rows,), 1 / federation.clients, dtype=model.dtype, device=model.device)
         steps = torch.zeros(len(model), dtype=torch.int64, device=model.device)
-        return AFLState(model, model.clone(), even, steps)
+        return AFLState(model, model.clone(), equal_mixture, steps)
 
     def start(self, state: AFLState, cohort: Cohort) -> Tensor:
         return cohort.broadcast(state.iterate)
@@ -76,7 +76,11 @@ def project_onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tens
         if b > a:
             ordered = -np.sort(-host[a:b])
             levels = (np.cumsum(ordered) - previous[a:b].sum()) / np.arange(1, b - a + 1)
-            below = levels[ordered > levels]  # none where the sum is 0, or a loss is not a number, which is passed on
-            projected[a:b] = np.maximum(host[a:b] - below[-1], 0) if len(below) else 0 * host[a:b]
+            thresholds_reached = levels[
+                ordered > levels
+            ]  # none where the sum is 0, or a loss is not a number, which is passed on
+            projected[a:b] = (
+                np.maximum(host[a:b] - thresholds_reached[-1], 0) if len(thresholds_reached) else 0 * host[a:b]
+            )
     local_values = projected[np.searchsorted(virtual, cohort.host.virtual)]
     return torch.as_tensor(local_values, dtype=values.dtype).to(values.device)

@@ -88,9 +88,9 @@ class CAFed(ServerStep[CAFedState]):
         cohort = report.cohort
         new_state = self.updated_statistics(state, cohort, t)
         share = (new_state.taken + self.prior / 2) / (t + 1 + self.prior)
-        stays = (new_state.stayed + self.prior / 2) / (state.taken + self.prior)
-        misses = (new_state.missed + self.prior / 2) / (t - state.taken + self.prior)
-        kept_mask = self.included_mask(new_state, share, stays + misses - 1, cohort)
+        stay_probability = (new_state.stayed + self.prior / 2) / (state.taken + self.prior)
+        miss_probability = (new_state.missed + self.prior / 2) / (t - state.taken + self.prior)
+        kept_mask = self.included_mask(new_state, share, stay_probability + miss_probability - 1, cohort)
         weights = kept_mask * cohort.weights(self.weighting) / share[cohort.rows]
         new_state.model = state.model - self.server_lr * cohort.sum(report.innovation, weights)
         return new_state
@@ -108,9 +108,9 @@ class CAFed(ServerStep[CAFedState]):
     def included_mask(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
         """[n] 1 for those of the cohort who are not left out, else 0."""
         federation = cohort.federation
-        everyone = federation.everyone(cohort)
+        all_rows = federation.everyone(cohort)
         statistics = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
-        host, virtual, _ = everyone.all_gather_host(statistics.double().cpu().numpy())
+        host, virtual, _ = all_rows.all_gather_host(statistics.double().cpu().numpy())
         keep = np.zeros(federation.replicates * federation.clients)
         rounding = ties.relative_tolerance(share.dtype)
         for seed, replicate_rows in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):

@@ -33,12 +33,12 @@ def count_intervals(state: Counters, cohort: Cohort, cutoff: int | None) -> tupl
     """The counters after a round with this cohort: an interval closes when the client takes part, or when its absence
     reaches `cutoff` rounds."""
     current = state.current + 1
-    closes = torch.zeros_like(current, dtype=torch.bool) if cutoff is None else current >= cutoff
-    closes[cohort.rows] = True
-    intervals = state.intervals + closes
+    closes_mask = torch.zeros_like(current, dtype=torch.bool) if cutoff is None else current >= cutoff
+    closes_mask[cohort.rows] = True
+    intervals = state.intervals + closes_mask
     mean = (state.mean_interval * state.intervals + current) / intervals.clamp(min=1)
-    mean = torch.where(closes, mean, state.mean_interval)
-    return mean, intervals, torch.where(closes, 0.0, current)
+    mean = torch.where(closes_mask, mean, state.mean_interval)
+    return mean, intervals, torch.where(closes_mask, 0.0, current)
 
 
 @dataclass

@@ -46,6 +46,6 @@ class FedPBC(KeepsClientModels[ClientModels]):
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
         cohort = report.cohort
         model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
-        linked = (cohort.count > 0)[:, None]
-        cohort.scatter(state.models, cohort.broadcast(model).where(linked, report.end))
+        linked_mask = (cohort.count > 0)[:, None]
+        cohort.scatter(state.models, cohort.broadcast(model).where(linked_mask, report.end))
         return ClientModels(model, state.models)

@@ -79,9 +79,9 @@ class FedStale(RemembersClients[FedStaleState]):
 
     def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
         cohort = report.cohort
-        seldom = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
+        inverse_probability = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
         surprise = report.innovation - cohort.of_rows(self.beta) * self.recall(state, cohort)
-        step = cohort.sum(surprise, cohort.weights(self.weighting) * seldom) + self.beta * state.mean
+        step = cohort.sum(surprise, cohort.weights(self.weighting) * inverse_probability) + self.beta * state.mean
         model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
         mean = self.remember(state, cohort, report.innovation)
         return FedStaleState(model, state.memory, mean, *count_intervals(state, cohort, self.cutoff))

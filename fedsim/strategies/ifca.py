@@ -93,9 +93,9 @@ class IFCA(ServerStep[IFCAState]):
             seeds, cluster_index = federation.seed_of_replicate[:, None], torch.arange(self.k, device=device)
             keys = rng.row_keys(seeds, rng.Purpose.CLUSTER, cluster_index)
             clusters = clusters + self.spread * rng.normal(keys[..., None], torch.arange(d, device=device), model.dtype)
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=device)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=device)
         members = torch.zeros(replicates, self.k, dtype=torch.int64, device=device)
-        return IFCAState(clusters[:, 0].clone(), clusters, never, members)
+        return IFCAState(clusters[:, 0].clone(), clusters, minus_ones, members)
 
     def start(self, state: IFCAState, cohort: Cohort) -> Tensor:
         if self.k == 1:
@@ -106,15 +106,17 @@ class IFCA(ServerStep[IFCAState]):
         return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]
 
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
-        cohort, before = report.cohort, state.choice[report.cohort.rows]
+        cohort, previous_choice = report.cohort, state.choice[report.cohort.rows]
         matches = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
         # where models are equal the first, as in `start`
-        chosen = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
-        mine, w = one_hot(chosen, self.k), cohort.weights(self.weighting)
-        clusters = torch.stack([self.updated_model(state, report, j, mine[:, j] * w) for j in range(self.k)], dim=1)
-        joined = mine - one_hot(before.clamp(min=0), self.k) * (before >= 0)[:, None]
+        chosen_cluster = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
+        cluster_one_hot, w = one_hot(chosen_cluster, self.k), cohort.weights(self.weighting)
+        clusters = torch.stack(
+            [self.updated_model(state, report, j, cluster_one_hot[:, j] * w) for j in range(self.k)], dim=1
+        )
+        joined = cluster_one_hot - one_hot(previous_choice.clamp(min=0), self.k) * (previous_choice >= 0)[:, None]
         members = state.members + cohort.sum(joined, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
-        state.choice[cohort.rows] = chosen
+        state.choice[cohort.rows] = chosen_cluster
         return IFCAState(_largest_cluster_model(clusters, members), clusters, state.choice, members)
 
     def updated_model(self, state: IFCAState, report: Report, j: int, weights: Tensor) -> Tensor:
@@ -123,8 +125,8 @@ class IFCA(ServerStep[IFCAState]):
         if self.average == "models":
             step = cohort.mean(report.innovation, weights)
         else:
-            mass = cohort.sum(cohort.weights(self.weighting))
-            step = cohort.sum(report.innovation, weights) / torch.where(mass > 0, mass, 1.0)[:, None]
+            total_weight = cohort.sum(cohort.weights(self.weighting))
+            step = cohort.sum(report.innovation, weights) / torch.where(total_weight > 0, total_weight, 1.0)[:, None]
         return state.clusters[:, j] - self.server_lr * step
 
     def client_mean(self, state: IFCAState, federation: Federation) -> Tensor:

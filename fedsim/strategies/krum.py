@@ -87,13 +87,13 @@ class Bulyan(Krum):
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         squares = squared_distances(rows)
         remaining = torch.arange(len(rows), device=rows.device)
-        chosen = []
+        chosen_positions = []
         for _ in range(len(rows) - 2 * num_byzantine):
             best = krum_scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
-            chosen.append(remaining[best])
+            chosen_positions.append(remaining[best])
             positions = torch.arange(len(remaining) - 1, device=remaining.device)
             remaining = remaining[positions + (positions >= best)]  # without it
-        selected = rows[torch.cat(chosen)]
+        selected = rows[torch.cat(chosen_positions)]
         nearest = (
             (selected - median_of(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * num_byzantine]
         )

@@ -72,7 +72,7 @@ def store_values(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, w
     new = values.to(memory.dtype)  # the mean is that of the stored, rounded values
     cohort.scatter(memory, new)
     change = new.to(values.dtype) - old.to(values.dtype)
-    once = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
+    inverse_count = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
     if weighting == "data":
-        return mean + cohort.sum(change, once * cohort.weights("data"))
-    return mean + cohort.sum(change, once) / cohort.federation.clients
+        return mean + cohort.sum(change, inverse_count * cohort.weights("data"))
+    return mean + cohort.sum(change, inverse_count) / cohort.federation.clients

@@ -62,6 +62,6 @@ class MimiC(RemembersClients[ClientMemory]):
         cohort = report.cohort
         rate = cohort.broadcast(report.lr)[:, None] if self.memory == "gradient" else 1.0
         v = self.mean(cohort, report.innovation + rate * self.recall(state, cohort))
-        lacked = (cohort.broadcast(v) - report.innovation) / rate
+        correction = (cohort.broadcast(v) - report.innovation) / rate
         model = cohort.unless_empty(state.model - self.server_lr * v, state.model)
-        return ClientMemory(model, state.memory, self.remember(state, cohort, lacked))
+        return ClientMemory(model, state.memory, self.remember(state, cohort, correction))

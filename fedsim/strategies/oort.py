@@ -88,8 +88,8 @@ class Oort(FedAvg):
         self.explore_least = explore_least
 
     def initial(self, model: Tensor, federation: Federation) -> OortState:
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return OortState(model, federation.zeros(dtype=model.dtype), never)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return OortState(model, federation.zeros(dtype=model.dtype), minus_ones)
 
     def cohort(self, state: State, active: Cohort) -> Cohort:
         assert isinstance(state, OortState)

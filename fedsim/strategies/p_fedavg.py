@@ -75,7 +75,7 @@ class PFedAvg(Strategy[State]):
         else:
             weights = cohort.weights(self.weighting)
             if self.scheme == "II":
-                drawn = cohort.sum(torch.ones_like(weights))  # K
-                weights = weights * cohort.broadcast(cohort.federation.clients / drawn)
+                num_drawn = cohort.sum(torch.ones_like(weights))  # K
+                weights = weights * cohort.broadcast(cohort.federation.clients / num_drawn)
             model = cohort.sum(report.end, weights)
         return State(cohort.unless_empty(model, state.model))

@@ -116,22 +116,22 @@ class PerReplicate(Strategy[State]):
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         names = [field.name for field in dataclasses.fields(state) if field.name != "model"]
-        before = {name: getattr(state, name) for name in names}
-        everybody: dict[str, list[Tensor]] = {}
+        memory_before = {name: getattr(state, name) for name in names}
+        stacked_memory: dict[str, list[Tensor]] = {}
         present = [len(rows) > 0 for rows in report.cohort.by_replicate(report.cohort.client)]
         models: list[Tensor] = []
         after: dict[str, list[Tensor]] = {name: [] for name in names}
         for replicate, model in enumerate(state.model):
-            memory = {name: value[replicate] for name, value in before.items()}
+            memory = {name: value[replicate] for name, value in memory_before.items()}
             if present[replicate]:
-                rows = Rows(report, replicate, everybody)
+                rows = Rows(report, replicate, stacked_memory)
                 model = self._checked_tensor("next model", self.next_model(model, rows, memory, t), model)
-                if memory.keys() != before.keys():
-                    odd = sorted(memory.keys() ^ before.keys())
-                    raise ConfigError(f"strategy={type(self).__name__}: {odd[0]} is not what `memory` named")
+                if memory.keys() != memory_before.keys():
+                    changed_names = sorted(memory.keys() ^ memory_before.keys())
+                    raise ConfigError(f"strategy={type(self).__name__}: {changed_names[0]} is not what `memory` named")
             models.append(model)
             for name in names:
-                after[name].append(self._checked_tensor(name, memory[name], before[name][replicate]))
+                after[name].append(self._checked_tensor(name, memory[name], memory_before[name][replicate]))
         return dataclasses.replace(
             state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in after.items()}
         )
@@ -139,9 +139,9 @@ class PerReplicate(Strategy[State]):
     def _checked_tensor(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
         """A tensor of this shape, or one sentence."""
         if not isinstance(value, Tensor) or value.shape != like.shape:
-            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            actual_shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(
                 f"strategy={type(self).__name__}: the {noun} of a replicate must be a tensor {list(like.shape)}, and "
-                f"is {got}"
+                f"is {actual_shape}"
             )
         return value

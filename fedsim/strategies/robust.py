@@ -83,30 +83,34 @@ class Robust(PerReplicate):
 
     def combined(self, rows: Rows, memory: NamedTensors, t: int) -> Tensor | None:
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
-        sent = rows.innovation
-        bad = self.byzantine_count(len(sent))
+        sent_rows = rows.innovation
+        bad = self.byzantine_count(len(sent_rows))
         weights = None if self.weighting == "uniform" else rows.data_fraction / rows.data_fraction.sum()
         if self.bucket > 1:
-            order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent))
-            turned = torch.as_tensor(order, device=sent.device)
-            mixed = sent[turned]
+            order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent_rows))
+            permutation = torch.as_tensor(order, device=sent_rows.device)
+            mixed = sent_rows[permutation]
             if weights is None:
-                sent = torch.stack([bucket.mean(0) for bucket in mixed.split(self.bucket)])
+                sent_rows = torch.stack([bucket.mean(0) for bucket in mixed.split(self.bucket)])
             else:
-                shares = weights[turned].split(self.bucket)
-                sent = torch.stack(
+                shares = weights[permutation].split(self.bucket)
+                sent_rows = torch.stack(
                     [weighted_mean(bucket, w) for bucket, w in zip(mixed.split(self.bucket), shares, strict=True)]
                 )
                 weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
-        if len(sent) < self.min_rows(bad):
+        if len(sent_rows) < self.min_rows(bad):
             if not self._warned:
                 log.warning(
                     "%s: %d rows in round %d, but it needs %d; in such rounds the model does not change",
-                    *(type(self).__name__, len(sent), t, self.min_rows(bad)),
+                    *(type(self).__name__, len(sent_rows), t, self.min_rows(bad)),
                 )
             self._warned = True
             return None
-        return self.combine(sent, bad, memory) if weights is None else self.combine_weighted(sent, weights, bad, memory)
+        return (
+            self.combine(sent_rows, bad, memory)
+            if weights is None
+            else self.combine_weighted(sent_rows, weights, bad, memory)
+        )
 
 
 def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:

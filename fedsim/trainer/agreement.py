@@ -137,9 +137,9 @@ def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
         with torch.enable_grad():
             with model.random_context(batch):
                 output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
-            before = _buffers(module)
+            buffers_before = _buffers(module)
             model.objective(output, batch, parameters).backward()
-            _refuse_writes_in_backward(module, before)
+            _refuse_writes_in_backward(module, buffers_before)
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -188,7 +188,7 @@ class Agreement:
     """
 
     def __init__(self, model: RowModel, batches: Batches, make: Callable[..., Any]) -> None:
-        self._make = make
+        self._make_executor = make
         self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
         self.model, self.close = model, SINGLE_PRECISION_TOLERANCE
         samples = batches.data.first_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
@@ -237,7 +237,7 @@ class Agreement:
         ]
         spread = np.linspace(0, len(occurring) - 1, min(len(occurring), NUM_TRIED_BATCH_SIZES)).round().astype(int)
         occurring = [occurring[index] for index in spread]
-        accepted_sizes, refused = [], dict[int, Exception]()
+        accepted_sizes, error_by_size = [], dict[int, Exception]()
         for size in dict.fromkeys((7, 2, *occurring)):
             trial = make_trial(model, samples, (size,))
             trial.sizes[:, 1:] = 0
@@ -247,16 +247,16 @@ class Agreement:
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
-                refused[size] = error
+                error_by_size[size] = error
         for size in occurring:
-            if size in refused and size >= model.traits.min_batch:
-                reason = refused[size]
+            if size in error_by_size and size >= model.traits.min_batch:
+                reason = error_by_size[size]
                 raise ConfigError(
                     f"model: {type(model.training_module).__name__} cannot be trained on a batch of {size} samples, "
                     f"which clients have: plain PyTorch raised {type(reason).__name__}: {first_line(reason)[:300]}"
                 ) from reason
         if not accepted_sizes:
-            raise next(iter(refused.values()))
+            raise next(iter(error_by_size.values()))
         return tuple(accepted_sizes[:TRIAL_STEPS])
 
     def disagreement_reason(self, executor: str, traits: ForwardTraits) -> str | None:
@@ -268,7 +268,9 @@ class Agreement:
 
     def _try_executor(self, executor: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
-        run = executor_trial_runner(lambda of: self._make(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift()))
+        run = executor_trial_runner(
+            lambda of: self._make_executor(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift())
+        )
         with streams.quiet_trial():
             try:
                 end_rows = run(self.trial, model)
@@ -290,9 +292,9 @@ class Agreement:
             if not expected_moves.shape[1]:
                 continue
             scale = expected_moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)
-            off = (expected_moves - actual_moves).abs()
+            deviations = (expected_moves - actual_moves).abs()
             if not torch.equal(expected_moves.isnan(), actual_moves.isnan()) or bool(
-                (off > close * scale + 1e-14).any()
+                (deviations > close * scale + 1e-14).any()
             ):
                 return False
         return True

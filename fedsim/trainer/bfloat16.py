@@ -29,9 +29,11 @@ def warn_if_slower(
     if key not in trial.FASTEST_EXECUTOR_NAMES:
         contenders = {}
         for precision in ("bf16", "full"):
-            of = copy.copy(model)
-            of.precision = precision
-            contenders[precision] = trial.timed_step(executor(choice, rule, of, shift, False), plan, rows)
+            full_precision_model = copy.copy(model)
+            full_precision_model.precision = precision
+            contenders[precision] = trial.timed_step(
+                executor(choice, rule, full_precision_model, shift, False), plan, rows
+            )
         trial.FASTEST_EXECUTOR_NAMES[key] = trial.benchmark(contenders, rows, count, choice.workers)
     if trial.FASTEST_EXECUTOR_NAMES[key] == "full":
         log.warning(

@@ -33,7 +33,7 @@ class BufferRecordingObjective:
         for name in OBJECTIVE_METHODS:
             method = getattr(inner, name)
             self._functions[name] = method if lift is None else lift(method)
-        self.model, self._through = inner.model, inner.gradient_through
+        self.model, self._gradient_through = inner.model, inner.gradient_through
         self.renew = inner.renew if isinstance(inner, PlainObjective) else lambda: None
         self.recorded: list[tuple[Tensor, Tensor]] = []
 
@@ -48,7 +48,7 @@ class BufferRecordingObjective:
         return value
 
     def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, Tensor]:
-        gradient, value, statistics = self._through(params, batch, answer)
+        gradient, value, statistics = self._gradient_through(params, batch, answer)
         self._record_buffers((params, statistics))
         return gradient, value
 
@@ -96,11 +96,11 @@ class BufferRecordingObjective:
         to the models that have none of their own.
         """
         models = {name: before[name] for name in ("params", *rule.own_models)}
-        elsewhere = [
+        other_descents = [
             columns for point, columns in self.recorded if not any(point is model for model in models.values())
         ]
         for name, model in models.items():
-            pass_statistics = [columns for point, columns in self.recorded if point is model] or elsewhere
+            pass_statistics = [columns for point, columns in self.recorded if point is model] or other_descents
             statistics = pass_statistics[-1] if pass_statistics else model[..., self.model.trained :]
             after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
         return after

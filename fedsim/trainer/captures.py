@@ -37,22 +37,22 @@ class RecordedGraph:
     def __init__(
         self, recording: Recording, inputs: list[Tensor], capture: Callable[[GraphWork], CapturedGraph]
     ) -> None:
-        self.inputs, self._formed = inputs, recording.result_of
+        self.inputs, self._rebuild_result = inputs, recording.result_of
         self._replay, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
-        self._passed = [input_indices.get(id(out)) for out in self.outputs]
+        self._passed_input_indices = [input_indices.get(id(output)) for output in self.outputs]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         torch._foreach_copy_(self.inputs, tensors)
         self._replay()
-        pairs = zip(self.outputs, self._passed, strict=True)
-        return self._formed([out.clone() if index is None else tensors[index] for out, index in pairs])
+        pairs = zip(self.outputs, self._passed_input_indices, strict=True)
+        return self._rebuild_result([out.clone() if index is None else tensors[index] for out, index in pairs])
 
     @property
     def bytes(self) -> int:
         """Of its arguments and results."""
         return tensor_bytes(self.inputs) + tensor_bytes(
-            [o for o, p in zip(self.outputs, self._passed, strict=True) if p is None]
+            [o for o, p in zip(self.outputs, self._passed_input_indices, strict=True) if p is None]
         )
 
 

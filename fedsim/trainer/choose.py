@@ -109,8 +109,8 @@ def candidates(
         return _agreeing_choices([loop], agreement, requested, model) or [loop]
     executor = _executor_to_compile(requested)
     plain, can_stack = bool(plain_descents(rule, shift, model)), is_model_stackable(model)
-    settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
-    unvmapped_reason = None if settled else model.no_vmap_reason
+    is_executor_settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
+    unvmapped_reason = None if is_executor_settled else model.no_vmap_reason
     _check_possible(executor, model, plain, unvmapped_reason)
     reasons = {executor: "as configured"}
     if executor == "auto":
@@ -177,8 +177,8 @@ def _agreeing_choices(
         return choices
     traits = model.traits
     reasons = {choice.executor: agreement.disagreement_reason(choice.executor, traits) for choice in choices}
-    able = [choice for choice in choices if reasons[choice.executor] is None]
-    if not model.mixes_samples and len(able) < len(choices):
+    agreeing_choices = [choice for choice in choices if reasons[choice.executor] is None]
+    if not model.mixes_samples and len(agreeing_choices) < len(choices):
         unpadded = dataclasses.replace(traits, mixes_samples=True)
         if any(
             reason and agreement.disagreement_reason(name, unpadded) is None
@@ -188,8 +188,8 @@ def _agreeing_choices(
             log.info("trainer: batches of %s are not padded, since padding changes its results", _model_name(model))
             traits.mixes_samples = True
             return None
-    if able:
-        return able
+    if agreeing_choices:
+        return agreeing_choices
     reason = next(iter(reasons.values()))
     if requested.executor in ("auto", "loop") and traits.isolated is None:
         isolated_traits = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
@@ -213,7 +213,7 @@ def _ordered_executors(plain: bool, stackable: bool, convolutions: bool, vmapped
     """Executors, and why each: the rule's first. `convolutions`: on a CPU."""
     if plain and stackable:
         return {"fused": "plain descents"}
-    able = {"fused": plain, "vmap": vmapped, "loop": True}
+    is_possible = {"fused": plain, "vmap": vmapped, "loop": True}
     first, reason = "vmap", "batched kernels"
     if plain and (convolutions or not vmapped):
         first, reason = "fused", "plain descents"
@@ -221,7 +221,7 @@ def _ordered_executors(plain: bool, stackable: bool, convolutions: bool, vmapped
         first, reason = "loop", "what the model does cannot be vmapped"
     elif convolutions:
         first, reason = "loop", "convolutions on a CPU"
-    return {first: reason} | {name: "by trial" for name, can in able.items() if can and name != first}
+    return {first: reason} | {name: "by trial" for name, possible in is_possible.items() if possible and name != first}
 
 
 @functools.cache  # said once

@@ -36,7 +36,7 @@ def check_graphs(rule: LocalRule, model: RowModel, shift: Shift) -> None:
 def capturing(device: torch.device) -> Callable[[GraphWork], CapturedGraph]:
     """What takes down all kernels of some work that reads and writes the same memory every time, and gives what has
     them run again and the tensors that they write. All that is captured so shares its temporary memory."""
-    pool = torch.cuda.graph_pool_handle()
+    memory_pool = torch.cuda.graph_pool_handle()
 
     def capture(work: GraphWork) -> CapturedGraph:
         with torch.cuda.device(device):
@@ -47,7 +47,7 @@ def capturing(device: torch.device) -> Callable[[GraphWork], CapturedGraph]:
                     work()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=memory_pool, capture_error_mode="thread_local"):
                 outputs = work()
         return graph.replay, outputs
 

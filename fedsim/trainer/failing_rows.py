@@ -56,27 +56,27 @@ def _failing_positions(run: RowRunner, rows: np.ndarray, positions: np.ndarray) 
         return []
     if len(positions) == 1:
         return [int(positions[0])]
-    half = len(positions) // 2
-    return _failing_positions(run, rows, positions[:half]) + _failing_positions(run, rows, positions[half:])
+    half_count = len(positions) // 2
+    return _failing_positions(run, rows, positions[:half_count]) + _failing_positions(run, rows, positions[half_count:])
 
 
 def _replace_failing_rows(rows: np.ndarray, failing: np.ndarray) -> np.ndarray:
     """Positions with the nearest one that does not fail instead of each that does: the order by steps is kept."""
-    good = np.flatnonzero(~failing)
-    after = np.searchsorted(good, np.arange(len(rows))).clip(max=len(good) - 1)
-    replaced: np.ndarray = rows[good[after]]
-    return replaced
+    good_positions = np.flatnonzero(~failing)
+    after = np.searchsorted(good_positions, np.arange(len(rows))).clip(max=len(good_positions) - 1)
+    replaced_rows: np.ndarray = rows[good_positions[after]]
+    return replaced_rows
 
 
 def _mark_failed_rows(carry: Carry, losses: Tensor, failing: np.ndarray) -> tuple[Carry, Tensor]:
     """NaN where a row failed."""
-    bad = torch.as_tensor(failing, device=losses.device)
-    marked = {name: nan_where(bad, value) for name, value in carry.items()}
-    return marked, nan_where(bad, losses)
+    failed_mask = torch.as_tensor(failing, device=losses.device)
+    marked_carry = {name: nan_where(failed_mask, value) for name, value in carry.items()}
+    return marked_carry, nan_where(failed_mask, losses)
 
 
-def nan_where(bad: Tensor, values: Tensor) -> Tensor:
+def nan_where(failed_mask: Tensor, values: Tensor) -> Tensor:
     """[c, …] with NaN in the rows that are bad [c]; whole numbers stay."""
     if not values.is_floating_point():
         return values
-    return torch.where(bad.reshape(-1, *[1] * (values.dim() - 1)), math.nan, values)
+    return torch.where(failed_mask.reshape(-1, *[1] * (values.dim() - 1)), math.nan, values)

@@ -34,11 +34,11 @@ class FullDataQuery:
 
     Args:
         trainer: of the run, whose memory of clients is looked at.
-        look: a trainer of the same clients with `FullGradientRule`.
+        query_trainer: a trainer of the same clients with `FullGradientRule`.
     """
 
-    def __init__(self, trainer: Trainer, look: Trainer) -> None:
-        self.trainer, self.look = trainer, look
+    def __init__(self, trainer: Trainer, query_trainer: Trainer) -> None:
+        self.trainer, self.query_trainer = trainer, query_trainer
 
     @classmethod
     def of(cls, trainers: Trainers, trainer: Trainer) -> FullDataQuery:
@@ -50,8 +50,8 @@ class FullDataQuery:
         """Of the cohort's clients at their replicate's model [R, d]."""
         model = self.trainer.model
         rows = cohort.broadcast(models)
-        handed: dict[str, Any] = {"params": rows, FULL_GRADIENT_NAME: rows.new_zeros(len(cohort), model.dimension)}
+        start: dict[str, Any] = {"params": rows, FULL_GRADIENT_NAME: rows.new_zeros(len(cohort), model.dimension)}
         remembered = self.trainer.remembered
         memory = None if remembered is None else remembered.read_only()
-        report = self.look.run(handed, cohort, cohort.round, models, memory)
+        report = self.query_trainer.run(start, cohort, cohort.round, models, memory)
         return FullDataGradients(report.loss, model.columns.shared_part(report.carry[FULL_GRADIENT_NAME]))

@@ -173,8 +173,8 @@ class MomentumStep(InPlaceStep):
         if due.decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
-            forgets = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
-            velocity.mul_(broadcast_rows(momentum * forgets, parameter)).addcmul_(
+            nesterov_factor = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
+            velocity.mul_(broadcast_rows(momentum * nesterov_factor, parameter)).addcmul_(
                 parameter, broadcast_rows(due.decay, parameter)
             )
         return velocity if drift is None else velocity.add_(drift)

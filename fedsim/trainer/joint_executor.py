@@ -70,8 +70,8 @@ class JointExecutor:
         """Places of those that fit together, none with more bytes than are allowed."""
         groups: list[list[int]] = []
         for index, work in enumerate(works):
-            fitting = (group for group in groups if self._fits(works[group[0]], work))
-            group = next(fitting, None)
+            fitting_groups = (group for group in groups if self._fits(works[group[0]], work))
+            group = next(fitting_groups, None)
             if group is None:
                 groups.append([index])
             else:
@@ -138,16 +138,19 @@ class JointExecutor:
 
 def compatible(first: Trainer, second: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
-    ours, theirs = first.batches, second.batches
-    if ours.federation.ranks.count > 1 or (ours.work, ours.keyed) != (theirs.work, theirs.keyed):
+    first_batches, second_batches = first.batches, second.batches
+    if first_batches.federation.ranks.count > 1 or (first_batches.work, first_batches.keyed) != (
+        second_batches.work,
+        second_batches.keyed,
+    ):
         return False
     return (
         first.execution == second.execution
         and structurally_equal(first.rule, second.rule, RATE_ATTRIBUTES)
         and same_model(first.model, second.model)
-        and ours.data.same_samples(theirs.data)
+        and first_batches.data.same_samples(second_batches.data)
         and structurally_equal(first.shift, second.shift)
-        and structurally_equal(ours.contamination, theirs.contamination)
+        and structurally_equal(first_batches.contamination, second_batches.contamination)
     )
 
 
@@ -178,10 +181,10 @@ def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
     carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
     step_count = max(len(work.rates) for work in works)
     rates = torch.cat([_pad_steps(work.rates, step_count) for work in works], dim=1)
-    before, replicates = 0, []
+    row_offset, replicates = 0, []
     for work in works:
-        replicates.append(work.replicate + before)
-        before += work.plan.batches.federation.replicates
+        replicates.append(work.replicate + row_offset)
+        row_offset += work.plan.batches.federation.replicates
     deployed_models = [work.deployed for work in works if work.deployed is not None]
     deployed = torch.cat(deployed_models) if deployed_models else None
     plan = Plan.concatenate([work.plan for work in works], data)

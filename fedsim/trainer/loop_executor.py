@@ -39,7 +39,7 @@ class LoopExecutor:
     ) -> None:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
         self.contaminated = contaminated
-        self._answered = ShiftedBatches(rule, shift, rows=False)
+        self._shifted_batches = ShiftedBatches(rule, shift, rows=False)
         self._isolated = model.traits.isolated is not None
         self._objectives: queue.SimpleQueue[BufferRecordingObjective] = queue.SimpleQueue()
         for _ in range(workers):
@@ -54,7 +54,7 @@ class LoopExecutor:
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
         losses = torch.zeros(len(chunk.steps), dtype=self.dtype, device=rates.device)
-        out = {name: torch.empty_like(value) for name, value in carry.items()}
+        end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
 
         def run_row(row: int) -> None:
             objective = self._objectives.get()
@@ -65,8 +65,8 @@ class LoopExecutor:
                 for step in range(int(chunk.steps[row])):
                     batch = first_row(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
-                        row_carry, theta = self._answered(row_carry, None if deployed is None else deployed[row])
-                        batch, theta = self._answered.shifted(batch, row_carry, theta)
+                        row_carry, theta = self._shifted_batches(row_carry, None if deployed is None else deployed[row])
+                        batch, theta = self._shifted_batches.shifted(batch, row_carry, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
@@ -76,12 +76,12 @@ class LoopExecutor:
                     row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
                     losses[row] += loss
                 for name, value in row_carry.items():
-                    out[name][row] = value
+                    end_carry[name][row] = value
             finally:
                 self._objectives.put(objective)
 
         map_threads(run_row, range(len(chunk.steps)), self.workers)
-        return out, losses
+        return end_carry, losses
 
     def _step(
         self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective

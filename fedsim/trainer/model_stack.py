@@ -54,8 +54,15 @@ class StackedParameters:
 
     def rows(self, names: Sequence[str]) -> Parameters:
         """Those of some names."""
-        parameters, drift = ([of[name] for name in names if of] for of in (self.parameters, self.drift))
-        return Parameters(parameters, drift, {key: [of[name] for name in names] for key, of in self.state.items()})
+        parameters, drift = (
+            [tensor_by_name[name] for name in names if tensor_by_name]
+            for tensor_by_name in (self.parameters, self.drift)
+        )
+        return Parameters(
+            parameters,
+            drift,
+            {key: [tensor_by_name[name] for name in names] for key, tensor_by_name in self.state.items()},
+        )
 
 
 class ModelStack:
@@ -74,10 +81,10 @@ class ModelStack:
         self.decay = descent.decay + model.ridge
         module = copy_module(model.training_module)
         names = {name for name, p in module.named_parameters() if p.requires_grad}
-        stepped = functools.partial(in_place, descent.optimiser)
-        self.module, self.layers = with_stepping_layers(module, not channels_last(model), stepped)
+        make_step = functools.partial(in_place, descent.optimiser)
+        self.module, self.layers = with_stepping_layers(module, not channels_last(model), make_step)
         self.plain = {name: p for name, p in self.module.named_parameters() if name in names}
-        self.plain_step = stepped()
+        self.plain_step = make_step()
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
         if channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -144,8 +151,8 @@ class ModelStack:
         federal = carry if self.descent.name == "params" else {}
         proximal, drift = federal.get("proximal"), federal.get("correction")
         if proximal is not None:
-            towards = -proximal[:, None] * federal["anchor"]
-            drift = towards if drift is None else drift + towards
+            proximal_pull = -proximal[:, None] * federal["anchor"]
+            drift = proximal_pull if drift is None else drift + proximal_pull
         return proximal, {} if drift is None else self._views_by_name(drift)
 
     def _views_by_name(self, rows: Tensor) -> NamedParameters:
@@ -158,18 +165,18 @@ class ModelStack:
         """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
         loaded, scale = self.loaded, self.descent.scale
         rates = rates if scale == 1 else rates * scale
-        due = self._pending_step(rates)
+        pending_step = self._pending_step(rates)
         if loaded.mixed_with and mixing is not None:
-            due = dataclasses.replace(due, rates=rates * mixing)
+            pending_step = dataclasses.replace(pending_step, rates=rates * mixing)
             for name, point in loaded.points.items():
                 stepped_rows, partner_rows = (
                     loaded.parameters[name][: len(mixing)],
                     loaded.mixed_with[name][: len(mixing)],
                 )
                 torch.lerp(partner_rows, stepped_rows, broadcast_rows(mixing, point), out=point[: len(mixing)])
-        self.seed = -due.rates if self.plain_step.scaled else torch.ones_like(due.rates)
+        self.seed = -pending_step.rates if self.plain_step.scaled else torch.ones_like(pending_step.rates)
         for stepped in (*(layer.stepped for layer in self.layers), self.plain_step):
-            stepped.begin(due)
+            stepped.begin(pending_step)
         for dropout in self.dropouts:
             dropout.key = keys  # type: ignore[assignment]
 

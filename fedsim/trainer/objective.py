@@ -76,8 +76,8 @@ class FunctionalObjective:
         return self.model.objective(output, batch, list(parameters.values())), statistics
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        by = grad_and_value(self._loss, has_aux=True)
-        gradients, (value, statistics) = by(self.model.unflatten(params), params, batch)
+        gradient_and_value = grad_and_value(self._loss, has_aux=True)
+        gradients, (value, statistics) = gradient_and_value(self.model.unflatten(params), params, batch)
         return gradient_row(gradients.values(), self.columns), value, statistics
 
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -101,11 +101,11 @@ class FunctionalObjective:
         return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1), params[:0]
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        along = self.model.unflatten(vector)
+        direction = self.model.unflatten(vector)
 
         def slope(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             gradients, statistics = grad(self._loss, has_aux=True)(parameters, params, batch)
-            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum(), statistics
+            return torch.stack([(g * direction[name]).sum() for name, g in gradients.items()]).sum(), statistics
 
         product, statistics = grad(slope, has_aux=True)(self.model.unflatten(params))
         return gradient_row(product.values(), self.columns), statistics
@@ -119,8 +119,8 @@ class FunctionalObjective:
                 torch.lerp(global_output, personal_output, alpha), batch, list(parameters.values())
             ), personal_statistics
 
-        by = grad_and_value(loss, argnums=(0, 1), has_aux=True)
-        (gradients, slope), (value, personal_statistics) = by(self.model.unflatten(personal), alpha)
+        gradient_and_value = grad_and_value(loss, argnums=(0, 1), has_aux=True)
+        (gradients, slope), (value, personal_statistics) = gradient_and_value(self.model.unflatten(personal), alpha)
         return gradient_row(gradients.values(), self.columns), slope, value, personal_statistics, global_statistics
 
 

@@ -76,10 +76,10 @@ class Replay:
         self.function, self.worth = function, RECORDING_COST_IN_CALLS if worth is None else worth
         self._calls: dict[Hashable, int] = {}
         self._recorded: OrderedDict[Hashable, Callable[[list[Tensor]], Any]] = OrderedDict()
-        self._refused = False
+        self._is_refused = False
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._refused:
+        if self._is_refused:
             return self.function(*arguments)
         tensors: list[Tensor] = []
         form = _argument_form(arguments, tensors)
@@ -103,7 +103,7 @@ class Replay:
             recording = self._recorded[key] = self._build(form, tensors)
         except Exception as error:  # if the step itself is wrong it will say so
             log.debug("steps are not replayed: %s", error)
-            self._refused = True
+            self._is_refused = True
             return None
         self._drop_oldest()
         return recording
@@ -121,23 +121,23 @@ class Recording:
     """The operations of a function on arguments of one form and these shapes."""
 
     def __init__(self, function: Callable[..., Any], form: Any, tensors: list[Tensor]) -> None:
-        returned: list[Any] = []
+        result_forms: list[Any] = []
 
         def flatly(*arguments: Tensor) -> list[Tensor]:
-            out: list[Tensor] = []
-            returned.append(_argument_form(function(*_rebuild_arguments(form, iter(arguments))), out))
-            return out
+            result_tensors: list[Tensor] = []
+            result_forms.append(_argument_form(function(*_rebuild_arguments(form, iter(arguments))), result_tensors))
+            return result_tensors
 
         with torch.no_grad():
             traced = make_fx(flatly)(*tensors)
-        self.operations, self._returned = simplify(traced, tensors).forward, returned[-1]
+        self.operations, self._result_form = simplify(traced, tensors).forward, result_forms[-1]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         return self.result_of(self.operations(*tensors))
 
     def result_of(self, results: list[Tensor]) -> Any:
         """What the function returns, of these tensors."""
-        return _rebuild_arguments(self._returned, iter(results))
+        return _rebuild_arguments(self._result_form, iter(results))
 
 
 def _argument_form(thing: Any, tensors: list[Tensor]) -> Any:
@@ -208,15 +208,15 @@ def call_functions_of_torch(graph: fx.Graph, values: dict[fx.Node, Any]) -> None
 
 def reproduces(function: Callable[..., Any], arguments: Any, expected: Any) -> bool:
     """Does it return the same tensor, or tensors, laid out likewise?"""
-    positional, named = arguments
+    positional, keyword_arguments = arguments
     try:
-        results = function(*positional, **named)
+        results = function(*positional, **keyword_arguments)
     except (TypeError, RuntimeError, ValueError):
         return False
-    several = not isinstance(expected, Tensor)
-    if isinstance(results, Tensor) == several or (several and len(results) != len(expected)):
+    is_several = not isinstance(expected, Tensor)
+    if isinstance(results, Tensor) == is_several or (is_several and len(results) != len(expected)):
         return False
-    pairs = zip(results, expected, strict=True) if several else [(results, expected)]
+    pairs = zip(results, expected, strict=True) if is_several else [(results, expected)]
     return all(
         isinstance(result, Tensor)
         and (result.dtype, result.stride()) == (value.dtype, value.stride())

@@ -43,10 +43,10 @@ class _LinearStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,), stepped = ctx.saved_tensors, ctx.layer.stepped
-        onward = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
-        stepped.descend_along(gradient, x)
-        return onward, None, None
+        (x,), step = ctx.saved_tensors, ctx.layer.stepped
+        input_gradient = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
+        step.descend_along(gradient, x)
+        return input_gradient, None, None
 
 
 def cast_for_autocast(x: Tensor) -> Tensor:
@@ -83,8 +83,10 @@ class SteppingLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(self.stepped.due.rates)
-        out: Tensor = _LinearStep.apply(cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)  # type: ignore[no-untyped-call]
-        return out.reshape(*x.shape[:-1], out.shape[-1])
+        output: Tensor = _LinearStep.apply(
+            cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self
+        )  # type: ignore[no-untyped-call]
+        return output.reshape(*x.shape[:-1], output.shape[-1])
 
 
 class SteppingConv2d(SteppingLinear):

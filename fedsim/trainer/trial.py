@@ -51,13 +51,13 @@ def fastest_name(
     def seconds(name: str, count: int) -> float:
         return _time_contender(contenders[name], count, device, clock)
 
-    stated, start_count = next(iter(contenders)), min(rows, min_count)
-    count, elapsed = _rows_to_time(lambda count: seconds(stated, count), start_count, min(rows, MAX_TIMED_ROWS))
+    rule_choice, start_count = next(iter(contenders)), min(rows, min_count)
+    count, elapsed = _rows_to_time(lambda count: seconds(rule_choice, count), start_count, min(rows, MAX_TIMED_ROWS))
     if elapsed < MIN_STEP_SECONDS:
-        return stated
-    best = {stated: math.inf}
+        return rule_choice
+    best = {rule_choice: math.inf}
     for name in contenders:
-        if name != stated:
+        if name != rule_choice:
             seconds(name, start_count)  # warms up
             if (
                 seconds(name, start_count) > HOPELESS_RATIO * elapsed
@@ -67,15 +67,15 @@ def fastest_name(
         seconds(name, count)  # warms up, with memory for so many rows
     _look_repeatedly(best, lambda name: seconds(name, count))
     winner = min(best, key=lambda name: best[name])
-    if best[winner] < MAX_TIME_RATIO * best[stated]:
+    if best[winner] < MAX_TIME_RATIO * best[rule_choice]:
         return winner
-    return stated  # within the noise: a run is easier to repeat where the stated rule decides
+    return rule_choice  # within the noise: a run is easier to repeat where the stated rule decides
 
 
 def _time_contender(contender: TimedStep, count: int, device: torch.device, clock: Callable[[], float]) -> float:
     """What it takes for so many rows; infinite where the numbers or the memory do not allow it, since another one may
     still be able to."""
-    begin = clock()
+    start_time = clock()
     try:
         contender(count)
     except Exception as error:
@@ -84,7 +84,7 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
         return math.inf
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # a GPU's work goes on after the call has returned
-    return clock() - begin
+    return clock() - start_time
 
 
 def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) -> tuple[int, float]:
@@ -100,10 +100,10 @@ def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) 
 
 def _look_repeatedly(best: dict[str, float], seconds: Callable[[str], float]) -> None:
     """Lower the best times by `TIMING_REPEATS` looks in turn, so that a slow moment of the machine meets them all."""
-    for look in range(TIMING_REPEATS):
+    for repetition in range(TIMING_REPEATS):
         limit = HOPELESS_RATIO * min(best.values())
         for name in best:
-            if look == 0 or best[name] <= limit:
+            if repetition == 0 or best[name] <= limit:
                 best[name] = min(best[name], seconds(name))
 
 

@@ -115,8 +115,8 @@ def privacy(
     reason = _refusal_reason(stages, noisy, availability, server_sees, list(leaks), rounds)
     if reason:
         return Privacy(f"no ε is claimed: {reason}")
-    stage, before = noisy[0], stages[: stages.index(noisy[0])]
-    counts = tuple(s.count_noise for s in (*before, stage) if isinstance(s, Clip) and s.quantile is not None)
+    stage, earlier_stages = noisy[0], stages[: stages.index(noisy[0])]
+    counts = tuple(s.count_noise for s in (*earlier_stages, stage) if isinstance(s, Clip) and s.quantile is not None)
     if isinstance(stage, TreeNoise):
         mechanism = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
         description = (
@@ -125,7 +125,7 @@ def privacy(
         )
         return _privacy_of(mechanism, stage.delta, rounds, description)
     assert isinstance(stage, GaussianNoise)
-    remembers = remembers or any(_client_memory(s, availability) for s in before)
+    remembers = remembers or any(_client_memory(s, availability) for s in earlier_stages)
     return _claimed_epsilon(stage, counts, availability, server_sees, rounds, remembers)
 
 

@@ -59,12 +59,12 @@ class Compressor(Stage):
         remembered = link.gather(self.feedback)
         if self.feedback == "ef14":
             compensated = rows + remembered
-            arrived = self.compress(compensated, link.keys)
-            link.scatter("ef14", compensated - arrived)
-            return arrived
-        arrived = remembered + self.compress(rows - remembered, link.keys)
-        link.scatter("ef21", arrived)
-        return arrived
+            arrived_rows = self.compress(compensated, link.keys)
+            link.scatter("ef14", compensated - arrived_rows)
+            return arrived_rows
+        arrived_rows = remembered + self.compress(rows - remembered, link.keys)
+        link.scatter("ef21", arrived_rows)
+        return arrived_rows
 
 
 class Sparse(Compressor):
@@ -153,8 +153,8 @@ class QSGD(Compressor):
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         norm = rows.norm(dim=1, keepdim=True)
         level = self.levels * rows.abs() / torch.where(norm > 0, norm, 1.0)
-        drawn = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
-        return norm * rows.sign() * (level + drawn).floor() / self.levels
+        uniform_numbers = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+        return norm * rows.sign() * (level + uniform_numbers).floor() / self.levels
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         return replace(

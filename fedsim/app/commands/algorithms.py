@@ -85,8 +85,10 @@ class Algorithm:
     def traffic_text(self) -> str:
         """What travels in a round for a client that takes part, d the numbers of a model; in float32."""
         if self.group == "strategy":
-            down, up = (_vector_count_text(getattr(self.instance, f"vectors_{way}")) for way in ("down", "up"))
-            return f"{down} down, {up} up"
+            vectors_down_text, vectors_up_text = (
+                _vector_count_text(getattr(self.instance, f"vectors_{direction}")) for direction in ("down", "up")
+            )
+            return f"{vectors_down_text} down, {vectors_up_text} up"
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
         if self.group == "local":
@@ -247,19 +249,21 @@ def _vector_count_text(count: int) -> str:
 def _availability_laws(strategy: Any) -> Iterator[str]:
     """Availability processes under which it runs, where it does not under all."""
     runs: list[str] = []
-    refuses: list[str] = []
+    refusing_processes: list[str] = []
     for name, process in _availability_processes().items():
         try:
             strategy.check(process)
             runs.append(name)
         except ConfigError:
-            refuses.append(name)
-    if refuses:
-        fewer = len(runs) <= len(refuses)
-        if refuses == ["unknown"]:
+            refusing_processes.append(name)
+    if refusing_processes:
+        fewer = len(runs) <= len(refusing_processes)
+        if refusing_processes == ["unknown"]:
             yield "the true p_i^t are known"
         else:
-            yield f"availability={', '.join(runs)}" if fewer else f"availability none of {', '.join(refuses)}"
+            yield (
+                f"availability={', '.join(runs)}" if fewer else f"availability none of {', '.join(refusing_processes)}"
+            )
 
 
 @functools.cache
@@ -286,20 +290,24 @@ class UnknownProbabilityAvailability(Full):
 def _compatible_rules(strategy: Any) -> Iterator[str]:
     """Local rules with which it runs, where it does not with all: those it refuses, and those that do not use what it
     hands to clients."""
-    nobody = _example_federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
+    empty_cohort = _example_federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
     state = strategy.initial(torch.zeros(1, COLUMNS), _example_federation())
-    start = strategy.start(state, nobody)
-    handed = set(start) - {"params"} if isinstance(start, dict) else set()
+    start = strategy.start(state, empty_cohort)
+    carry_keys = set(start) - {"params"} if isinstance(start, dict) else set()
     runs: list[str] = []
-    refuses: list[str] = []
+    refusing_processes: list[str] = []
     for algorithm in algorithms():
         if algorithm.group != "local" or algorithm.instance.pooled:
             continue
         try:
             strategy.check_local(algorithm.instance)
-            fits = handed <= algorithm.instance.supported_keys
+            is_compatible = carry_keys <= algorithm.instance.supported_keys
         except ConfigError:
-            fits = False
-        (runs if fits else refuses).append(algorithm.name)
-    if refuses:
-        yield f"local={', '.join(runs)}" if len(runs) <= len(refuses) else f"local none of {', '.join(refuses)}"
+            is_compatible = False
+        (runs if is_compatible else refusing_processes).append(algorithm.name)
+    if refusing_processes:
+        yield (
+            f"local={', '.join(runs)}"
+            if len(runs) <= len(refusing_processes)
+            else f"local none of {', '.join(refusing_processes)}"
+        )

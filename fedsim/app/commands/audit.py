@@ -113,9 +113,10 @@ def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds:
         lines.append(f"audited: {claim.statement}")
     lines += ["", f"{'':58}  claimed ε  lower bound  at most"]
     for finding in audit_result.findings:
-        mark = "  VIOLATED" if finding.violated else ""
+        violation_mark = "  VIOLATED" if finding.violated else ""
         lines.append(
-            f"{finding.method:58}  {finding.claimed:9.3f}  {finding.bound:11.3f}  {finding.ceiling:7.1f}{mark}"
+            f"{finding.method:58}  {finding.claimed:9.3f}  {finding.bound:11.3f}  "
+            f"{finding.ceiling:7.1f}{violation_mark}"
         )
     lines += [
         "",

@@ -42,10 +42,10 @@ def environment_facts() -> Iterator[tuple[str, str]]:
     variable = os.environ.get("OMP_NUM_THREADS")
     yield "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS{f'={variable}' if variable else ' is not set'})"
     for number in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(number)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(number)
         yield (
             f"cuda:{number}",
-            f"{torch.cuda.get_device_name(number)}, {gigabytes_text(total)}, {gigabytes_text(free)} free",
+            f"{torch.cuda.get_device_name(number)}, {gigabytes_text(total_bytes)}, {gigabytes_text(free_bytes)} free",
         )
     if not torch.cuda.is_available():
         yield (

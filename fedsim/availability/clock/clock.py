@@ -152,35 +152,37 @@ class Devices(Clock):
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
         draws = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
-        slow, fast = (
+        slow, fastest = (
             _lognormal_numbers(self.compute_spread, draws[:, 0]),
             _lognormal_numbers(self.link_spread, draws[:, 1]),
         )
         self.sample = (by_group("clock.compute", self.compute, m) * slow).reshape(-1)
-        ways = (("clock.down", self.down), ("clock.up", self.up))
+        link_speeds = (("clock.down", self.down), ("clock.up", self.up))
         self.byte = [
-            np.zeros(len(seeds) * m) if rate is None else (1 / (by_group(key, rate, m) * fast)).reshape(-1)
-            for key, rate in ways
+            np.zeros(len(seeds) * m) if rate is None else (1 / (by_group(key, rate, m) * fastest)).reshape(-1)
+            for key, rate in link_speeds
         ]
 
     def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
         sample = self.sample[virtual]
         if self.jitter:
-            drawn = rng.draws_by_seed(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
-            sample = sample * _lognormal_numbers(self.jitter, drawn.reshape(-1)[virtual])
+            normals = rng.draws_by_seed(
+                self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t
+            )
+            sample = sample * _lognormal_numbers(self.jitter, normals.reshape(-1)[virtual])
         return Times(down * self.byte[0][virtual] + up * self.byte[1][virtual], sample)
 
     def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
         if self.deadline is None:
             return np.ones(len(virtual))
-        remaining_time, needed = self.deadline - times.link, samples * self.sample[virtual]
+        remaining_time, needed_time = self.deadline - times.link, samples * self.sample[virtual]
         if not self.jitter:
-            return (needed <= remaining_time).astype(float)
+            return (needed_time <= remaining_time).astype(float)
         from scipy.special import ndtr  # here: other clocks need not wait for it
 
         sigma = _lognormal_sigma(self.jitter)
         with np.errstate(divide="ignore", invalid="ignore"):
-            probability = ndtr(np.log(remaining_time / needed) / sigma + sigma / 2)
+            probability = ndtr(np.log(remaining_time / needed_time) / sigma + sigma / 2)
         return np.where(remaining_time > 0, probability, 0.0)
 
 

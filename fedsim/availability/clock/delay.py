@@ -31,8 +31,8 @@ class Delay(Validated):
     def uniforms(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """[n] uniform numbers in [0, 1) of these clients in round t."""
         m = self.federation.clients
-        drawn = rng.draws_by_seed(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
-        return drawn.reshape(-1)[virtual]
+        draws = rng.draws_by_seed(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
+        return draws.reshape(-1)[virtual]
 
     def values_per_client(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
         """[n] what is given for all clients, or for groups of them."""
@@ -140,5 +140,5 @@ class LognormalDelay(_MeanDelay):
 
         sigma = np.sqrt(np.log1p(self.spread**2))
         normal = ndtri(np.clip(self.uniforms(t, virtual), 1e-300, None))
-        drawn = self.values_per_client("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
-        return np.floor(drawn).astype(np.int64)
+        draws = self.values_per_client("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
+        return np.floor(draws).astype(np.int64)

@@ -129,15 +129,15 @@ class Events(Devices):
 
     def start_order(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """Positions of these virtual clients in the random order in which they start from model t."""
-        drawn = rng.draws_by_seed(self.seeds, lambda draw: draw.random(self.clients), rng.Purpose.EVENT, t, START_ORDER)
-        return np.argsort(drawn.reshape(-1)[virtual], kind="stable")
+        draws = rng.draws_by_seed(self.seeds, lambda draw: draw.random(self.clients), rng.Purpose.EVENT, t, START_ORDER)
+        return np.argsort(draws.reshape(-1)[virtual], kind="stable")
 
     def failure_times(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """[n] the fraction of its task after which each of these virtual clients fails; inf where it does not."""
         if not self.failure:
             return np.full(len(virtual), np.inf)
-        drawn = rng.draws_by_seed(
+        draws = rng.draws_by_seed(
             self.seeds, lambda draw: draw.random((2, self.clients)), rng.Purpose.EVENT, t, FAILURE
         )
-        fails, fraction = (drawn[:, k].reshape(-1)[virtual] for k in range(2))
-        return np.where(fails < self.failure, fraction, np.inf)
+        fails_mask, fraction = (draws[:, k].reshape(-1)[virtual] for k in range(2))
+        return np.where(fails_mask < self.failure, fraction, np.inf)

@@ -63,9 +63,9 @@ class Adult(Dataset):
             raise ConfigError(
                 key="features", value=[], needs=f"leaves nothing; choose from {', '.join(FEATURE_COLUMNS)}"
             )
-        folder, chosen = data_root(root) / "adult", [FEATURE_COLUMNS[name] for name in features]
+        folder, feature_columns = data_root(root) / "adult", [FEATURE_COLUMNS[name] for name in features]
         splits = [
-            self._read(folder / file, chosen, *counts)
+            self._read(folder / file, feature_columns, *counts)
             for file, counts in zip(("adult.data", "adult.test"), self.counts, strict=True)
         ]
         mean, std = splits[0][0].mean(0), splits[0][0].std(0)

@@ -65,10 +65,10 @@ def _check_kinds(what: str, data: Dataset) -> None:
 
 
 def _check_lengths(what: str, data: Dataset) -> None:
-    for half, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
+    for split, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         if x is not None and y is not None and (y.dim() == 0 or len(y) != len(x)):
             targets = "one target" if y.dim() == 0 else f"{len(y)} targets"
-            raise ConfigError(f"{what}: {half}_y holds {targets} for {len(x)} samples; give one each")
+            raise ConfigError(f"{what}: {split}_y holds {targets} for {len(x)} samples; give one each")
     if data.train_y is not None and (data.test_x is None) != (data.test_y is None):
         given_name, missing_name = ("test_x", "test_y") if data.test_y is None else ("test_y", "test_x")
         raise ConfigError(f"{what}: {given_name} is given and {missing_name} is None; give both, or neither")
@@ -96,20 +96,20 @@ def _check_labels(what: str, data: Dataset, loss: Any) -> None:
         raise ConfigError(f"{what}: classes={data.classes!r} must be a whole number of at least 1")
     if data.label_names is not None and len(data.label_names) != data.classes:
         raise ConfigError(f"{what}: label_names holds {len(data.label_names)} names for classes={data.classes}")
-    for half, y in (("train_y", data.train_y), ("test_y", data.test_y)):
+    for split, y in (("train_y", data.train_y), ("test_y", data.test_y)):
         if y is None:
             continue
         if loss == "cross_entropy" and (y.dtype != torch.int64) and (y.dim() == 1 or not y.is_floating_point()):
             raise ConfigError(
-                f"{what}: {half} is {str(y.dtype).removeprefix('torch.')}, and labels are int64; give {half}.long()"
+                f"{what}: {split} is {str(y.dtype).removeprefix('torch.')}, and labels are int64; give {split}.long()"
             )
         if y.dtype not in INTEGER_DTYPES or (y.dim() > 1 and loss != "cross_entropy"):
             continue
-        bad = (y < 0) | (y >= data.classes)
-        bad = bad & (y != NO_LABEL) if y.dim() > 1 else bad
-        if bad.any():
+        invalid_mask = (y < 0) | (y >= data.classes)
+        invalid_mask = invalid_mask & (y != NO_LABEL) if y.dim() > 1 else invalid_mask
+        if invalid_mask.any():
             raise ConfigError(
-                f"{what}: {half} holds the label {int(y[bad][0])}, but classes={data.classes} are 0 to "
+                f"{what}: {split} holds the label {int(y[invalid_mask][0])}, but classes={data.classes} are 0 to "
                 f"{data.classes - 1}; renumber the labels, or raise classes"
             )
 

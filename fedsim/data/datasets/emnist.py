@@ -56,8 +56,8 @@ class EMNIST(Dataset):
                     f"{{writers}}={writers} exceeds the {len(names)} writers of the files; lower clients",
                     mentions=("writers",),
                 )
-            drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
-            names = [names[i] for i in sorted(drawn)]
+            chosen_writers = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
+            names = [names[i] for i in sorted(chosen_writers)]
         (train_x, train_y), (test_x, test_y) = (
             _concatenate_writers(train[n] for n in names),
             _concatenate_writers(test[n] for n in names if n in test),
@@ -99,8 +99,8 @@ class EMNIST(Dataset):
     @classmethod
     def _checked(cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One writer's images as uint8 and labels as int64; raises an error if they have another format."""
-        fits = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
-        if not fits or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
+        has_shape = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
+        if not has_shape or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
                                for v in (a.min(initial=0), a.max(initial=0))):  # fmt: skip
             raise MissingDataError(
                 f"dataset={cls.title}: {path} has pixels {list(pixels.shape)} and label {list(labels.shape)} for "

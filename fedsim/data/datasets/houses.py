@@ -55,8 +55,8 @@ class HousePrices(Stream):
         self.settings = {"seed": seed, "spread": spread}
         self.mean_x, self.std_x = mean, std
         self.noise_std = noise
-        drawn = numbers_per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
-        self.coefficients = drawn[:, None].expand(clients, dimension).contiguous()
+        coefficients = numbers_per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
+        self.coefficients = coefficients[:, None].expand(clients, dimension).contiguous()
         super().__init__("house_prices", clients, (dimension,), dimension + 1, loss="squared")
 
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:

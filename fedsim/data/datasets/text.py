@@ -88,11 +88,22 @@ class Text(Dataset):
         codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
         cuts = [_num_training_characters(len(text), test_fraction) for text in codes]
         code_points = np.unique(
-            np.concatenate([text[: _used_length(cut, length)] for text, cut in zip(codes, cuts, strict=True)])
+            np.concatenate(
+                [
+                    text[: _used_length(training_length_of_text, length)]
+                    for text, training_length_of_text in zip(codes, cuts, strict=True)
+                ]
+            )
         )
         self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
-        train = [token_indices(text[:cut], code_points) for text, cut in zip(codes, cuts, strict=True)]
-        test = [token_indices(text[cut:], code_points) for text, cut in zip(codes, cuts, strict=True)]
+        train = [
+            token_indices(text[:training_length_of_text], code_points)
+            for text, training_length_of_text in zip(codes, cuts, strict=True)
+        ]
+        test = [
+            token_indices(text[training_length_of_text:], code_points)
+            for text, training_length_of_text in zip(codes, cuts, strict=True)
+        ]
         train_x, train_y, owners = _sequences(train, length)
         test_x, test_y, test_owners = _sequences(test, length)
         if test_fraction and not len(test_x):
@@ -175,8 +186,10 @@ def _most_talkative(
     texts: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
 ) -> tuple[tuple[str, ...], list[str]]:
     """The clients' names and texts, longest text first."""
-    enough = [name for name, text in texts.items() if _num_training_characters(len(text), test_fraction) > length]
-    names = sorted(enough, key=lambda name: -len(texts[name]))
+    long_enough_names = [
+        name for name, text in texts.items() if _num_training_characters(len(text), test_fraction) > length
+    ]
+    names = sorted(long_enough_names, key=lambda name: -len(texts[name]))
     if clients is not None and clients > len(names):
         raise ConfigError(
             f"clients={clients}, but of the {len(texts)} speakers in {path} only {len(names)} have enough text for a "

@@ -50,18 +50,19 @@ class ClassSplit(Partition):
                 blocks = by_label[: size * clients * self.per_client].reshape(self.per_client, clients, size)
                 return [blocks[:, client].reshape(-1) for client in range(clients)]
             shards = np.array_split(by_label, clients * self.per_client)
-            deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
-            return [np.concatenate([shards[s] for s in hand]) for hand in deal]
-        holders = self._assign_classes(np.unique(labels), clients, draw)
+            shards_by_client = draw.permutation(len(shards)).reshape(clients, self.per_client)
+            return [np.concatenate([shards[s] for s in client_shards]) for client_shards in shards_by_client]
+        clients_by_class = self._assign_classes(np.unique(labels), clients, draw)
         client_shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for label, members in holders.items():
-            pool = draw.permutation(np.flatnonzero(labels == label))
-            if len(pool) < len(members):
+        for label, members in clients_by_class.items():
+            class_samples = draw.permutation(np.flatnonzero(labels == label))
+            if len(class_samples) < len(members):
                 raise ConfigError(
-                    f"class {label} has {len(pool)} samples for {len(members)} of clients={clients} that hold it "
+                    f"class {label} has {len(class_samples)} samples for {len(members)} of "
+                    f"clients={clients} that hold it "
                     f"(partition.classes_per_client={self.per_client}); lower either"
                 )
-            for client, share in zip(members, np.array_split(pool, len(members)), strict=True):
+            for client, share in zip(members, np.array_split(class_samples, len(members)), strict=True):
                 client_shares[client].append(share)
         return [np.concatenate(p) for p in client_shares]
 
@@ -76,10 +77,10 @@ class ClassSplit(Partition):
                 f"clients={clients} × partition.classes_per_client={self.per_client} cannot hold all "
                 f"{len(present)} classes; raise either"
             )
-        holders: dict[int, list[int]] = {int(label): [] for label in present}
+        clients_by_class: dict[int, list[int]] = {int(label): [] for label in present}
         for client in draw.permutation(clients):
             ties = draw.random(len(present))
-            rank = sorted(range(len(present)), key=lambda c: (len(holders[int(present[c])]), ties[c]))
+            rank = sorted(range(len(present)), key=lambda c: (len(clients_by_class[int(present[c])]), ties[c]))
             for c in rank[: self.per_client]:
-                holders[int(present[c])].append(int(client))
-        return holders
+                clients_by_class[int(present[c])].append(int(client))
+        return clients_by_class

@@ -105,24 +105,24 @@ class Dirichlet(Partition):
             "or use partition.form=equal"
         )
 
-    def _proportional_shares(self, mixes: np.ndarray, size: float) -> np.ndarray:
+    def _proportional_shares(self, log_shares: np.ndarray, size: float) -> np.ndarray:
         """[C, m] every client's share of each class, from log ν [C, m] and the mean number of samples of a client."""
         if self.min_of_class:
-            mixes = np.where(mixes < np.log(self.min_of_class / size), -np.inf, mixes)
-        finite_mask = np.isfinite(mixes).any(1, keepdims=True)
-        normaliser = np.logaddexp.reduce(mixes, axis=1, keepdims=True)
-        return np.where(finite_mask, np.exp(mixes - np.where(finite_mask, normaliser, 0.0)), 0.0)
+            log_shares = np.where(log_shares < np.log(self.min_of_class / size), -np.inf, log_shares)
+        finite_mask = np.isfinite(log_shares).any(1, keepdims=True)
+        normaliser = np.logaddexp.reduce(log_shares, axis=1, keepdims=True)
+        return np.where(finite_mask, np.exp(log_shares - np.where(finite_mask, normaliser, 0.0)), 0.0)
 
     @staticmethod
     def _split_by_shares(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
         """Split each class's samples at the cumulative shares."""
         client_pieces: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
-        for pool, share in zip(pools, shares, strict=True):
+        for class_samples, share in zip(pools, shares, strict=True):
             if not share.any():
                 continue
-            cuts = np.round(np.cumsum(share)[:-1] * len(pool)).astype(np.int64)
-            for client, piece in enumerate(np.split(pool, cuts)):
-                client_pieces[client].append(piece)
+            cuts = np.round(np.cumsum(share)[:-1] * len(class_samples)).astype(np.int64)
+            for client, client_samples in enumerate(np.split(class_samples, cuts)):
+                client_pieces[client].append(client_samples)
         return [np.concatenate(p) for p in client_pieces]
 
     def _split_equal_sizes(
@@ -136,10 +136,10 @@ class Dirichlet(Partition):
             mix = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
             taken_counts = np.zeros(len(pools), dtype=np.int64)
             while (missing := size - taken_counts.sum()) > 0:
-                free = capacity - used_counts - taken_counts
-                open_mix = np.where(free > 0, mix + 1e-12, 0.0)
+                free_capacity = capacity - used_counts - taken_counts
+                open_mix = np.where(free_capacity > 0, mix + 1e-12, 0.0)
                 drawn_counts = draw.multinomial(missing, open_mix / open_mix.sum())
-                taken_counts += np.minimum(drawn_counts, free)
+                taken_counts += np.minimum(drawn_counts, free_capacity)
             client_samples[client] = np.concatenate(
                 [pools[c][used_counts[c] : used_counts[c] + taken_counts[c]] for c in range(len(pools))]
             )

@@ -59,8 +59,10 @@ class ImageRotation(Skew):
     def __call__(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
         client_turn = (client % self.turns).reshape(-1, *[1] * (x.dim() - 1))
         output = x
-        for turn in range(1, self.turns):
-            output = torch.where(client_turn == turn, torch.rot90(x, turn * (4 // self.turns), (-2, -1)), output)
+        for quarter_turns in range(1, self.turns):
+            output = torch.where(
+                client_turn == quarter_turns, torch.rot90(x, quarter_turns * (4 // self.turns), (-2, -1)), output
+            )
         return output
 
 

@@ -143,14 +143,14 @@ class Plan:
         """Concatenate the rows of several runs in the same round; `data` holds their clients in the same order."""
         first = plans[0]
         batches = first.batches.with_data(data)
-        before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
+        row_offsets = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
         loads = [plan.load for plan in plans]
         sample_counts, size, per_pass, steps = (
             np.concatenate([getattr(load, name) for load in loads])
             for name in ("num_samples", "size", "per_pass", "steps")
         )
         load = Workload(sample_counts, size, per_pass, steps, first.load.short_last)
-        stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])
+        stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, row_offsets, strict=True)])
         rows, clients = (torch.cat([getattr(p, name) for p in plans]) for name in ("rows", "clients"))
         seeds, names = (np.concatenate([getattr(p, name) for p in plans]) for name in ("seeds", "names"))
         rounds = None

@@ -41,14 +41,14 @@ class Keys:
         drawn_round: int | np.ndarray | None = None,
     ) -> None:
         self.seeds, self.clients, self.device, self.t, self.drawn_round = seeds, clients, device, t, drawn_round
-        self._of_round: dict[rng.Purpose, np.ndarray] = {}
+        self._round_keys: dict[rng.Purpose, np.ndarray] = {}
 
     def round_keys(self, purpose: rng.Purpose) -> np.ndarray:
         """[c] (host), computed on first use."""
-        if purpose not in self._of_round:
+        if purpose not in self._round_keys:
             t = self.t if self.drawn_round is None or purpose not in STREAM_DRAW_PURPOSES else self.drawn_round
-            self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
-        return self._of_round[purpose]
+            self._round_keys[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
+        return self._round_keys[purpose]
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Positions [u] of rows with distinct (seed, client), and for every row [c] the index of its representative;
@@ -63,10 +63,10 @@ class Keys:
 
     def at(self, positions: np.ndarray) -> Keys:
         """The keys of the rows at these positions."""
-        t, drawn = (
+        t, drawn_rounds = (
             value[positions] if isinstance(value, np.ndarray) else value for value in (self.t, self.drawn_round)
         )
-        return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn)  # type: ignore[arg-type]
+        return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn_rounds)  # type: ignore[arg-type]
 
     def step_keys(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c'] keys of some rows at a local step."""

@@ -57,9 +57,13 @@ def parse_metrics(metrics: Any) -> list[Entry]:
     parsed_entries = [_parse_entry(metric) for metric in metrics]
     columns = [entry.column for entry in parsed_entries]
     for column in columns:
-        of = re.sub(r"_(median|worst10|by_client)$", "", column)
-        if columns.count(column) > 1 or of in BUILT_IN_COLUMNS or (of != column and of in columns):
-            reason = "is the name of two metrics" if of in columns[1:] else "is the name of a built-in column"
+        base_column = re.sub(r"_(median|worst10|by_client)$", "", column)
+        if (
+            columns.count(column) > 1
+            or base_column in BUILT_IN_COLUMNS
+            or (base_column != column and base_column in columns)
+        ):
+            reason = "is the name of two metrics" if base_column in columns[1:] else "is the name of a built-in column"
             raise ConfigError(f"metrics: {column} {reason}; choose another with {{name: …, column: NAME}}")
     return parsed_entries
 

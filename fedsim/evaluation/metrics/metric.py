@@ -89,7 +89,7 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
         _without_sync(tally.metric, output.device)
     originals = output.clone(), target.clone()
     first, second = (_accumulated_value(tally, output, target) for _ in range(2))
-    if not all(torch.equal(current, before) for current, before in zip((output, target), originals, strict=True)):
+    if not all(torch.equal(current, original) for current, original in zip((output, target), originals, strict=True)):
         raise ConfigError("it modifies its arguments; use a copy")
     if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it returns a different number every time")
@@ -98,9 +98,9 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
         _accumulated_value(tally, output[:1], target[:1])
     except Exception:  # a score that is undefined for a single sample
         minimum_samples = 2
-    ways = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
-    says = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
-    better = entry.better or ways.get(says)  # type: ignore[arg-type]
+    direction_by_flag = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
+    declared_direction = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
+    better = entry.better or direction_by_flag.get(declared_direction)  # type: ignore[arg-type]
     return Metric(entry.column, entry.label, better, tally, minimum_samples, bytes_each)
 
 
@@ -130,8 +130,8 @@ def _function_accumulator(function: Callable[..., Any], output: Tensor, target: 
     if [getattr(value, "shape", None) for value in results] != [(2,), (3,)]:
         scalar_result(results[0])
         return WholeSetMetric(function)
-    two, three = (torch.as_tensor(value).to(torch.float64) for value in results)
-    if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
+    value_of_two, value_of_three = (torch.as_tensor(value).to(torch.float64) for value in results)
+    if not torch.allclose(value_of_two, value_of_three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("its value for a sample depends on the others; return one number for the whole set")
     return PerSampleMetric(function)
 

@@ -170,8 +170,8 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
             f"metrics: perplexity needs scores of several classes, which models for dataset={dataset} do not have"
         )
     metric_task = settings.get("task", task.kind)
-    filled = _filled_arguments(metric_class, argument_names, task, metric_task)
-    arguments = {**filled, **settings}
+    filled_arguments = _filled_arguments(metric_class, argument_names, task, metric_task)
+    arguments = {**filled_arguments, **settings}
 
     def build(**changed: Any) -> Any:
         try:
@@ -195,8 +195,8 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
     return RankedTorchMetric(metric, task, metric_task, average, RANKED_METRIC_NEEDS_NEGATIVES[name])
 
 
-def _check_arguments(name: str, given: Mapping[str, Any], argument_names: list[str]) -> None:
-    for key in given:
+def _check_arguments(name: str, given_arguments: Mapping[str, Any], argument_names: list[str]) -> None:
+    for key in given_arguments:
         if key not in argument_names:
             alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
             raise ConfigError(
@@ -208,19 +208,19 @@ def _filled_arguments(
     metric_class: Any, argument_names: list[str], task: PredictionTask, metric_task: str | None
 ) -> dict[str, Any]:
     """The metric's arguments that follow from the task."""
-    filled: dict[str, Any] = {"task": task.kind}
+    filled_arguments: dict[str, Any] = {"task": task.kind}
     if metric_task == MULTICLASS:
-        filled["num_classes"] = task.size
+        filled_arguments["num_classes"] = task.size
     if metric_task == MULTILABEL:
-        filled["num_labels"] = task.size
+        filled_arguments["num_labels"] = task.size
     if task.positions:
-        filled["ignore_index"] = IGNORED_LABEL
+        filled_arguments["ignore_index"] = IGNORED_LABEL
     names = set(argument_names)
     if task.kind is None and "num_outputs" in inspect.signature(metric_class).parameters.keys() - names:
         # a function of torchmetrics infers the number of outputs, its class needs it as argument
-        filled["num_outputs"] = task.size
+        filled_arguments["num_outputs"] = task.size
         names.add("num_outputs")
-    return {key: value for key, value in filled.items() if key in names and value is not None}
+    return {key: value for key, value in filled_arguments.items() if key in names and value is not None}
 
 
 def prepare_torchmetrics() -> None:
@@ -259,6 +259,6 @@ def _lookup_metric(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if metric_class is not None and list(inspect.signature(function).parameters)[:2] in OUTPUT_TARGET_PARAMETERS:
             functions[function_name] = function, metric_class
     if name not in functions:
-        near = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
-        raise ConfigError(f"metrics: {name!r} is not a metric of torchmetrics for outputs and targets{near}")
+        suggestion_text = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
+        raise ConfigError(f"metrics: {name!r} is not a metric of torchmetrics for outputs and targets{suggestion_text}")
     return functions[name]

@@ -44,7 +44,7 @@ def nash_point(risk: Risk, start: Tensor, box: BoxBounds = None, tolerance: floa
         risk.search.tick()
         return (jacrev(losses, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta) * own_masks).sum(0)
 
-    risk.search.doing = "searching for the Nash equilibrium by gradients"
+    risk.search.activity = "searching for the Nash equilibrium by gradients"
     slope = jacrev(field, chunk_size=JACOBIAN_ROWS_AT_ONCE)
     point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
     if point is None or slowest_decay(slope(point), free_coordinates(point, field(point), box)) <= FLAT_CURVATURE_RATIO:

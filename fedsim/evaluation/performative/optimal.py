@@ -40,7 +40,7 @@ def optimal_point(
     """
     best: tuple[Tensor, float] | None = None
     for number, start in enumerate(starts, 1):
-        risk.search.doing = (
+        risk.search.activity = (
             f"searching for θ^PO by minimising the performative risk from start {number} of {len(starts)}"
         )
         candidate = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
@@ -64,10 +64,10 @@ def optimal_point(
                 f"{problem} at a point with a gradient: the shift has kinks, and the minimum may lie on one"
             )
         raise NoReferenceError(f"{problem}; set shift.box")
-    moving = free_coordinates(theta, gradient, box)
+    free_mask = free_coordinates(theta, gradient, box)
     if (
         len(theta) <= MAX_JACOBIAN_PARAMETERS
-        and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT_CURVATURE_RATIO
+        and slowest_decay(risk.performative_hessian(theta), free_mask) <= FLAT_CURVATURE_RATIO
     ):
         raise NoReferenceError(
             f"the performative risk of shift={type(risk.shift).__name__} has no isolated minimum; set model.ridge"

@@ -106,10 +106,10 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
         return References(
             [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
         )
-    dear = too_expensive_reason(model, data)
-    if shift.references == "auto" and dear:
-        log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", dear)
-        reason = f"not computed: {dear}; set shift.references=always to compute them"
+    expense_reason = too_expensive_reason(model, data)
+    if shift.references == "auto" and expense_reason:
+        log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", expense_reason)
+        reason = f"not computed: {expense_reason}; set shift.references=always to compute them"
         return References(
             [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
         )
@@ -187,16 +187,16 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
     if type(risk.shift).__module__.startswith("fedsim."):
         return
     shift_name = f"shift={type(risk.shift).__name__}"
-    values, through = [float(risk(start, start))], 0.0
+    values, directional_derivative = [float(risk(start, start))], 0.0
     for scale in GRADIENT_CHECK_DISTANCES:
         deployed = start + scale * torch.cos(1.0 + torch.arange(len(start), device=start.device)).to(start)
         values.append(float(risk(start, deployed)))
         try:
-            through += float(grad(risk, argnums=1)(start, deployed).abs().sum())
+            directional_derivative += float(grad(risk, argnums=1)(start, deployed).abs().sum())
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {GRADIENT_REMEDY}") from error
-    if through == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
+    if directional_derivative == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
         raise NoReferenceError(
             f"{shift_name} changes the data, but no gradient flows from the data to the model; {GRADIENT_REMEDY}"
         )

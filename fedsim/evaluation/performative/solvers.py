@@ -62,29 +62,29 @@ def find_zero(
         finite = bool(torch.isfinite(slope).all()) and bool(torch.isfinite(gradient).all())
         if not finite or float(theta.norm()) > DIVERGENCE_NORM:
             return None
-        moving = free_coordinates(theta, gradient, box)
+        free_mask = free_coordinates(theta, gradient, box)
         step = torch.zeros_like(theta)
         try:
-            solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
+            solved = torch.linalg.lstsq(slope[free_mask][:, free_mask], -gradient[free_mask, None], driver=driver)
         except RuntimeError:  # overflow on the way
             return None
-        step[moving] = solved.solution[:, 0]
+        step[free_mask] = solved.solution[:, 0]
         new = project(theta + step, box)
-        ahead = field(new)
-        if not residual(new, ahead, box) <= 0.5 * size:  # also if it is NaN
+        new_field = field(new)
+        if not residual(new, new_field, box) <= 0.5 * size:  # also if it is NaN
             steepness = float(torch.linalg.matrix_norm(slope, 2))
             new = project(theta - gradient / max(steepness, 1e-8), box)
-            ahead = field(new)
-        theta, gradient = new, ahead
+            new_field = field(new)
+        theta, gradient = new, new_field
     return None
 
 
-def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
+def slowest_decay(jacobian: Tensor, free_mask: Tensor) -> float:
     """The slowest decay rate of a small perturbation of the free coordinates under gradient descent, relative to the
     fastest: the smallest real part of an eigenvalue. Negative if a perturbation grows; 1 if there is no free coordinate
     or no information.
     """
-    inner = jacobian[moving][:, moving]
+    inner = jacobian[free_mask][:, free_mask]
     if not inner.numel() or not bool(torch.isfinite(inner).all()):
         return 1.0
     return float(torch.linalg.eigvals(inner).real.min() / max(float(torch.linalg.matrix_norm(inner, 2)), 1e-300))
@@ -103,8 +103,10 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: BoxBounds
 
     if box is None:
         value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
-        away = on_host((start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
-        if away < value:  # a lower value at a point that is not returned as minimiser
+        distant_value = on_host((start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy())[
+            0
+        ]
+        if distant_value < value:  # a lower value at a point that is not returned as minimiser
             return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}

@@ -47,7 +47,7 @@ def stable_point(
     start = project(start.detach().to(torch.float64), box)
     if method == "repeated" or (method == "auto" and len(start) > MAX_JACOBIAN_PARAMETERS):
         return _repeated_minimisation(risk, start, box, tolerance)
-    risk.search.doing = "searching for θ^PS by gradients"
+    risk.search.activity = "searching for θ^PS by gradients"
     point = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
     if point is None:
         if method == "auto":
@@ -74,10 +74,10 @@ def stable_point(
 
 def _repeated_minimisation(risk: Risk, start: Tensor, box: BoxBounds, tolerance: float) -> Tensor:
     """θ ← argmin_Θ R(·, θ) until the remaining distance, by the last contraction, is within the tolerance."""
-    theta, before = start, 0.0
+    theta, previous_distance = start, 0.0
     growing = 0
     for count in range(MAX_RETRAINING_ROUNDS):
-        risk.search.doing = (
+        risk.search.activity = (
             f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {MAX_RETRAINING_ROUNDS}"
         )
         minimum = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
@@ -89,7 +89,7 @@ def _repeated_minimisation(risk: Risk, start: Tensor, box: BoxBounds, tolerance:
             )
         new = minimum[0]
         step = float((new - theta).norm())
-        contraction = step / before if count else 1.0  # the first step gives no contraction factor
+        contraction = step / previous_distance if count else 1.0  # the first step gives no contraction factor
         scale = 1 + float(new.norm())
         if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
             return new
@@ -100,7 +100,7 @@ def _repeated_minimisation(risk: Risk, start: Tensor, box: BoxBounds, tolerance:
                 "does not contract, so it reaches no performatively "
                 "stable point; weaken the shift"
             )
-        theta, before = new, step
+        theta, previous_distance = new, step
     raise NoReferenceError(
         f"repeated minimisation under shift={_shift_name(risk)} has not converged to {tolerance:g} "
         f"after {MAX_RETRAINING_ROUNDS} rounds; "

@@ -63,8 +63,10 @@ class PersonalEvaluator:
                 name: PERSONAL_COLUMNS[name]
                 for name in columns_of_other_model(model, measure_descriptions(evaluator.labelled)).values()
             }
-            added = evaluator.metrics.measures(f", of {MODEL_DESCRIPTIONS[model]}")
-            descriptions |= {name: added[measure] for measure, name in columns_of_other_model(model, added).items()}
+            user_measures = evaluator.metrics.measures(f", of {MODEL_DESCRIPTIONS[model]}")
+            descriptions |= {
+                name: user_measures[measure] for measure, name in columns_of_other_model(model, user_measures).items()
+            }
         return descriptions | {VALIDATED_CLIENTS_COLUMN: PERSONAL_COLUMNS[VALIDATED_CLIENTS_COLUMN]}
 
     @torch.no_grad()
@@ -109,8 +111,11 @@ class PersonalEvaluator:
         columns, predictors = self.own_models.trainer.model.columns, dict[str, WeightedRows]()
         deployed = block.broadcast(columns.server_rows(state.model, memory, self.federation))
         predictors["global"] = single_row_predictor(deployed)
-        before = columns.full_rows(carry["params"], block, memory)
-        client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
+        start_rows = columns.full_rows(carry["params"], block, memory)
+        client_state, at_end = (
+            (start_rows, memory.gather(block)),
+            self.options.at == "end" and "personal" in self.models,
+        )
         if at_end or self.own_models.plain is None:
             end_state = self.own_models.after_local_steps(carry, block, t, state.model, memory)
             predictors["localized"] = single_row_predictor(end_state[0])
@@ -137,11 +142,12 @@ class PersonalEvaluator:
         for a, b in itertools.pairwise(bounds):
             row = {VALIDATED_CLIENTS_COLUMN: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
             for name, values in host.items():
-                metric = self.scores.added.get(name.partition("_")[2])
+                metric = self.scores.metric_by_measure.get(name.partition("_")[2])
                 row |= summarise(values[a:b], name, metric.better if metric else None)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
         measure = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"
         histograms = {f"{m} {measure.replace('_', ' ')}": host[f"{m}_{measure}"] for m in self.models}
-        histograms |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in self.scores.added}
+        user_measures = self.scores.metric_by_measure
+        histograms |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in user_measures}
         return metrics, {name: values[~np.isnan(values)] for name, values in histograms.items()}

@@ -93,13 +93,13 @@ class Newcomers:
         """The state extended by newcomers: their per-client entries are those before round 0, everything else is as
         after training.
         """
-        fresh, before = (
+        initial_state, initial_training_state = (
             self.strategy.initial(state.model, f) for f in (self.scores.evaluator.federation, self.members)
         )
         longer = {
-            f.name: getattr(fresh, f.name)
+            f.name: getattr(initial_state, f.name)
             for f in dataclasses.fields(state)
-            if getattr(fresh, f.name).shape[:1] != getattr(before, f.name).shape[:1]
+            if getattr(initial_state, f.name).shape[:1] != getattr(initial_training_state, f.name).shape[:1]
         }
         return dataclasses.replace(state, **longer)
 

@@ -77,12 +77,15 @@ class PersonalModelComputer:
             predictor: WeightedRows = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
             return predictor
         if self.adapt is not None:
-            lent = self.adapt.memory(model)
-            for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
-                mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
-            lent.writable = False
+            rule_memory = self.adapt.memory(model)
+            for rule_entries, stored_entries in (
+                (rule_memory.clients, memory.clients),
+                (rule_memory.server, memory.server),
+            ):
+                rule_entries |= {name: value for name, value in stored_entries.items() if name in (OWN, AVERAGED)}
+            rule_memory.writable = False
             shared_rows = self.adapt.model.columns.shared_part(rows)
-            return single_row_predictor(self.adapt.run(shared_rows, cohort, t, model, lent).arrived_rows)
+            return single_row_predictor(self.adapt.run(shared_rows, cohort, t, model, rule_memory).arrived_rows)
         return single_row_predictor(rows)
 
     def after_local_steps(
@@ -91,8 +94,8 @@ class PersonalModelComputer:
         """Rows [n, d] of clients after the local steps of round t from the carry `start`, and the resulting client
         memory.
         """
-        lent = memory.read_only()
-        return self.trainer.run(start, cohort, t, model, lent).arrived_rows, lent.unwritten
+        rule_memory = memory.read_only()
+        return self.trainer.run(start, cohort, t, model, rule_memory).arrived_rows, rule_memory.unwritten
 
     def after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from the communicated columns [n, d_s]; `memory` determines the

@@ -42,9 +42,9 @@ class ClientScores:
         self.evaluator, dtype = evaluator, evaluator.model.dtype
         self.training = ClientSamples(evaluator.data, train_samples, dtype)
         self.validation = self.training if validation is None else ClientSamples(validation, None, dtype)
-        self.added = {f"validation_{metric.column}": metric for metric in evaluator.metrics.metrics}
+        self.metric_by_measure = {f"validation_{metric.column}": metric for metric in evaluator.metrics.metrics}
         self.names = ["validation_loss", "training_loss"] + ["validation_accuracy"] * evaluator.labelled
-        self.names += self.added
+        self.names += self.metric_by_measure
 
     def __call__(self, predictor: WeightedRows, cohort: Cohort, deployed: Tensor) -> ScoresByName:
         """Scores of the cohort's predictors, NaN for a client without samples; `deployed` [n, d] shifts the data if
@@ -53,7 +53,9 @@ class ClientScores:
         loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
         same_samples = self.validation is self.training
         training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed)[0]
-        scores = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
+        scores = {"validation_loss": loss, "training_loss": training} | dict(
+            zip(self.metric_by_measure, added, strict=True)
+        )
         return scores if accuracy is None else scores | {"validation_accuracy": accuracy}
 
     def _scores_on(
@@ -67,8 +69,8 @@ class ClientScores:
         """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
         none = deployed.new_zeros(len(metrics.names) if metrics else 0, 0)
         if not len(cohort):  # a rank may have no rows
-            nobody = deployed.new_zeros(0)
-            return nobody, nobody if self.evaluator.labelled else None, none
+            no_values = deployed.new_zeros(0)
+            return no_values, no_values if self.evaluator.labelled else None, none
         losses, correct, added = [], [], []
         step = max(1, SAMPLES_PER_FORWARD_PASS // max(samples.width, 1))
         for first in range(0, len(cohort), step):

@@ -50,12 +50,12 @@ def read_column_descriptions(path: Path) -> dict[str, str]:
         return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
 
 
-def checksum(rows: Iterable[MetricsRow], before: int = 0) -> int:
+def checksum(rows: Iterable[MetricsRow], previous_crc: int = 0) -> int:
     """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
     for row in rows:
         numbers = [int(value) if name in _INTEGER_COLUMNS else float(value) for name, value in row.items()]
-        before = zlib.crc32(repr(numbers).encode(), before)
-    return before
+        previous_crc = zlib.crc32(repr(numbers).encode(), previous_crc)
+    return previous_crc
 
 
 def rows_up_to_round(

@@ -132,10 +132,10 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        self._watching = list(observers)
+        self._active_observers = list(observers)
 
     def __bool__(self) -> bool:
-        return bool(self._watching)
+        return bool(self._active_observers)
 
     def begin(self, run: RunStarted) -> None:
         self._notify(lambda observer: observer.begin(run), "as the run began")
@@ -143,21 +143,21 @@ class Observers:
     def evaluated(self, seen: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""
         replies = self._notify(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
-        wishes = [
+        stop_reasons = [
             f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
         ]
-        return wishes[0] if wishes else None
+        return stop_reasons[0] if stop_reasons else None
 
     def finish(self, ended: RunEnded) -> None:
         self._notify(lambda observer: observer.finish(ended), "as the run ended")
 
     def close(self) -> None:
         self._notify(lambda observer: observer.close(), "as it was closed")
-        self._watching = []
+        self._active_observers = []
 
     def _notify(self, call: Callable[[Observer], Any], moment: str) -> Sequence[tuple[str, Any]]:
         replies = []
-        for observer in list(self._watching):
+        for observer in list(self._active_observers):
             name = _name(observer)
             try:
                 replies.append((name, call(observer)))
@@ -169,7 +169,7 @@ class Observers:
                     "observer %s failed %s (%s: %s); it is disabled, and the run continues",
                     *(name, moment, type(error).__name__, reason),
                 )
-                self._watching.remove(observer)
+                self._active_observers.remove(observer)
                 with contextlib.suppress(Exception):
                     observer.close()
         return replies

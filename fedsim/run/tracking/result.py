@@ -78,10 +78,12 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
             raise ConfigError(f"replicate={replicate}, but {run} has {len(seeds)}")
         return replicate
     if seed is None and len(seeds) > 1:
-        distinct = len(set(seeds)) == len(seeds)
-        example = f"seed={seeds[0]}" if distinct else "replicate=0"
-        listed = f"the seeds {', '.join(map(str, seeds))}" if distinct else f"replicates 0 to {len(seeds) - 1}"
-        raise ConfigError(f"{run} has {listed}: say which model is meant, such as model({example})")
+        are_seeds_distinct = len(set(seeds)) == len(seeds)
+        example = f"seed={seeds[0]}" if are_seeds_distinct else "replicate=0"
+        choices_text = (
+            f"the seeds {', '.join(map(str, seeds))}" if are_seeds_distinct else f"replicates 0 to {len(seeds) - 1}"
+        )
+        raise ConfigError(f"{run} has {choices_text}: say which model is meant, such as model({example})")
     if seed is not None and seeds.count(seed) != 1:
         hint = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
         raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{hint}")

@@ -30,20 +30,22 @@ def _make_the_next_name_the_last(folder: Path) -> None:
     So wait, for a second at most, until a new file comes after those that are there. Where the clock was set back,
     those of later seconds are renamed to earlier ones, in the same order.
     """
-    opened = {path: int(match[1]) for path in folder.glob("*/*") if (match := EVENT_TIMESTAMP_PATTERN.match(path.name))}
-    while int(time.time()) == max(opened.values(), default=0):
+    open_time_by_path = {
+        path: int(match[1]) for path in folder.glob("*/*") if (match := EVENT_TIMESTAMP_PATTERN.match(path.name))
+    }
+    while int(time.time()) == max(open_time_by_path.values(), default=0):
         time.sleep(0.02)
-    behind = False
-    for directory in {path.parent for path in opened}:
+    is_out_of_order = False
+    for directory in {path.parent for path in open_time_by_path}:
         limit = int(time.time())
-        for path in sorted((path for path in opened if path.parent == directory), reverse=True):
-            if opened[path] >= limit:
-                behind = True
+        for path in sorted((path for path in open_time_by_path if path.parent == directory), reverse=True):
+            if open_time_by_path[path] >= limit:
+                is_out_of_order = True
                 path.rename(
                     path.with_name(EVENT_TIMESTAMP_PATTERN.sub(f"{EVENT_FILE_PREFIX}{limit - 1:010d}", path.name))
                 )
-            limit = min(limit - 1, opened[path])
-    if behind:
+            limit = min(limit - 1, open_time_by_path[path])
+    if is_out_of_order:
         log.warning("the system clock is behind this run's earlier event files; they are renamed to keep their order")
 
 

@@ -120,18 +120,19 @@ def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] |
             )
         return present
     by_name = {cause.name: cause for cause in CAUSES}
-    chosen = []
+    chosen_causes = []
     for name in names:
         if name not in by_name:
             raise ConfigError(f"--causes {name} is unknown; choose among {', '.join(by_name)}")
         if by_name[name].replacement(config, choices) is None:
             raise ConfigError(f"--causes {name}: this run does not have it; leave it out")
-        chosen.append(by_name[name])
-    if len(chosen) > MAX_CAUSES:
+        chosen_causes.append(by_name[name])
+    if len(chosen_causes) > MAX_CAUSES:
         raise ConfigError(
-            f"--causes names {len(chosen)} causes, which need 2^{len(chosen)} runs; name up to {MAX_CAUSES}"
+            f"--causes names {len(chosen_causes)} causes, which need 2^{len(chosen_causes)} runs; "
+            f"name up to {MAX_CAUSES}"
         )
-    return chosen
+    return chosen_causes
 
 
 def without_causes(
@@ -144,8 +145,8 @@ def without_causes(
         for key, value in (cause.replacement(config, choices) or {}).items():
             if key in changed_choices:
                 OmegaConf.update(changed, key, _default_configuration(key, value), merge=False)
-                inside = [group for group in changed_choices if group.startswith(f"{key}/")]
-                for group in inside:
+                nested_groups = [group for group in changed_choices if group.startswith(f"{key}/")]
+                for group in nested_groups:
                     del changed_choices[group]
                 changed_choices[key] = value
             else:

@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     config, choices = _run_configuration(options.what)
     _set_seeds(config, options.seeds)
-    chosen = options.causes.split(",") if options.causes else None
-    causes = causes_of(config, choices, chosen)
+    chosen_causes = options.causes.split(",") if options.causes else None
+    causes = causes_of(config, choices, chosen_causes)
     folder = Path(options.out)
     count = jobs_at_once(options.jobs, str(config.device), 2 ** len(causes))
     attribution = attribute(config, choices, causes, folder / "runs", options.metric, count, trusted_by(options.what))

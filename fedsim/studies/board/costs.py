@@ -40,15 +40,15 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
         ConfigError: it cannot run.
     """
     steps = build(job.config, shared=shared)[0].steps()
-    spent = []
+    round_seconds = []
     try:
         work = next(steps)
         while True:
             start = time.process_time()
             work = steps.send(work.trainer.run_local_steps(work))
-            spent.append(time.process_time() - start)
+            round_seconds.append(time.process_time() - start)
     except StopIteration:
-        return 1000 * statistics.median(spent[len(spent) // 2 :])
+        return 1000 * statistics.median(round_seconds[len(round_seconds) // 2 :])
 
 
 def remembered_bytes(simulation: Simulation) -> float:

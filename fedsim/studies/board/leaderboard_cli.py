@@ -81,7 +81,10 @@ def boards_text(folder: Path | None = None) -> str:
     for name in board_names(folder):
         board = load_board(name, folder)
         lines.append(f"{name}: {board.about}")
-        lines += [f"  {track}: {len(board.cells(track))} cells; {of.about}" for track, of in board.tracks.items()]
+        lines += [
+            f"  {track}: {len(board.cells(track))} cells; {track_description.about}"
+            for track, track_description in board.tracks.items()
+        ]
         lines.append(f"  {len(board.entries)} entries: {'; '.join(board.entries)}")
     return "\n".join(lines)
 
@@ -91,15 +94,15 @@ def _board(board: Board, options: argparse.Namespace) -> None:
     folder = (options.results or results_folder()) / board.name
     for name in options.forget:
         delete_entry(board, folder, name)
-    mine: list[str] = []
+    report_lines: list[str] = []
     if options.entry is not None:
         entries, digest = submission.submitted_entries(options.entry)
         submission.add_entries(folder, board, entries, digest)
-        mine = list(entries)
+        report_lines = list(entries)
     submission.with_submitted(folder, board)
     for name in options.only:
         checks.choice("--only", name, board.entries)
-    entries_wanted = options.only or mine or list(board.entries)
+    entries_wanted = options.only or report_lines or list(board.entries)
     cells = chosen_cells(board, options.cell)
     if options.check:
         _check(board, cells, entries_wanted, folder, options.tolerance)

@@ -25,17 +25,18 @@ PICTURE_CAPTIONS = {
 }
 
 
-def markdown(standings: Standings, drawn: Sequence[str]) -> str:
-    """The page; `drawn` are names of its pictures."""
+def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
+    """The page; `picture_names` are names of its pictures."""
     board = standings.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
-    planned = len(board.cells())
+    num_planned_cells = len(board.cells())
     row_counts = Counter(row.status for cells in standings.cells for row in cells.rows.values())
     lines = [
         f"# {escape_markdown(board.title)}: {escape_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(standings.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds "
+        f"{len(standings.cells)} of {num_planned_cells} cells, {row_counts[DONE]} rows with "
+        f"numbers, {len(board.seeds)} seeds "
         "each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
@@ -43,27 +44,27 @@ def markdown(standings: Standings, drawn: Sequence[str]) -> str:
         *_tuning_sentence(board),
         "",
     ]
-    if len(standings.cells) < planned:
+    if len(standings.cells) < num_planned_cells:
         missing = [t for t in board.tracks if t not in standings.tracks]
-        lines += [f"**Not complete**: {planned - len(standings.cells)} cells are not computed yet"]
+        lines += [f"**Not complete**: {num_planned_cells - len(standings.cells)} cells are not computed yet"]
         lines[-1] += f", none of {', '.join(map(escape_markdown, missing))}." if missing else "."
         lines.append("")
     lines += findings_text(standings)
     lines += _standings_table(standings)
     if standings.test is not None:
-        settled, test = standings.halfway_orders(), standings.test
+        halfway_order, test = standings.halfway_orders(), standings.test
         lines += [
             f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
-            f"rounds against that at the end, Kendall's τ: {settled.tau:.2f} in the mean over cells, "
-            f"{settled.min_tau:.2f} at least.",
+            f"rounds against that at the end, Kendall's τ: {halfway_order.tau:.2f} in the mean over cells, "
+            f"{halfway_order.min_tau:.2f} at least.",
         ]
-        if settled.separated_pairs:
+        if halfway_order.separated_pairs:
             lines[-1] += (
-                f" Of the {settled.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
-                f"{settled.kept_pairs / settled.separated_pairs:.1%} stood in that order by then."
+                f" Of the {halfway_order.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
+                f"{halfway_order.kept_pairs / halfway_order.separated_pairs:.1%} stood in that order by then."
             )
         lines.append("")
-    for name in drawn:
+    for name in picture_names:
         lines += [f"![{name}]({name})", "", PICTURE_CAPTIONS[name.removesuffix(".png")], ""]
     if unranked := standings.unranked_reasons:
         reasons = dict.fromkeys(unranked.values())
@@ -102,8 +103,20 @@ def _standings_table(standings: Standings) -> list[str]:
     board, names = standings.board, standings.ranked
     against = board.against if board.against in names else None
     other_measures = [m for m in board.measures if m != board.main_measure]
-    heads = ["", "rank", board.main_measure, f"to {board.against}", "won/lost", *other_measures, "memory", "ms a round"]
-    lines = ["| " + " | ".join(map(escape_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    column_headings = [
+        "",
+        "rank",
+        board.main_measure,
+        f"to {board.against}",
+        "won/lost",
+        *other_measures,
+        "memory",
+        "ms a round",
+    ]
+    lines = [
+        "| " + " | ".join(map(escape_markdown, column_headings)) + " |",
+        "|---" + "|--:" * (len(column_headings) - 1) + "|",
+    ]
     ranks = standings.test.ranks if standings.test is not None else np.arange(1.0, len(names) + 1)
     for index, name in enumerate(names):
         comparison = ["", ""]
@@ -138,47 +151,47 @@ def findings_text(standings: Standings) -> list[str]:
 
 def comparison_text(standings: Standings, comparison: Comparison, formatter: Callable[[str], str] = str) -> str:
     """A comparison with its numbers, and whether they show it; `formatter` makes text of names."""
-    by, cells, holds = standings.compared_difference(comparison)
+    paired, cells, holds = standings.compared_difference(comparison)
     name = comparison.measure or standings.board.main_measure
     measure = standings.board.measures[name]
-    among = [_patterns_text(comparison.cells)] if comparison.cells != [ALL_CELLS_PATTERN] else []
-    among += [f"but {_patterns_text(comparison.but)}"] if comparison.but else []
-    scope = f" ({' '.join(among)})" if among else ""
+    cells_text = [_patterns_text(comparison.cells)] if comparison.cells != [ALL_CELLS_PATTERN] else []
+    cells_text += [f"but {_patterns_text(comparison.but)}"] if comparison.but else []
+    scope = f" ({' '.join(cells_text)})" if cells_text else ""
     names = f"{formatter(comparison.one)} less {formatter(comparison.other)}, {formatter(name)}"
-    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference_text(by, measure)}"
+    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference_text(paired, measure)}"
     margin = (
         f", within ±{100 * comparison.within if measure.percent else comparison.within:g}" if comparison.within else ""
     )
     return statement + margin + ("" if holds else "; **not shown**")
 
 
-def _patterns_text(of: list[str]) -> str:
-    return ", ".join(map(code_span, of))
+def _patterns_text(patterns: list[str]) -> str:
+    return ", ".join(map(code_span, patterns))
 
 
 def _mean_text(standings: Standings, name: str, measure: str) -> str:
     """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
-    by = standings.board.measures[measure]
+    paired = standings.board.measures[measure]
     values = np.concatenate([cells.rows[name].of(measure) for cells in standings.cells])
     finite_values = values[np.isfinite(values)]
     if not len(finite_values):
         return "–"
-    if by.until is not None:
+    if paired.until is not None:
         share = len(finite_values) / (len(standings.board.seeds) * len(standings.cells))
         return f"{_count_text(float(np.median(finite_values)))} ({100 * share:.0f} %)"
-    text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
+    text = f"{100 * finite_values.mean():.1f} %" if paired.percent else f"{finite_values.mean():.4g}"
     return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
 
 
-def _difference_text(by: PairedDifference, measure: BoardMeasure) -> str:
-    if not by.pairs:
+def _difference_text(paired: PairedDifference, measure: BoardMeasure) -> str:
+    if not paired.pairs:
         return "–"
     factor = 100 if measure.percent else 1
-    low, high = (factor * bound for bound in by.interval)
-    sure = not (low <= 0 <= high) and not math.isnan(low)
+    low, high = (factor * bound for bound in paired.interval)
+    is_significant = not (low <= 0 <= high) and not math.isnan(low)
     digits = max(2, min(6, 1 - math.floor(math.log10(high - low)))) if high > low else 2
-    text = f"{factor * by.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-    return f"**{text}**" if sure else text
+    text = f"{factor * paired.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"**{text}**" if is_significant else text
 
 
 def _memory_text(standings: Standings, name: str) -> str:

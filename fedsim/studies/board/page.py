@@ -35,12 +35,15 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
     standings = Standings.of(with_submitted(folder, board), folder)
     if not standings.cells:
         raise ConfigError(f"board {board.name} has no rows yet in {folder}; run fedsim-leaderboard {board.name}")
-    drawn = pictures(standings, folder)
-    texts = {"README.md": markdown(standings, [path.name for path in drawn]), "index.html": page_html(standings)}
+    picture_names = pictures(standings, folder)
+    texts = {
+        "README.md": markdown(standings, [path.name for path in picture_names]),
+        "index.html": page_html(standings),
+    }
     for name, text in texts.items():
         with replacement_file(folder / name) as file:
             file.write(text)
-    return [*(folder / name for name in texts), *drawn]
+    return [*(folder / name for name in texts), *picture_names]
 
 
 def pictures(standings: Standings, folder: Path) -> list[Path]:
@@ -63,12 +66,12 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
             names, columns, np.where(np.isfinite(scores), rank_scores(scores), np.nan).T, blocks
         )
     elif board.against in names:
-        ours = scores[:, [names.index(board.against)]]
-        finite_mask = np.isfinite(scores) & np.isfinite(ours)
+        reference_scores = scores[:, [names.index(board.against)]]
+        finite_mask = np.isfinite(scores) & np.isfinite(reference_scores)
         with np.errstate(invalid="ignore"):
-            ahead = np.where(finite_mask, scores - ours, np.nan).T
+            score_differences = np.where(finite_mask, scores - reference_scores, np.nan).T
         bar_label = f"{board.main_measure} beyond that of {board.against}, percentage points"
-        drawn["cells"] = plots.difference_heatmap(names, columns, 100 * ahead, bar_label, blocks)
+        drawn["cells"] = plots.difference_heatmap(names, columns, 100 * score_differences, bar_label, blocks)
     paths = []
     for name, figure in drawn.items():
         with replacement_file(folder / f"{name}.png", "wb") as file:

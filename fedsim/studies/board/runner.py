@@ -103,9 +103,9 @@ def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> It
         for task in tasks:
             yield task, task()
         return
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    process_pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
-        waiting = {pool.submit(_run_task, task): task for task in tasks}
+        waiting = {process_pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
         for future in yield_finished_futures(list(waiting), progress, lambda: _best_running_metric(runs)):
             progress.jobs_finished()
@@ -114,9 +114,9 @@ def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> It
                 raise Stopped(stopped)
             yield waiting[future], result
     except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
+        process_pool.shutdown(wait=True, cancel_futures=True)
         raise
-    pool.shutdown()
+    process_pool.shutdown()
 
 
 def _best_running_metric(runs: Path | None) -> str:

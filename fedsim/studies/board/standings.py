@@ -99,8 +99,8 @@ class Standings:
         reasons = {}
         for name in self.board.entries:
             if name not in self.ranked:
-                refused = [c.rows[name] for c in self.cells if name in c.rows and c.rows[name].status == REFUSED]
-                reasons[name] = refused[0].message if refused else "not in every cell yet"
+                refused_rows = [c.rows[name] for c in self.cells if name in c.rows and c.rows[name].status == REFUSED]
+                reasons[name] = refused_rows[0].message if refused_rows else "not in every cell yet"
         return reasons
 
     def scores(self, measure: str | None = None) -> np.ndarray:
@@ -146,18 +146,18 @@ class Standings:
     def _value_pairs(self, first: str, second: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """The numbers of two entries in the cells where both have them."""
         rows = [cells.rows for cells in self.cells if {first, second} <= cells.rows.keys()]
-        pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
+        pairs = [(cell_rows[first].of(measure), cell_rows[second].of(measure)) for cell_rows in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
     def compared_difference(self, comparison: Comparison) -> tuple[PairedDifference, int, bool]:
         """Differences by seed, of how many cells they are, and whether they show what is said."""
         subset = Standings(self.board, [cells for cells in self.cells if comparison.of(cells.cell.name)])
         measure = comparison.measure or self.board.main_measure
-        by = subset.paired(comparison.one, comparison.other, measure)
+        paired = subset.paired(comparison.one, comparison.other, measure)
         return (
-            by,
+            paired,
             len(subset._value_pairs(comparison.one, comparison.other, measure)),
-            comparison.is_shown(by, self.board.measures[measure].higher_is_better),
+            comparison.is_shown(paired, self.board.measures[measure].higher_is_better),
         )
 
     @functools.cached_property
@@ -196,12 +196,14 @@ class Standings:
             curve_indices = [k for k, curve in enumerate(curves) if curve.size and np.isfinite(curve).all()]
             if len(curve_indices) > 1:
                 rounds = curves[curve_indices[0]][0]
-                at = int(np.searchsorted(rounds, rounds[-1] / 2))
-                half, end = (np.array([sign * curves[k][1][index] for k in curve_indices]) for index in (at, -1))
-                taus.append(float(stats.kendalltau(half, end).statistic))
+                halfway_index = int(np.searchsorted(rounds, rounds[-1] / 2))
+                halfway_scores, final_scores = (
+                    np.array([sign * curves[k][1][index] for k in curve_indices]) for index in (halfway_index, -1)
+                )
+                taus.append(float(stats.kendalltau(halfway_scores, final_scores).statistic))
                 separated_mask = better[np.ix_(curve_indices, curve_indices)]
                 separated_pairs += int(separated_mask.sum())
-                agreeing_pairs += int((half[:, None] > half)[separated_mask].sum())
+                agreeing_pairs += int((halfway_scores[:, None] > halfway_scores)[separated_mask].sum())
         return HalfwayOrder(
             float(np.mean(taus or [np.nan])), min(taus, default=np.nan), separated_pairs, agreeing_pairs
         )

@@ -54,34 +54,36 @@ class TuneTrack(BoardJob):
     def __call__(self) -> dict[str, dict[str, Any]]:
         """Entry → what `Rates` keeps of it."""
         board, track = self.board, self.board.tracks[self.track]
-        planned: list[tuple[str, Any, list[float], Job]] = []
-        for at in track.tuned_at:
-            cell = board.cell(self.track, at)
+        planned_jobs: list[tuple[str, Any, list[float], Job]] = []
+        for cell_labels in track.tuned_at:
+            cell = board.cell(self.track, cell_labels)
             for name in self.entries:
                 entry = board.entries[name]
                 low, high = (entry.rates * rate for rate in track.rates)
                 for value, rates in board.tuning.grid(entry.knob, (low, high)).items():
                     knob = [] if entry.knob is None else [entry.knob.set(value)]
                     overrides = (*entry.overrides, *self._trial(rates), *knob)
-                    planned.append((name, value, rates, _board_job(board, cell, name, overrides, self.runs)))
-        outcomes = dict(_run_jobs([job for *_, job in planned]))
+                    planned_jobs.append((name, value, rates, _board_job(board, cell, name, overrides, self.runs)))
+        outcomes = dict(_run_jobs([job for *_, job in planned_jobs]))
         scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
-        refused: dict[str, str] = {}
-        for name, value, rates, job in planned:
+        refusal_reasons: dict[str, str] = {}
+        for name, value, rates, job in planned_jobs:
             outcome = outcomes[job.folder]
             rate_scores = [-math.inf] * len(rates)
             if outcome.status == REFUSED:
-                refused[name] = outcome.message
+                refusal_reasons[name] = outcome.message
                 continue
             if outcome.status == DONE:
                 rate_scores = board.tuning.scores(load(job.folder), rates)
             for rate, score in zip(rates, rate_scores, strict=True):
                 scores[name].setdefault(Trial(rate, value), []).append(score)
         records = {}
-        for name, of in scores.items():
-            records[name] = tuned_record(best_trial(of) if of else None, of, board.tuning, track)
-            records[name] |= {} if of else {"message": refused[name]}
-        _delete_run_folders(job for *_, job in planned)
+        for name, entry_scores in scores.items():
+            records[name] = tuned_record(
+                best_trial(entry_scores) if entry_scores else None, entry_scores, board.tuning, track
+            )
+            records[name] |= {} if entry_scores else {"message": refusal_reasons[name]}
+        _delete_run_folders(job for *_, job in planned_jobs)
         return records
 
     def _trial(self, rates: list[float]) -> list[str]:

@@ -27,7 +27,7 @@ ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
     """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
     together."""
-    tints = [look.tint for look in curve_styles(runs).of]
+    tints = [style.tint for style in curve_styles(runs).of]
     client_records = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
     has_held_out = metric is None and all(c.held_out is not None for _, _, c in client_records)
     candidates = [
@@ -44,8 +44,8 @@ def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
         drawing, (axes,) = panel_figure(1, width=8.0, height=1.1 + 0.62 * len(series))
         for position, (number, _, values) in enumerate(series):
             tint = tints[number]
-            across = position + draw.uniform(-0.26, 0.26, len(values))
-            axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
+            x_positions = position + draw.uniform(-0.26, 0.26, len(values))
+            axes.scatter(values, x_positions, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
             axes.boxplot(
                 values, positions=[position], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
                 medianprops={"color": "#111111", "linewidth": 2.2}, boxprops={"color": "#444444"},
@@ -68,10 +68,10 @@ def availability_figure(runs: list[Run]) -> Figure | None:
         return None
     columns = min(len(groups), 3)
     with matplotlib.rc_context(parameters()):
-        across = max(4.4, 8.0 / columns)
-        columns, across, height = grid_size(len(groups), columns, across, 3.6)
+        x_positions = max(4.4, 8.0 / columns)
+        columns, x_positions, height = grid_size(len(groups), columns, x_positions, 3.6)
         rows = -(-len(groups) // columns)
-        drawing = Figure(figsize=(across * columns, height * rows), layout="constrained")
+        drawing = Figure(figsize=(x_positions * columns, height * rows), layout="constrained")
         grid = drawing.subplots(2 * rows, columns, squeeze=False, height_ratios=[1, 3.2] * rows)
         for axes in grid.ravel():
             axes.grid(visible=False)
@@ -79,24 +79,26 @@ def availability_figure(runs: list[Run]) -> Figure | None:
             for axes in grid[2 * (unused // columns) :, unused % columns][:2]:
                 axes.axis("off")
         for number, (heading, presence, clients) in enumerate(groups):
-            above, below = grid[2 * (number // columns) :, number % columns][:2]
+            count_axes, raster_axes = grid[2 * (number // columns) :, number % columns][:2]
             count = presence.sum(0)
-            above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
-            above.axhline(count.mean(), color=nth_colour(1), linewidth=1.2)
-            above.set_ylim(0, len(presence))
-            above.set_xlim(-0.5, len(count) - 0.5)
-            above.set_yticks([0, len(presence)])
-            above.set_xticks([])
-            above.set_title(wrap_name(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52))
-            below.imshow(
+            count_axes.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
+            count_axes.axhline(count.mean(), color=nth_colour(1), linewidth=1.2)
+            count_axes.set_ylim(0, len(presence))
+            count_axes.set_xlim(-0.5, len(count) - 0.5)
+            count_axes.set_yticks([0, len(presence)])
+            count_axes.set_xticks([])
+            count_axes.set_title(
+                wrap_name(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52)
+            )
+            raster_axes.imshow(
                 presence, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
-            below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-            _label_ticks(below.yaxis, clients.names)
-            below.xaxis.set_major_locator(MaxNLocator(integer=True))
-            below.set_xlabel("round")
-            below.set_ylabel("client")
-            above.set_ylabel("active", fontsize=scaled_points(9))
+            raster_axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            _label_ticks(raster_axes.yaxis, clients.names)
+            raster_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            raster_axes.set_xlabel("round")
+            raster_axes.set_ylabel("client")
+            count_axes.set_ylabel("active", fontsize=scaled_points(9))
     return drawing
 
 

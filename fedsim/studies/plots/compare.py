@@ -64,25 +64,33 @@ def pictures(
         limits: metric → ends of the curves' vertical axis.
     """
     runs = [dataclasses.replace(run, label=escape_formula(run.label)) for run in runs]
-    several, count = max(run.replicates for run in runs) > 1, replicates(runs)
+    has_several_replicates, count = max(run.replicates for run in runs) > 1, replicates(runs)
     few_note = f" {FEW_REPLICATES_NOTE}" if few_replicates(runs) else ""
-    band = f" Bands are ±1 standard deviation over {count}.{few_note}" if several else ""
-    inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}" if several else ""
-    chosen = metrics or metrics_with_loss(
+    band = f" Bands are ±1 standard deviation over {count}.{few_note}" if has_several_replicates else ""
+    inner = (
+        f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}"
+        if has_several_replicates
+        else ""
+    )
+    chosen_metrics = metrics or metrics_with_loss(
         [name for name in telling_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
     )
-    if chosen:
-        over = "Over the rounds" if x is None else f"Over {describe(x).label}"
-        logarithmic = any(name in DISTANCE_COLUMNS for name in chosen)
+    if chosen_metrics:
+        curves_heading = "Over the rounds" if x is None else f"Over {describe(x).label}"
+        logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
         text = f"Mean over the replicates.{band}"
-        text += " On logarithmic axes bands hold the middle 80 % of them." if several and logarithmic else ""
-        yield Picture("curves", over, text, figure(runs, chosen, x, limits))
+        text += (
+            " On logarithmic axes bands hold the middle 80 % of them." if has_several_replicates and logarithmic else ""
+        )
+        yield Picture("curves", curves_heading, text, figure(runs, chosen_metrics, x, limits))
     if len(runs) > 1:
         whiskers = (
-            f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few_note}" if several else ""
+            f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few_note}"
+            if has_several_replicates
+            else ""
         )
-        ends = f"After the last round.{whiskers}"
-        yield Picture("final", "Where the runs ended", ends, final_bars(runs))
+        bars_caption = f"After the last round.{whiskers}"
+        yield Picture("final", "Where the runs ended", bars_caption, final_bars(runs))
     if distances := [name for name in DISTANCE_COLUMNS if any(name in run.metrics for run in runs)]:
         distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
         yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
@@ -132,7 +140,7 @@ def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 def final_bars(runs: list[Run]) -> Figure:
     """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
-    metrics, tints = telling_metrics(runs)[:2], [look.tint for look in curve_styles(runs).of]
+    metrics, tints = telling_metrics(runs)[:2], [style.tint for style in curve_styles(runs).of]
     with matplotlib.rc_context(parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
         drawing, grid = panel_figure(len(metrics), width=width, height=1.0 + 0.42 * len(runs))

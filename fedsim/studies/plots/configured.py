@@ -64,18 +64,18 @@ def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
             p = np.stack([availability.probabilities(t)[0] for t in range(rounds)], axis=1)
             presence = np.stack([availability.counts(t)[0] > 0 for t in range(rounds)], axis=1)
             base = base_probabilities(_availability(cell))
-            above, below = grid[:, column]
+            probability_axes, raster_axes = grid[:, column]
             for client, curve in enumerate(p):
-                above.plot(curve, color=nth_colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
-                below.eventplot(
+                probability_axes.plot(curve, color=nth_colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
+                raster_axes.eventplot(
                     np.flatnonzero(presence[client]), lineoffsets=client, linelengths=0.8, linewidths=2.0,
                     colors=nth_colour(client),
                 )  # fmt: skip
-            above.set_title(_heading(cell))
-            above.set_ylim(0, 1)
-            below.set_yticks(range(len(p)), [f"{b:g}" for b in base])
-            below.set_ylim(-0.7, len(p) - 0.3)
-            below.set_xlabel("round")
+            probability_axes.set_title(_heading(cell))
+            probability_axes.set_ylim(0, 1)
+            raster_axes.set_yticks(range(len(p)), [f"{b:g}" for b in base])
+            raster_axes.set_ylim(-0.7, len(p) - 0.3)
+            raster_axes.set_xlabel("round")
         grid[0, 0].set_ylabel("probability $p_i^t$")
         grid[1, 0].set_ylabel("available, by $p_i$")
         handles, names = grid[0, 0].get_legend_handles_labels()

@@ -62,9 +62,9 @@ def draw_curve(
     from the 10 % to the 90 % quantile; NaN is no value."""
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
-    often = max(1, len(rounds) // 8)
-    marked: dict[str, Any] = {"marker": marker, "markersize": scaled_points(4.5), "markevery": often}
-    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=scaled_points(1.6), label=label, **marked)
+    marker_interval = max(1, len(rounds) // 8)
+    marker_options: dict[str, Any] = {"marker": marker, "markersize": scaled_points(4.5), "markevery": marker_interval}
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=scaled_points(1.6), label=label, **marker_options)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
@@ -80,10 +80,10 @@ def draw_curve(
 
 def smooth(values: np.ndarray, decay: float) -> np.ndarray:
     """Exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
-    out = np.array(values, dtype=float)
-    for position in range(1, len(out)):
-        out[position] = decay * out[position - 1] + (1 - decay) * values[position]
-    return out
+    smoothed = np.array(values, dtype=float)
+    for position in range(1, len(smoothed)):
+        smoothed[position] = decay * smoothed[position - 1] + (1 - decay) * values[position]
+    return smoothed
 
 
 def figure(
@@ -100,21 +100,23 @@ def figure(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → ends of its vertical axis.
     """
-    chosen, looking = metrics or metrics_with_loss(telling_metrics(runs)[:2], runs), curve_styles(runs)
+    chosen_metrics, styles = metrics or metrics_with_loss(telling_metrics(runs)[:2], runs), curve_styles(runs)
     with matplotlib.rc_context(parameters()):
-        columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
-        drawing, grid = panel_figure(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
-        for axes, metric in zip(grid, chosen, strict=True):
+        columns = 3 if len(chosen_metrics) == 3 else min(len(chosen_metrics), 2)
+        drawing, grid = panel_figure(
+            len(chosen_metrics), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns
+        )
+        for axes, metric in zip(grid, chosen_metrics, strict=True):
             _prepare_axes(axes, metric, "", metric in DISTANCE_COLUMNS, x)
             axes.set_ylabel(metric_axis_label(metric, _label_width(axes)))
-            for run, look in zip(runs, looking.of, strict=True):
+            for run, style in zip(runs, styles.of, strict=True):
                 if run.has_metric(metric):
-                    draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
+                    draw_curve(axes, *run.along(metric, x), metric, "", style.tint, style.dashes, style.marker)
             _hide_round_0(axes)
             if limits and metric in limits:
                 axes.set_ylim(*limits[metric])
             set_percent_axis(axes.yaxis, metric)
-        legend_below(drawing, grid, looking.entries(), looking.legend_title)
+        legend_below(drawing, grid, styles.entries(), styles.legend_title)
     return drawing
 
 
@@ -133,10 +135,10 @@ def _hide_round_0(axes: Axes) -> None:
     if axes.get_yscale() == "log" or not points:
         return
     x, y = np.ma.masked_invalid(np.concatenate([np.asarray(p) for p in points])).T
-    later = y[x > 0].compressed()
-    if len(set(x.compressed())) < 4 or not len(later):
+    later_values = y[x > 0].compressed()
+    if len(set(x.compressed())) < 4 or not len(later_values):
         return
-    low, high = later.min(), later.max()
+    low, high = later_values.min(), later_values.max()
     if high > low and y.max() - y.min() > MAX_AXIS_STRETCH * (high - low):
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
@@ -191,8 +193,8 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
     lines = _LineStyles(axis_labels(cells, colours), axis_labels(cells, dashes), colours, dashes, also)
     boxes = [(name, label) for name in metrics for label in axis_labels(cells, panel)]
     with matplotlib.rc_context(parameters()):
-        across = len(boxes) // len(metrics)
-        drawing, grid = panel_figure(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
+        num_columns = len(boxes) // len(metrics)
+        drawing, grid = panel_figure(len(boxes), columns=num_columns if num_columns > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
             _prepare_axes(axes, name, typeset_formulas(label), logarithmic, x)
@@ -209,10 +211,10 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
                     if ema is not None:
                         values = smooth(values, ema ** float(np.diff(rounds).mean()))
                     visible_mask = rounds >= first
-                    along = rounds[visible_mask]
+                    x_values = rounds[visible_mask]
                     if iterations:
-                        along = along * cell.run.settings["local_steps"]
-                    draw_curve(axes, along, values[visible_mask], quantity, words, lines.tint(cell), style)
+                        x_values = x_values * cell.run.settings["local_steps"]
+                    draw_curve(axes, x_values, values[visible_mask], quantity, words, lines.tint(cell), style)
         if minimum is not None:
             _set_lower_limit(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
@@ -282,8 +284,8 @@ def metrics_of(options: dict[str, Any]) -> list[str]:
 
 def _prepare_axes(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
     axes.set_title(heading)
-    along = "round" if x is None else metric_axis_label(x)
-    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMER_PREFIX) else along)
+    x_values = "round" if x is None else metric_axis_label(x)
+    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMER_PREFIX) else x_values)
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")

@@ -55,11 +55,11 @@ def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None
         runs=[
             {
                 "label": run.label,
-                "colour": look.tint,
-                "dashes": SVG_DASHES.get(look.dashes, "0 99"),
-                "marker": look.marker,
+                "colour": style.tint,
+                "dashes": SVG_DASHES.get(style.dashes, "0 99"),
+                "marker": style.marker,
             }
-            for run, look in zip(runs, curve_styles(runs).of, strict=True)
+            for run, style in zip(runs, curve_styles(runs).of, strict=True)
         ],
         differences=_differing_settings(runs, keys),
         hidden=_hidden_settings(runs, keys),
@@ -120,13 +120,15 @@ def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]
 
 def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
     """Do runs of one class alone have this option, with one value?"""
-    holders = [run for run in runs if key in run.settings]
-    if key not in class_options or len(holders) == len(runs):
+    runs_with_key = [run for run in runs if key in run.settings]
+    if key not in class_options or len(runs_with_key) == len(runs):
         return False
-    groups = [name.removesuffix("_target_") for run in holders for name in run.settings if name.endswith("._target_")]
+    groups = [
+        name.removesuffix("_target_") for run in runs_with_key for name in run.settings if name.endswith("._target_")
+    ]
     group = max((name for name in groups if key.startswith(name)), key=len, default="")
-    classes = {run.settings.get(f"{group}_target_") for run in holders}
-    return len(classes) == 1 and len({str(run.settings[key]) for run in holders}) == 1
+    classes = {run.settings.get(f"{group}_target_") for run in runs_with_key}
+    return len(classes) == 1 and len({str(run.settings[key]) for run in runs_with_key}) == 1
 
 
 def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
@@ -135,10 +137,10 @@ def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     hidden_rows = []
     for key in keys:
         if _of_one_class(runs, key, class_options):
-            holders = [run for run in runs if key in run.settings]
-            label = shared_name(holders, runs)
+            runs_with_key = [run for run in runs if key in run.settings]
+            label = shared_name(runs_with_key, runs)
             hidden_rows.append(
-                {"name": display_key(key), "run": label, "value": setting_text(holders[0].settings, key)}
+                {"name": display_key(key), "run": label, "value": setting_text(runs_with_key[0].settings, key)}
             )
     return hidden_rows
 
@@ -148,17 +150,17 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
     table = []
     for metric in dict.fromkeys([*telling_metrics(runs), *measured_columns(runs)]):
         first = run_that_measures(runs, metric)
-        ends = [run.final(metric) for run in runs]
-        means = [mean for mean, _ in ends]
-        described = first.describe(metric)
-        comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
+        final_values = [run.final(metric) for run in runs]
+        means = [mean for mean, _ in final_values]
+        description = first.describe(metric)
+        comparable_means = [mean for mean in means if description.better and not math.isnan(mean)]
         best = (max if first.higher_is_better(metric) else min)(comparable_means, default=math.nan)
         texts = [
             mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT_TEXT
-            for run, (mean, std) in zip(runs, ends, strict=True)
+            for run, (mean, std) in zip(runs, final_values, strict=True)
         ]
-        marks = [len(runs) > 1 and mean == best for mean in means]
-        table.append({"title": described.label, "column": metric, "cells": list(zip(texts, marks, strict=True))})
+        best_flags = [len(runs) > 1 and mean == best for mean in means]
+        table.append({"title": description.label, "column": metric, "cells": list(zip(texts, best_flags, strict=True))})
     return table
 
 
@@ -166,11 +168,11 @@ def _reader_notes(runs: list[Run]) -> list[str]:
     """What a reader should know before comparing."""
     notes = []
     for run in runs:
-        completed_rounds, planned = run.rows[-1]["round"], run.settings.get("rounds")
+        completed_rounds, planned_rounds = run.rows[-1]["round"], run.settings.get("rounds")
         if run.summary.get("stopped"):
-            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned}.")
-        elif planned is not None and completed_rounds < planned:
-            notes.append(f"{run.label} has completed {completed_rounds} of {planned} rounds.")
+            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned_rounds}.")
+        elif planned_rounds is not None and completed_rounds < planned_rounds:
+            notes.append(f"{run.label} has completed {completed_rounds} of {planned_rounds} rounds.")
         elif run.clients is None:
             notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
     return notes

@@ -53,7 +53,7 @@ class CurveStyles:
 
     def entries(self) -> dict[str, Artist]:
         """The legend as matplotlib takes it."""
-        return {name: look.line(name) for name, look in self.legend}
+        return {name: style.line(name) for name, style in self.legend}
 
 
 def curve_styles(runs: list[Run]) -> CurveStyles:
@@ -61,11 +61,11 @@ def curve_styles(runs: list[Run]) -> CurveStyles:
     swept_looks = _styles_by_keys(runs)
     if swept_looks is not None and len(set(swept_looks.of)) == len(runs):
         return swept_looks
-    shaped = [SHAPE_COLOUR_PAIRS[number % len(SHAPE_COLOUR_PAIRS)] for number in range(len(runs))]
-    of = [CurveStyle(nth_colour(tint), *LINE_SHAPES[shape]) for shape, tint in shaped]
+    shape_colours = [SHAPE_COLOUR_PAIRS[number % len(SHAPE_COLOUR_PAIRS)] for number in range(len(runs))]
+    of = [CurveStyle(nth_colour(tint), *LINE_SHAPES[shape]) for shape, tint in shape_colours]
     keys = swept_settings(runs)
     title = key_name(display_key(keys[0])) if len(keys) == 1 else None
-    return CurveStyles(of, [(run.label, look) for run, look in zip(runs, of, strict=True)], title)
+    return CurveStyles(of, [(run.label, style) for run, style in zip(runs, of, strict=True)], title)
 
 
 def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
@@ -92,7 +92,7 @@ def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
         step = (PALE - DEEP) / (len(runs) - 1)
         of = [CurveStyle(to_hex(shades(DEEP + step * rank))) for rank in ranks]
         legend = sorted(zip((run.label for run in runs), of, ranks, strict=True), key=lambda entry: entry[2])
-        return CurveStyles(of, [(name, look) for name, look, _ in legend], key_name(display_key(keys[0])))
+        return CurveStyles(of, [(name, style) for name, style, _ in legend], key_name(display_key(keys[0])))
     return None
 
 
@@ -105,19 +105,21 @@ def _styles_by_key(
     texts_by_key: dict[str, list[str]], values: dict[str, list[str]], keys: list[str], shapes: list[tuple[Any, str]]
 ) -> CurveStyles:
     """The first key by colours, the second by shapes, the third by markers."""
-    tint, shape, *mark = keys
+    tint, shape, *marker_keys = keys
     of = []
     for number, text in enumerate(texts_by_key[tint]):
         dashes, marker = shapes[values[shape].index(texts_by_key[shape][number])]
-        if mark:
-            marker = MARKERS[values[mark[0]].index(texts_by_key[mark[0]][number])]
+        if marker_keys:
+            marker = MARKERS[values[marker_keys[0]].index(texts_by_key[marker_keys[0]][number])]
         of.append(CurveStyle(nth_colour(values[tint].index(text)), dashes, marker))
     legend = [(text, CurveStyle(nth_colour(n))) for n, text in enumerate(values[tint])]
     legend += [(text, CurveStyle(NEUTRAL_COLOUR, *shapes[n])) for n, text in enumerate(values[shape])]
-    legend += [(text, CurveStyle(NEUTRAL_COLOUR, "", MARKERS[n])) for key in mark for n, text in enumerate(values[key])]
+    legend += [
+        (text, CurveStyle(NEUTRAL_COLOUR, "", MARKERS[n])) for key in marker_keys for n, text in enumerate(values[key])
+    ]
     channels = ["colour", "line" if len(values[shape]) <= len(DASHES) else "line and marker", "marker"]
     title = ", ".join(f"{channel}: {key_name(display_key(key))}" for channel, key in zip(channels, keys, strict=False))
-    return CurveStyles(of, [(text, look) for text, look in legend if text], title)
+    return CurveStyles(of, [(text, style) for text, style in legend if text], title)
 
 
 def _ranks_by_number(runs: list[Run], key: str) -> list[int]:

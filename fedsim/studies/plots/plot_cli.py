@@ -87,8 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
         messages = []
         if out is not None:
             with drawn_for(VENUES.get(options.style)):
-                drawn = pictures(runs, options.metric, x=options.x, limits=limits)
-                messages.append(f"pictures: {_save_pictures(drawn, out, formats)}")
+                figures = pictures(runs, options.metric, x=options.x, limits=limits)
+                messages.append(f"pictures: {_save_pictures(figures, out, formats)}")
         if options.html is not None:
             messages.append(f"report:   {_write(options.html, report_html(runs, options.metric, options.x))}")
         if few_replicates(runs):
@@ -114,10 +114,10 @@ def _formats(text: str) -> list[str]:
 
 def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
     """NAME=LOW,HIGH."""
-    name, _, ends = text.partition("=")
+    name, _, limits_text = text.partition("=")
     checks.choice("--ylim", name, metrics)
     try:
-        low, high = map(float, ends.split(","))
+        low, high = map(float, limits_text.split(","))
     except ValueError as error:
         raise ConfigError(f"--ylim {text} must be NAME=LOW,HIGH, such as test_accuracy=0.5,1") from error
     if not -math.inf < low < high < math.inf:
@@ -125,19 +125,19 @@ def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
     return name, (low, high)
 
 
-def _save_pictures(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
+def _save_pictures(figures: Iterable[Picture], out: Path, formats: list[str]) -> str:
     """Every picture in each of the formats, its caption beside it; returns where they are."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = []
-        for picture in drawn:
+        for picture in figures:
             names.append(picture.name)
-            for ending in formats:
+            for file_format in formats:
                 with (
                     matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
-                    replacement_file(out / f"{picture.name}.{ending}", "wb") as file,
+                    replacement_file(out / f"{picture.name}.{file_format}", "wb") as file,
                 ):
-                    picture.figure.savefig(file, format=ending, metadata=UNDATED_METADATA.get(ending))
+                    picture.figure.savefig(file, format=file_format, metadata=UNDATED_METADATA.get(file_format))
             with replacement_file(out / f"{picture.name}.caption.txt") as file:
                 file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE_DESCRIPTION}.\n")
     except OSError as error:

@@ -33,8 +33,8 @@ def critical_differences(
         axes.set_axis_off()
         axes.set_ylim(-height + 0.55, 0.55)
         low, high = 1.0, float(max(count, np.ceil(ranks.max())))
-        room = 0.32 * (high - low)  # beside the line, for names
-        axes.set_xlim(low - room, high + room)
+        name_width = 0.32 * (high - low)  # beside the line, for names
+        axes.set_xlim(low - name_width, high + name_width)
         axes.plot([low, high], [0, 0], color="black", linewidth=1)
         for tick in _ticks(low, high):
             axes.plot([tick, tick], [0, 0.07], color="black", linewidth=1)
@@ -43,12 +43,15 @@ def critical_differences(
         axes.text(low + difference + 0.01 * (high - low), 0.38, f"CD = {difference:.2f}", va="center", fontsize=9)
         for number, (first, last) in enumerate(groups):
             y = -0.1 - 0.11 * number
-            reach = 0.003 * (high - low)
-            axes.plot([ranks[first] - reach, ranks[last] + reach], [y, y], color="#D55E00", linewidth=2.6)
+            bar_overhang = 0.003 * (high - low)
+            axes.plot([ranks[first] - bar_overhang, ranks[last] + bar_overhang], [y, y], color="#D55E00", linewidth=2.6)
         for position, (name, rank) in enumerate(zip(names, ranks, strict=True)):
             on_left = position < left_count
             line = position if on_left else count - 1 - position
-            y, x = -0.3 - bars - NAME_LINE_INCHES * line, low - 0.02 * room if on_left else high + 0.02 * room
+            y, x = (
+                -0.3 - bars - NAME_LINE_INCHES * line,
+                low - 0.02 * name_width if on_left else high + 0.02 * name_width,
+            )
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
             text = f"{escape_formula(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {escape_formula(name)}"
             axes.text(x, y, f" {text} ", ha="right" if on_left else "left", va="center", fontsize=8.5)
@@ -61,20 +64,20 @@ def _ticks(low: float, high: float) -> list[float]:
     return [low, *(float(t) for t in range(step, int(high) + 1, step) if t > low)]
 
 
-def wins_heatmap(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
+def wins_heatmap(names: Sequence[str], matrix: np.ndarray, num_cells: int) -> Figure:
     """In how many cells the algorithm of a line is better than that of a column, surely: its paired interval says so.
 
     Args:
         names: best first.
         matrix: [k, k] counts.
-        of: how many cells there are.
+        num_cells: how many cells there are.
     """
     count = len(names)
     with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         size = 2.2 + 0.26 * count
         drawing = Figure(figsize=(size + 0.8, size), layout="constrained")
         axes = drawing.subplots()
-        shares = matrix / of
+        shares = matrix / num_cells
         picture = axes.imshow(np.ma.masked_where(np.eye(count, dtype=bool), shares), cmap="Blues", vmin=0, vmax=1)
         for i, j in np.ndindex(count, count):
             if i != j and matrix[i, j]:
@@ -84,7 +87,7 @@ def wins_heatmap(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
         axes.set_yticks(range(count), [escape_formula(name) for name in names], fontsize=8)
         axes.set_xlabel("… than this one")
         axes.set_ylabel("this one is surely better …")
-        drawing.colorbar(picture, ax=axes, label=f"share of {of} cells", shrink=0.7)
+        drawing.colorbar(picture, ax=axes, label=f"share of {num_cells} cells", shrink=0.7)
     return drawing
 
 

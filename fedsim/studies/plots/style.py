@@ -47,9 +47,9 @@ MATPLOTLIB_STYLE: dict[Any, Any] = {
 def save_small_png(figure: Figure, file: IO[bytes], dpi: float | str = "figure") -> None:
     """A picture for a repository: 256 colours, a third of the bytes. A drawing of lines and areas has few colours of
     its own; the others are the shades at edges, of which neighbouring ones become the same."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi)
-    with Image.open(drawn) as picture:
+    png_bytes = io.BytesIO()
+    figure.savefig(png_bytes, format="png", dpi=dpi)
+    with Image.open(png_bytes) as picture:
         few_colours = picture.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE)
         few_colours.save(file, "PNG", optimize=True, dpi=picture.info["dpi"])
 
@@ -125,8 +125,8 @@ def legend_below(
             handles.setdefault(typeset_formulas(name), handle)
     if len(handles) > 1:
         letters, sign = scaled_points(1), 0.075 if (venue := current_venue()) and venue.serif else 0.085  # inches
-        room = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
-        columns = max(1, min(len(handles), room))
+        max_columns = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
+        columns = max(1, min(len(handles), max_columns))
         lines = -(-len(handles) // columns) - 1 + bool(title)
         figure.set_figheight(figure.get_figheight() + 0.2 * letters * lines)
         figure.legend(

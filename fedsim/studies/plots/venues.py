@@ -76,5 +76,5 @@ def grid_size(count: int, columns: int, width: float, height: float) -> tuple[in
     if venue is None:
         return columns, width, height
     columns = min(columns, count, max(1, int(venue.width / (MIN_PANEL_WIDTH * venue.font / 9))))
-    across, rows = venue.width / columns, -(-count // columns)
-    return columns, across, min(max(height / width, MIN_ASPECT_RATIO) * across, venue.height / rows)
+    panel_width, rows = venue.width / columns, -(-count // columns)
+    return columns, panel_width, min(max(height / width, MIN_ASPECT_RATIO) * panel_width, venue.height / rows)

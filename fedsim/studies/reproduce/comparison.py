@@ -195,25 +195,25 @@ class Comparison:
             substitutes: axis → labels that only this scale has, and labels that only other scales have. A label of the
                 other scales may be absent where the comparison names one of this scale for it.
         """
-        absent = self._absent_labels(numbers, substitutes or {}) if numbers else []
-        if absent:
-            return Judgement(self, NOT_RUN, f"no results for {', '.join(absent)}")
+        absent_labels = self._absent_labels(numbers, substitutes or {}) if numbers else []
+        if absent_labels:
+            return Judgement(self, NOT_RUN, f"no results for {', '.join(absent_labels)}")
         return self.judge_sides(self.sides(numbers, than_numbers))
 
     def _absent_labels(self, numbers: list[Number], substitutes: LabelSubstitutes) -> list[str]:
         """The labels that the comparison names, no number has, and no label of this scale stands for."""
         sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
-        named: dict[str, list[str]] = {}
+        labels_by_named_axis: dict[str, list[str]] = {}
         for axis, labels in (item for side in sides for item in side.items()):
-            named[axis] = list(dict.fromkeys([*named.get(axis, []), *labels]))
+            labels_by_named_axis[axis] = list(dict.fromkeys([*labels_by_named_axis.get(axis, []), *labels]))
         absent = []
-        for axis, axis_labels in named.items():
-            here, elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
-            replaced = elsewhere.intersection(axis_labels)
-            if len(replaced) > len(here.intersection(axis_labels)):
-                replaced = frozenset()
-            needed = [label for label in axis_labels if label not in replaced]
-            absent += [label for label in needed if all(n.at.get(axis) != label for n in numbers)]
+        for axis, axis_labels in labels_by_named_axis.items():
+            labels_here, labels_elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
+            replaced_labels = labels_elsewhere.intersection(axis_labels)
+            if len(replaced_labels) > len(labels_here.intersection(axis_labels)):
+                replaced_labels = frozenset()
+            needed_labels = [label for label in axis_labels if label not in replaced_labels]
+            absent += [label for label in needed_labels if all(n.at.get(axis) != label for n in numbers)]
         return absent
 
     def judge_sides(self, compared: list[ComparedSides]) -> Judgement:
@@ -226,39 +226,39 @@ class Comparison:
         count = sum(word == worst for word, _, _ in outcomes)
         suffix = f" … and {len(evidence) - MAX_EVIDENCE_LINES} more" if len(evidence) > MAX_EVIDENCE_LINES else ""
         detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MAX_EVIDENCE_LINES]) + suffix
-        powers = [shown for _, _, shown in outcomes if shown]
+        powers = [smallest_shown for _, _, smallest_shown in outcomes if smallest_shown]
         return Judgement(self, worst, detail, max(powers) if powers else None)
 
     def judge_pair(self, sides: ComparedSides) -> tuple[str, str, float]:
         """Verdict of one pair, the line that says why, and the smallest difference that would have been shown."""
         right = sides.transformed(self.times, self.plus)
         try:
-            between = difference(sides.left, right, self.exact)
-            if self.paired and not between.paired and sides.seeds_are_known:
+            interval = difference(sides.left, right, self.exact)
+            if self.paired and not interval.paired and sides.seeds_are_known:
                 raise NoIntervalError(f"{sides.left.name} and {sides.name} do not share their seeds")
         except NoIntervalError as why:
             return NOT_SHOWN, str(why), 0.0
-        word = self._near(between) if self.relation == "near" else self._directional(between)
+        word = self._near(interval) if self.relation == "near" else self._directional(interval)
         against = right if isinstance(right, float) else right.mean
         line = f"{sides.left.name}: {sides.left.mean:.4g} against {against:.4g}{f' ({sides.name})' * bool(sides.name)}"
-        return word, f"{line}, {difference_text(between)}", between.smallest_shown
+        return word, f"{line}, {difference_text(interval)}", interval.smallest_shown
 
-    def _directional(self, between: Difference) -> str:
-        toward = -between.value if self.relation == "below" else between.value  # positive: as stated
-        if toward - between.reach(self.surely) > 0:
+    def _directional(self, interval: Difference) -> str:
+        signed_difference = -interval.value if self.relation == "below" else interval.value  # positive: as stated
+        if signed_difference - interval.reach(self.surely) > 0:
             return HELD
-        if toward + between.reach(self.errors) < 0:
+        if signed_difference + interval.reach(self.errors) < 0:
             return CONTRADICTED
-        if not between.error and not between.value:
+        if not interval.error and not interval.value:
             return LEVEL
-        size, reach = abs(between.value), between.reach()
-        return LEVEL if size <= reach and size + reach < (self.matters or 0.0) else NOT_SHOWN
+        size, half_width = abs(interval.value), interval.reach()
+        return LEVEL if size <= half_width and size + half_width < (self.matters or 0.0) else NOT_SHOWN
 
-    def _near(self, between: Difference) -> str:
-        size = abs(between.value)
-        if size + between.reach(self.surely) <= self.within:
+    def _near(self, interval: Difference) -> str:
+        size = abs(interval.value)
+        if size + interval.reach(self.surely) <= self.within:
             return HELD
-        return CONTRADICTED if size - between.reach(self.errors) > self.within else NOT_SHOWN
+        return CONTRADICTED if size - interval.reach(self.errors) > self.within else NOT_SHOWN
 
 
 @dataclass(frozen=True)
@@ -297,13 +297,13 @@ class Judgement:
     smallest_shown: float | None = None
 
 
-def difference_text(between: Difference) -> str:
+def difference_text(interval: Difference) -> str:
     """A difference with its interval."""
-    if not between.error:
-        return f"difference {between.value:.4g}, the same in every seed"
-    low, high = between.value - between.reach(), between.value + between.reach()
-    kind = "paired difference" if between.paired else "difference"
-    return f"{kind} {between.value:.4g} (95 %: {low:.4g} to {high:.4g})"
+    if not interval.error:
+        return f"difference {interval.value:.4g}, the same in every seed"
+    low, high = interval.value - interval.reach(), interval.value + interval.reach()
+    kind = "paired difference" if interval.paired else "difference"
+    return f"{kind} {interval.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
 def labels_by_axis(given: Mapping[str, Any] | None) -> LabelsByAxis:

@@ -99,12 +99,12 @@ class Ledger:
         for recipe, of_recipe in comparisons.items():
             for comparison in of_recipe:
                 self.check_comparison(recipe, comparison)
-        decided = {comparison.statement for of_recipe in comparisons.values() for comparison in of_recipe}
+        decided_statements = {comparison.statement for of_recipe in comparisons.values() for comparison in of_recipe}
         for statement in self.statements:
             prefix = f"{self._prefix}: {statement.id}"
-            if statement.id in decided and statement.not_covered:
+            if statement.id in decided_statements and statement.not_covered:
                 raise ConfigError(f"{prefix}: a comparison decides it, so that it cannot have not_covered")
-            if statement.id not in decided and not statement.not_covered:
+            if statement.id not in decided_statements and not statement.not_covered:
                 raise ConfigError(f"{prefix}: no comparison decides it; add one, or say why under not_covered")
 
     @property
@@ -124,7 +124,7 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert isinstance(content, dict)
-        statements = [Statement(**{str(k): _text(v) for k, v in each.items()}) for each in content["statements"]]
+        statements = [Statement(**{str(k): _text(v) for k, v in entry.items()}) for entry in content["statements"]]
         ledger = Ledger(paper, content["paper"], [str(item) for item in content["items"]], statements)
     except (AssertionError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())

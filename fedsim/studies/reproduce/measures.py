@@ -95,12 +95,12 @@ class MetricValue(Measure):
         values = (values + self.plus) ** (2 if self.square else 1)
         if self.largest:
             return values.max(0) * self.factor
-        looked = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
+        round_mask = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
         if self.window is not None:
-            looked = (rounds >= self.window[0]) & (rounds <= self.window[1])
-        if not looked.any():
+            round_mask = (rounds >= self.window[0]) & (rounds <= self.window[1])
+        if not round_mask.any():
             return np.full(values.shape[1], math.nan)
-        return (values[looked].std(0) if self.spread else values[looked].mean(0)) * self.factor
+        return (values[round_mask].std(0) if self.spread else values[round_mask].mean(0)) * self.factor
 
 
 @dataclass(kw_only=True)
@@ -137,14 +137,14 @@ class RoundsToTarget(Measure):
         looked = rounds % self.every == 0 if self.x is None else rounds >= 0
         times, target = rounds[looked], self._target(rivals or [run])
         curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
-        never = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
-        return np.array([self._first(times, curve, target, never) for curve in curves.T], dtype=float)
+        never_value = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
+        return np.array([self._first(times, curve, target, never_value) for curve in curves.T], dtype=float)
 
-    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never: float) -> float:
+    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:
         reached_mask = reaches_target(curve, target, self.until == "above")
         if self.stays:
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
-        return float(times[reached_mask][0]) if reached_mask.any() else never
+        return float(times[reached_mask][0]) if reached_mask.any() else never_value
 
     def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
         return self.best_over is not None and all(
@@ -207,8 +207,8 @@ class ConvergenceOrder(Measure):
             return np.full(values.shape[1], math.nan)
         time, squares = np.log(clock(run, rounds[late_mask])), values[late_mask] ** 2
 
-        def slope(of: np.ndarray) -> float:
-            return float(np.polyfit(time, np.log(of.mean(1)), 1)[0])
+        def slope(squares: np.ndarray) -> float:
+            return float(np.polyfit(time, np.log(squares.mean(1)), 1)[0])
 
         return jackknife(squares, slope)
 

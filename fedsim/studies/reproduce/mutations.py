@@ -53,7 +53,7 @@ def exchanged(sides: ComparedSides) -> ComparedSides:
 def held_by_chance(comparison: Comparison, compared: list[ComparedSides]) -> float:
     """Share of the relabellings, other than the labels as they are, in which the comparison is held."""
     plain = replace(comparison, times=1.0, plus=0.0)  # relabelled is the right side as it is compared
-    sides = [replace(each, right=each.transformed(comparison.times, comparison.plus)) for each in compared]
+    sides = [replace(side, right=side.transformed(comparison.times, comparison.plus)) for side in compared]
     outcomes = [all(plain.judge_pair(pair)[0] == HELD for pair in changed) for changed in relabelled(sides)]
     return float(np.mean(outcomes)) if outcomes else 0.0
 
@@ -88,23 +88,25 @@ def by_seed(sides: ComparedSides) -> bool:
 
 def _exchange_at_mask(sides: ComparedSides, mask: np.ndarray) -> ComparedSides:
     left, right = sides.left, sides.right
-    chosen = mask[: len(left.values)]
+    chosen_mask = mask[: len(left.values)]
     right_values = right.values if isinstance(right, Number) else 2 * right - left.values
-    changed = replace(left, values=np.where(chosen, right_values, left.values))
+    changed = replace(left, values=np.where(chosen_mask, right_values, left.values))
     if not isinstance(right, Number):
         return replace(sides, left=changed)
-    return replace(sides, left=changed, right=replace(right, values=np.where(chosen, left.values, right_values)))
+    return replace(sides, left=changed, right=replace(right, values=np.where(chosen_mask, left.values, right_values)))
 
 
 def _relabelled_sides(sides: ComparedSides, draw: np.random.Generator) -> ComparedSides:
     left, right = sides.left, sides.right
     assert isinstance(right, Number)
-    count, pool = len(left.values), np.concatenate([left.values, right.values])
-    order = np.arange(len(pool))
+    count, pooled_values = len(left.values), np.concatenate([left.values, right.values])
+    order = np.arange(len(pooled_values))
     while set(order[:count]) == set(range(count)):
-        order = draw.permutation(len(pool))
+        order = draw.permutation(len(pooled_values))
     return replace(
-        sides, left=replace(left, values=pool[order[:count]]), right=replace(right, values=pool[order[count:]])
+        sides,
+        left=replace(left, values=pooled_values[order[:count]]),
+        right=replace(right, values=pooled_values[order[count:]]),
     )
 
 

@@ -39,8 +39,8 @@ def write_source_hash(run: Path) -> None:
 def made_now(runs: Iterable[Path]) -> str | None:
     """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
     sources = source_hash()
-    marks = [run / SOURCES_FILE for run in runs]
-    all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
+    source_files = [run / SOURCES_FILE for run in runs]
+    all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in source_files)
     return sources if all_current else None
 
 
@@ -69,14 +69,14 @@ def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
     if out.resolve() != experiments.resolve():
         return
     root = experiments.parent
-    made_by = commit(root)
-    where = f"--out {out} holds results that are committed"
-    if made_by is None:
-        raise ConfigError(f"{where}, and this is no checkout of git; choose another folder")
-    if made_by.endswith("+"):
-        raise ConfigError(f"{where}, and the checkout has changes; commit them first, or choose another folder")
-    if not _git(root, "for-each-ref", "--contains", made_by, "refs/heads", "refs/remotes"):
-        raise ConfigError(f"{where}, and no branch has the commit {made_by[:12]}; make a branch of it first")
+    commit_text = commit(root)
+    results_text = f"--out {out} holds results that are committed"
+    if commit_text is None:
+        raise ConfigError(f"{results_text}, and this is no checkout of git; choose another folder")
+    if commit_text.endswith("+"):
+        raise ConfigError(f"{results_text}, and the checkout has changes; commit them first, or choose another folder")
+    if not _git(root, "for-each-ref", "--contains", commit_text, "refs/heads", "refs/remotes"):
+        raise ConfigError(f"{results_text}, and no branch has the commit {commit_text[:12]}; make a branch of it first")
 
 
 def provenance(report: Mapping[str, Any]) -> str:

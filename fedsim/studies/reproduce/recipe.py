@@ -97,11 +97,11 @@ class Recipe:
 
     def settings(self, scale: str) -> list[Setting]:
         """The runs at this scale, in the order of the axes."""
-        chosen = self.scales[checks.choice("--scale", scale, self.scales)]
+        chosen_scale = self.scales[checks.choice("--scale", scale, self.scales)]
         axes = self.axes_at(scale)
         product = itertools.product(*([(axis, label) for label in choices] for axis, choices in axes.items()))
         return [
-            Setting(labels, (*self.base, *chosen.overrides, *(o for a, label in labels for o in axes[a][label])))
+            Setting(labels, (*self.base, *chosen_scale.overrides, *(o for a, label in labels for o in axes[a][label])))
             for labels in product
         ]
 
@@ -122,8 +122,11 @@ class Recipe:
         others = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         for axis, choices_here in self.axes_at(scale).items():
-            here, elsewhere = frozenset(choices_here), frozenset(label for axes in others for label in axes[axis])
-            labels[axis] = here - elsewhere, elsewhere - here
+            labels_here, labels_elsewhere = (
+                frozenset(choices_here),
+                frozenset(label for axes in others for label in axes[axis]),
+            )
+            labels[axis] = labels_here - labels_elsewhere, labels_elsewhere - labels_here
         return labels
 
     def is_fitted(self, at: LabelByAxis) -> bool:

@@ -177,13 +177,15 @@ def table(lines: list[Row]) -> str:
     """For a terminal: a line per number, then a line per comparison."""
     numbers = [row for row in lines if row.comparison is None]
     width = max((len(row.name) for row in numbers), default=0)
-    out = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
+    lines_of_text = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
     for row in numbers:
         paper = "" if row.paper is None else f"{row.paper:.4g}"
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
-        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
-    return "\n".join([*out, *(line for row in lines if row.comparison is not None for line in _comparison_text(row))])
+        lines_of_text.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
+    return "\n".join(
+        [*lines_of_text, *(line for row in lines if row.comparison is not None for line in _comparison_text(row))]
+    )
 
 
 def _comparison_text(row: Row) -> list[str]:

@@ -57,14 +57,14 @@ def main(arguments: list[str] | None = None) -> None:
         if options.judge or options.verify is not None:
             _look_at_stored(options)
             return
-        chosen = list(options.recipe)
+        recipe_names = list(options.recipe)
         if options.all:
             papers = sorted({name.partition("/")[0] for name in names()})
             paper = checks.choice("--all", options.all, papers)
-            chosen += [name for name in names() if name.startswith(f"{paper}/")]
-        if not chosen:
+            recipe_names += [name for name in names() if name.startswith(f"{paper}/")]
+        if not recipe_names:
             parser.error("name a recipe, or --all PAPER; --list shows them")
-        recipes = [load(name) for name in chosen]
+        recipes = [load(name) for name in recipe_names]
         device = str(resolve_device(options.device))
         rows_by_recipe = {
             recipe.name: reproduce(recipe, options.scale, device, options.out, options.jobs, tuple(options.override))
@@ -132,8 +132,8 @@ def listing() -> str:
     for name in names():
         recipe = load(name)
         lines.append(f"{name:24} {recipe.source}: {recipe.about}")
-        reduced = recipe.scales["cpu"].reduced
-        lines.append(f"{'':24} --scale cpu: {reduced or 'as published'}")
+        reduced_text = recipe.scales["cpu"].reduced
+        lines.append(f"{'':24} --scale cpu: {reduced_text or 'as published'}")
     return "\n".join(lines)
 
 

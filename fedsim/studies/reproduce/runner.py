@@ -144,8 +144,8 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
         return Outcome("diverged", str(error))
     except Stopped as stop:
         return Outcome("stopped", str(stop))
-    finals = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
-    return Outcome("done", f"{result.seconds:.0f} s, {', '.join(finals[:3])}")
+    final_texts = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
+    return Outcome("done", f"{result.seconds:.0f} s, {', '.join(final_texts[:3])}")
 
 
 def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
@@ -185,19 +185,19 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
                 return
         return
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    process_pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=end_with_parent)
     try:
         waiting: dict[Future[list[Outcome]], list[Job]] = {
-            pool.submit(_in_worker, company, threads): company for company in companies
+            process_pool.submit(_in_worker, company, threads): company for company in companies
         }
         folders = [job.folder for company in companies for job in company]
         for future in yield_finished_futures(list(waiting), progress, lambda: best_so_far(folders)):
             progress.jobs_finished(len(waiting[future]))
             yield from zip(waiting[future], future.result(), strict=True)
     except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
+        process_pool.shutdown(wait=True, cancel_futures=True)
         raise
-    pool.shutdown()
+    process_pool.shutdown()
 
 
 def run_in_lockstep(

@@ -51,17 +51,17 @@ class Result:
         positions = positions_by_row(recipe, self.scale)
         for row in self.number_rows:
             if row.get("values") is not None:
-                at, name = dict(row["at"]), str(row["measure"])
+                labels, name = dict(row["at"]), str(row["measure"])
                 values = np.array([np.nan if value is None else value for value in row["values"]], dtype=float)
                 seeds = tuple(self.content["seeds"]) if len(values) == len(self.content["seeds"]) else None
             else:
                 if row["name"] not in positions:
                     continue
-                at, name = positions[row["name"]]
+                labels, name = positions[row["name"]]
                 values, seeds = self._stand_ins(recipe, name, row), None
             if name in numbers:
-                printed = recipe.printed(name, at) if recipe.scales[self.scale].printed else None
-                numbers[name].append(Number(at, values, printed, recipe.is_fitted(at), seeds))
+                printed = recipe.printed(name, labels) if recipe.scales[self.scale].printed else None
+                numbers[name].append(Number(labels, values, printed, recipe.is_fitted(labels), seeds))
         return numbers
 
     def _stand_ins(self, recipe: Recipe, measure: str, row: dict[str, Any]) -> np.ndarray:

@@ -37,12 +37,12 @@ class TunedAxis:
         for cell in cells:
             groups.setdefault(self.group_label(cell.at), []).append(cell)
         sign = 1 if self.best == "lowest" else -1
-        chosen = {}
+        label_by_place = {}
         for position, members in groups.items():
             scores = [sign * float(c.numbers[self.measure].mean()) for c in members]
             finite = [s if math.isfinite(s) else math.inf for s in scores]
-            chosen[position] = members[int(np.argmin(finite))].at[self.axis]
-        return chosen
+            label_by_place[position] = members[int(np.argmin(finite))].at[self.axis]
+        return label_by_place
 
     def group_label(self, at: dict[str, str]) -> str:
         """Where a run stands but for the tuned axis."""

@@ -46,7 +46,7 @@ def own_class_options(keys: Sequence[str]) -> set[str]:
     return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
 
 
-def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
+def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
     """A run's value of a key as a label has it: a target class by the name that its paper prints, else the key's last
     word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
     if key not in run.settings:
@@ -54,7 +54,7 @@ def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
     if key.endswith(_TARGET_KEY):
         class_name = str(run.settings[key]).rpartition(".")[2]
         return CLASS_DISPLAY_NAMES.get(class_name, class_name)
-    return f"{abbreviated_keys([*among, key])[key]}={shortened(setting_text(run.settings, key))}"
+    return f"{abbreviated_keys([*keys, key])[key]}={shortened(setting_text(run.settings, key))}"
 
 
 def shortened(text: str, max_length: int = 24) -> str:
@@ -73,10 +73,10 @@ def label_runs(runs: list[Run]) -> None:
     keys = swept_settings(runs)
     for run in runs:
         run.label = run_name(run, keys) or run.folder.name
-    for of in (lambda run: run.folder.name, lambda run: str(run.folder)):
+    for folder_text in (lambda run: run.folder.name, lambda run: str(run.folder)):
         labels = Counter(run.label for run in runs)
         for run in (run for run in runs if labels[run.label] > 1):
-            run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({of(run)})"
+            run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({folder_text(run)})"
 
 
 def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
@@ -167,8 +167,8 @@ def swept_settings(runs: Sequence[Run]) -> list[str]:
     class_options = own_class_options(keys)
     first = [key for key in keys if key not in class_options]
 
-    def num_labels(chosen: Sequence[str]) -> int:
-        return len({tuple(str(run.settings.get(key)) for key in chosen) for run in runs})
+    def num_labels(keys: Sequence[str]) -> int:
+        return len({tuple(str(run.settings.get(key)) for key in keys) for run in runs})
 
     for key in (key for key in keys if key in class_options):
         if num_labels(first) < num_labels([*first, key]):

@@ -65,8 +65,8 @@ def read_rows(path: Path) -> list[MetricsRow]:
         rounds = [row["round"] for row in rows[::replicates]] if rows else []
         require(all(a < b for a, b in itertools.pairwise(rounds)), "its rounds are not in order")
         for number, row in enumerate(rows):
-            fits = row["round"] == rounds[number // replicates] and row["seed"] == seeds[number % replicates]
-            require(fits, f"round {row['round']} does not have the replicates of the first one")
+            is_expected_row = row["round"] == rounds[number // replicates] and row["seed"] == seeds[number % replicates]
+            require(is_expected_row, f"round {row['round']} does not have the replicates of the first one")
     return rows
 
 
@@ -113,11 +113,11 @@ def read_clients(path: Path) -> Clients | None:
         stored_clients = clients.read(check_regular_path(path))
         require(stored_clients.number > 0, f"number is {stored_clients.number}")
         arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}
-        of = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
+        array_by_name = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
         require(stored_clients.present is not None, "present is missing")
-        for name, array in of.items():
-            fits = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
-            require(fits, f"{name} has changed since it was written")
+        for name, array in array_by_name.items():
+            is_expected_row = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
+            require(is_expected_row, f"{name} has changed since it was written")
         for name in ("names", "accuracy_names", "labels"):
             array = getattr(stored_clients, name)
             require(

@@ -119,17 +119,17 @@ class StoredModels:
             naming, header, rows = self._read_header(file)
             if not 0 <= client < rows:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
-            at = replicate * rows + client
+            client_row = replicate * rows + client
             if header["own"]:
-                return naming.state_dict(file.rows(f"clients.{header['own'][0]}")[at])
+                return naming.state_dict(file.rows(f"clients.{header['own'][0]}")[client_row])
             clustered = bool(header.get("clustered"))
             if not (header["kept"] or clustered or naming.private_parameters):
                 raise ConfigError(
                     f"the clients of {self.folder} have no models of their own, since neither the local rule, the "
                     "strategy nor the columns define any"
                 )
-            row = file.rows("models")[at] if header["kept"] else file.rows("model")[replicate]
-            if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:
+            row = file.rows("models")[client_row] if header["kept"] else file.rows("model")[replicate]
+            if clustered and (choice := int(file.rows("choice")[client_row : client_row + 1])) >= 0:
                 row = file.rows("clusters")[replicate][choice]
             if naming.columns.is_divided:
                 private_columns, averaged = self._private_columns(file, replicate, range(client, client + 1))
@@ -138,13 +138,13 @@ class StoredModels:
 
     def _private_columns(self, file: _SafetensorsFile, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
         """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
-        nothing, stored_names = torch.zeros(0), file.names
+        no_columns, stored_names = torch.zeros(0), file.names
         private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
         rows = file.rows(private_name) if private_name in stored_names else None
         first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.rows("model").get_shape()[0])
         return (
-            nothing[None] if rows is None else rows[first + clients.start : first + clients.stop],
-            file.rows(averaged_name)[replicate] if averaged_name in stored_names else nothing,
+            no_columns[None] if rows is None else rows[first + clients.start : first + clients.stop],
+            file.rows(averaged_name)[replicate] if averaged_name in stored_names else no_columns,
         )
 
     def _read_header(self, file: _SafetensorsFile) -> tuple[Naming, dict[str, Any], int]:

@@ -63,27 +63,32 @@ class Table:
 
     def explained(self) -> list[str]:
         """What bold is and what ± is, for a caption."""
-        fewest, max_replicates = self.replicates
-        several = f"{fewest} to {max_replicates}" if fewest < max_replicates else f"{max_replicates}"
+        min_replicates, max_replicates = self.replicates
+        replicates_text = (
+            f"{min_replicates} to {max_replicates}" if min_replicates < max_replicates else f"{max_replicates}"
+        )
         if not max_replicates:
             return []
-        sentences = [f"Mean ± standard deviation over {several} seeds."] if max_replicates > 1 else ["One seed."]
+        sentences = (
+            [f"Mean ± standard deviation over {replicates_text} seeds."] if max_replicates > 1 else ["One seed."]
+        )
         if any(self.bold(column) for column in range(len(self.measures))):
             best = "the best of each column" + (" and block" if self.blocks else "")
             if max_replicates > 1:
                 seeds = [tuple(c.seeds or ()) for _, cells in self.lines for c in cells if isinstance(c, Cell)]
                 shared = len(set(seeds)) == 1 and seeds[0]
-                way = (
+                interval_text = (
                     "Student's, of differences by seed"
                     if shared
                     else "of differences by seed; Welch's where the seeds differ"
                 )
                 best += (
-                    f", and what is not distinguishable from it ({100 * self.confidence:g} % intervals, {way}; each "
+                    f", and what is not distinguishable from it ({100 * self.confidence:g} % "
+                    f"intervals, {interval_text}; each "
                     "comparison by itself)"
                 )
             sentences.append(f"Bold: {best}.")
-            if 1 < fewest < MIN_RELIABLE_REPLICATES:
+            if 1 < min_replicates < MIN_RELIABLE_REPLICATES:
                 sentences.append(f"Intervals from fewer than {MIN_RELIABLE_REPLICATES} seeds are unreliable.")
         return sentences
 
@@ -162,7 +167,7 @@ def table(
     rows = _keys_of_rows(choice, rows, columns, blocks)
     naming = _DisplayNames(runs, renaming or UserDisplayNames())
     runs_by_row = _runs_by_place(runs, keys, rows, columns)
-    across = sorted(
+    column_places = sorted(
         dict.fromkeys(_place_of_run(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at]
     )
     result = Table(
@@ -175,13 +180,13 @@ def table(
     )
     measures = [naming.of_measure(measure) for measure in measures]
     pairs = {id(run): find_partner(run, runs, keys, against) for run in runs} if against else {}
-    for at in across:
-        result.measures += _measures_at(at, columns, measures, naming, bool(against))
+    for place in column_places:
+        result.measures += _measures_at(place, columns, measures, naming, bool(against))
     states = {id(run): state for run in runs if (state := unfinished(run))}
     for row_key in sorted(runs_by_row, key=lambda values: [sort_key(text) for text in values]):
         cells: list[Cell | Difference | None] = []
-        for at in across:
-            cell = runs_by_row[row_key].get(at)
+        for place in column_places:
+            cell = runs_by_row[row_key].get(place)
             cells += [None if cell is None else Cell(m.of(cell), cell.seeds, id(cell) in states) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
@@ -192,8 +197,8 @@ def table(
         result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
     naming.renaming.check()
     if states:
-        described = [f"{run.label or run.folder.name} ({states[id(run)]})" for run in runs if id(run) in states]
-        result.notes.append(f"* unfinished: {'; '.join(described)}")
+        unfinished_runs = [f"{run.label or run.folder.name} ({states[id(run)]})" for run in runs if id(run) in states]
+        result.notes.append(f"* unfinished: {'; '.join(unfinished_runs)}")
     if against:
         result.notes += _notes(result, confidence, against)
     return result
@@ -221,9 +226,9 @@ def _runs_by_place(
     runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
     for run in runs:
         row_runs = runs_by_row.setdefault(_place_of_run(run, rows), {})
-        at = _place_of_run(run, columns)
-        if at in row_runs:
-            shared_settings = zip([*rows, *columns], [*_place_of_run(run, rows), *at], strict=True)
+        place = _place_of_run(run, columns)
+        if place in row_runs:
+            shared_settings = zip([*rows, *columns], [*_place_of_run(run, rows), *place], strict=True)
             settings_text = (
                 ", ".join(f"{key}={text}" for key, text in shared_settings) or "nothing that tells them apart"
             )
@@ -232,22 +237,22 @@ def _runs_by_place(
             if extra_keys:
                 remedy = f"add {' or '.join(extra_keys)} to --rows or --columns, or take --best of it"
             raise ConfigError(f"several runs have {settings_text}; {remedy}")
-        row_runs[at] = run
+        row_runs[place] = run
     return runs_by_row
 
 
 def _measures_at(
-    at: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _DisplayNames, differences: bool
+    place: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _DisplayNames, differences: bool
 ) -> list[Measure]:
     """The measures at one place among the columns, and after them their differences from the runs held against."""
     block_label = _block_label(
         [naming.renaming(key, key_name(key)) for key in columns],
-        [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
+        [naming.plain(key, text) for key, text in zip(columns, place, strict=True)],
     )
-    placed = [replace(m, place_label=naming.of_place(columns, at)) for m in measures]
-    headed = [replace(m, heading=f"{m.heading} {block_label}".strip()) for m in placed]
+    placed_measures = [replace(m, place_label=naming.of_place(columns, place)) for m in measures]
+    headed = [replace(m, heading=f"{m.heading} {block_label}".strip()) for m in placed_measures]
     if differences:
-        for m in placed:
+        for m in placed_measures:
             heading = f"difference of {m.heading} {block_label}".strip()
             headed.append(replace(m, heading=heading, label=f"difference of {m.label or m.heading}"))
     return headed
@@ -336,9 +341,9 @@ class _DisplayNames:
         """A value as a LaTeX table prints it."""
         return self.renaming(self._printed(key, text), text)
 
-    def of_place(self, columns: Sequence[str], at: Sequence[str]) -> str:
+    def of_place(self, columns: Sequence[str], place: Sequence[str]) -> str:
         """A place among the columns: 'learning rate 0.1', a class by its name alone."""
-        values = [(key, text, self.paper(key, text)) for key, text in zip(columns, at, strict=True)]
+        values = [(key, text, self.paper(key, text)) for key, text in zip(columns, place, strict=True)]
         return ", ".join(
             label if sort_key(text)[0] else f"{self.renaming(key_name(key), key)} {label}"
             for key, text, label in values
@@ -359,6 +364,6 @@ def _setting_text(run: Run, key: str) -> str:
     return setting_text({key: setting}, key) if setting is not None or key in run.settings else setting_text({}, key)
 
 
-def _block_label(columns: Sequence[str], at: Sequence[str]) -> str:
+def _block_label(columns: Sequence[str], place: Sequence[str]) -> str:
     """A place among the columns: 'lr=0.1', a class by its name alone."""
-    return ", ".join(text if sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))
+    return ", ".join(text if sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, place, strict=True))

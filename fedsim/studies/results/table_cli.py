@@ -143,8 +143,8 @@ def _metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
     for name in requested or []:
         checks.choice("--metric", name, measured_columns(runs))
     first = [name for name in DEFAULT_METRICS if name in shared][:1] or shared[:1] or measured_columns(runs)[:1]
-    chosen = validation_metric(shared)
-    return requested or [*first, *([chosen] if chosen else [])]
+    chosen_metric = validation_metric(shared)
+    return requested or [*first, *([chosen_metric] if chosen_metric else [])]
 
 
 def _shared(runs: list[Run]) -> list[str]:

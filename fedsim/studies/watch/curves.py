@@ -41,8 +41,8 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
     positions = np.arange(len(rounds) - 1, -1, -step)[::-1]  # the last evaluation is always shown
     rounds, values = rounds[positions], np.ma.masked_invalid(values[positions])
     mean = values.mean(1)
-    half = _half_width(values, band)
-    low, high = (end.filled(np.nan) for end in (mean - half, mean + half))
+    half_width = _half_width(values, band)
+    low, high = (end.filled(np.nan) for end in (mean - half_width, mean + half_width))
     mean = np.ma.filled(mean, np.nan)
     if is_fraction(name):
         mean, low, high = 100 * mean, 100 * low.clip(0, 1), 100 * high.clip(0, 1)
@@ -52,11 +52,13 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
 def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
     """[E] of the band; masked where fewer than two replicates have a number."""
     counts = values.count(1)
-    few = (counts < 2) | (band == NOTHING)
-    deviation = np.ma.masked_where(few, values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values)))
+    too_few_mask = (counts < 2) | (band == NOTHING)
+    deviation = np.ma.masked_where(
+        too_few_mask, values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
+    )
     if band == INTERVAL:
-        safe = np.maximum(counts, 2)
-        deviation = deviation * stats.t.ppf(0.975, safe - 1) / np.sqrt(safe)
+        safe_counts = np.maximum(counts, 2)
+        deviation = deviation * stats.t.ppf(0.975, safe_counts - 1) / np.sqrt(safe_counts)
     return deviation
 
 

@@ -110,8 +110,8 @@ class WatchedFolder:
         runs = [entry.run for entry in watched if entry.run is not None]
         label_runs(runs)
         labels = {id(run): run.label for run in runs}
-        named = [_displayable_run(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
-        return Snapshot(named, len(folders), time.time(), planned_runs(self.folder))
+        displayable_runs = [_displayable_run(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
+        return Snapshot(displayable_runs, len(folders), time.time(), planned_runs(self.folder))
 
     def _sweeps(self) -> set[Path]:
         """Folders with records of a sweep: this one, the one above a single run, and those below."""

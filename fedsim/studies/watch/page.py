@@ -52,9 +52,9 @@ class Page:
     def __init__(self, document: Document, watched: WatchedFolder) -> None:
         self._watched = watched
         self._styles: dict[str, int] = {}  # folder → the number of its colour, which it keeps
-        self._chosen: set[str] = set()  # folders of the runs that are drawn; none: all
+        self._selected_folders: set[str] = set()  # folders of the runs that are drawn; none: all
         self._rows: dict[str, list[Any]] = {}
-        self._leading = ""  # the metric that is shown unless the visitor chooses another
+        self._leading_metric = ""  # the metric that is shown unless the visitor chooses another
         self.metric: Any = Select(title="metric", options=[], value="", width=330, name="metric")
         bands: list[Any] = list(BAND_KINDS)
         self.band: Any = Select(title="band over seeds", options=bands, value=BAND_KINDS[0], width=210, name="band")
@@ -95,11 +95,11 @@ class Page:
         plot.xaxis.axis_label = "round"
         plot.yaxis.axis_label = PlainText(text="")
         plot.patches("xs", "ys", source=self.bands, fill_color="colour", fill_alpha=0.18, line_alpha=0)
-        drawn = plot.multi_line(
+        lines = plot.multi_line(
             "xs", "ys", source=self.lines, line_color="colour", line_dash="dash", line_width=2, hover_line_width=4
         )
         tooltips = [("run", "@run"), ("round", "$x{0}"), ("value", "$y{0.000}")]
-        plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, line_policy="nearest"))
+        plot.add_tools(HoverTool(renderers=[lines], tooltips=tooltips, line_policy="nearest"))
         return plot
 
     def _data_table(self) -> DataTable:
@@ -142,7 +142,7 @@ class Page:
 
     def _on_selection(self, attr: str, old: Sequence[int], new: Sequence[int]) -> None:
         folders = self.table.data["folder"]
-        self._chosen = {folders[index] for index in new if index < len(folders)}
+        self._selected_folders = {folders[index] for index in new if index < len(folders)}
         self.refresh()
 
     def refresh(self) -> None:
@@ -158,9 +158,9 @@ class Page:
         options = [(name, one_line(_heading(snapshot, name))) for name in names]
         if self.metric.options != options:
             self.metric.options = options
-        if names and (self.metric.value not in names or self.metric.value == self._leading):
-            self._leading = next((name for name in LEADING_METRICS if name in names), names[0])
-            self.metric.value = self._leading
+        if names and (self.metric.value not in names or self.metric.value == self._leading_metric):
+            self._leading_metric = next((name for name in LEADING_METRICS if name in names), names[0])
+            self.metric.value = self._leading_metric
         label = one_line(_heading(snapshot, self.metric.value)) if self.metric.value in names else ""
         for plot in self._plots.values():
             if plot.yaxis[0].axis_label.text != label:
@@ -171,7 +171,7 @@ class Page:
         rows = {name: [line[name] for line in table_rows] for name in self.table.data}
         if rows == self._rows:
             return
-        indices = [number for number, folder in enumerate(rows["folder"]) if folder in self._chosen]
+        indices = [number for number, folder in enumerate(rows["folder"]) if folder in self._selected_folders]
         self._rows = rows
         self.table.data = dict(rows)
         if self.table.selected.indices != indices:
@@ -195,7 +195,7 @@ class Page:
         lines: dict[str, list[Any]] = {name: [] for name in self.lines.data}
         bands: dict[str, list[Any]] = {name: [] for name in self.bands.data}
         for watched in snapshot.runs:
-            if watched.run is None or (self._chosen and str(watched.folder) not in self._chosen):
+            if watched.run is None or (self._selected_folders and str(watched.folder) not in self._selected_folders):
                 continue
             drawn = curve(watched.run, self.metric.value, self.band.value)
             if drawn is None:

@@ -82,9 +82,9 @@ class ALIE(Omniscient):
         return honest.mean(0) - z * spread
 
     @staticmethod
-    def published_z(n: int, bad: int) -> float:
+    def published_z(n: int, num_byzantine: int) -> float:
         """z of n rows; 0 where f are no fewer than the honest ones, whom they need not persuade."""
-        share = (n - bad - (n // 2 + 1 - bad)) / (n - bad)
+        share = (n - num_byzantine - (n // 2 + 1 - num_byzantine)) / (n - num_byzantine)
         return NormalDist().inv_cdf(share) if 0 < share < 1 else 0.0
 
 

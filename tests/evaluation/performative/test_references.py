@@ -204,11 +204,11 @@ class Jumping(Shift):
 def test_what_seeks_reference_points_says_so_and_ends(caplog):
     caplog.set_level(logging.INFO)
     search = EvaluationCounter(30.0, clock=iter([0.0, 1.0, 9.0, 11.0, 12.0, 29.0, 31.5]).__next__)
-    search.doing = "repeated minimisation, round 7 of at most 2000, goes to θ^PS"
+    search.activity = "repeated minimisation, round 7 of at most 2000, goes to θ^PS"
     for _ in range(5):
         search.tick()
     assert [record.getMessage() for record in caplog.records] == [
-        f"reference points: {search.doing}; {spent} s of at most 30 (shift.references_seconds)" for spent in (11, 29)
+        f"reference points: {search.activity}; {spent} s of at most 30 (shift.references_seconds)" for spent in (11, 29)
     ]
     with pytest.raises(
         NoReferenceError, match=r"given up after 32 s and 5 evaluations .* round 7 .* threshold"

@@ -100,5 +100,5 @@ def read(path: Path) -> dict[str, Any]:
 
 def load_npy(path: Path) -> np.ndarray:
     """Inputs are memory-mapped; other arrays are read."""
-    mapped = path.stem.startswith("x")
-    return np.load(check_regular_path(path), mmap_mode="c" if mapped else None, allow_pickle=False)
+    is_input = path.stem.startswith("x")
+    return np.load(check_regular_path(path), mmap_mode="c" if is_input else None, allow_pickle=False)

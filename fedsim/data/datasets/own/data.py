@@ -69,7 +69,7 @@ class OwnData(Dataset):
         splits = [train] if test is None else [train, test]
         input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
         owners, test_owners, clients = owners_of(splits, [len(x) for x in input_tensors], min_samples)
-        x, y, mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
+        x, y, is_memory_mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
             test_x, test_y, test_owners = keep_training_clients(test_x, test_y, test_owners)
@@ -82,15 +82,15 @@ class OwnData(Dataset):
                 y[test_indices],
                 None if owners is None else owners[test_indices],
             )
-        if len(kept_indices) < len(x) and not mapped:  # a memory map is not copied
+        if len(kept_indices) < len(x) and not is_memory_mapped:  # a memory map is not copied
             x, y, owners = x[kept_indices], y[kept_indices], None if owners is None else owners[kept_indices]
         if encode is not None:
             x, test_x = encode(x, test_x)
         mean = std = None
         if standardise and x.dtype == torch.uint8:
-            mean, std = channel_statistics(x, kept_indices if mapped else None)
+            mean, std = channel_statistics(x, kept_indices if is_memory_mapped else None)
         elif standardise:
-            check_standardised(x, mapped)
+            check_standardised(x, is_memory_mapped)
             x, test_x = standardise_features(x, test_x)
         super().__init__(
             name,
@@ -108,7 +108,7 @@ class OwnData(Dataset):
             client_names=clients,
             label_names=label_names,
             kept=kept_indices if len(kept_indices) < len(x) else None,
-            mapped=mapped,
+            mapped=is_memory_mapped,
         )
 
 
@@ -210,14 +210,14 @@ def held_out_indices(indices: Tensor, owners: Tensor | None, share: float, seed:
     sizes = np.bincount(owner)
     position = np.empty(len(owner), dtype=np.int64)
     position[shuffled] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    out = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
-    if not out.any():
+    held_out_mask = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
+    if not held_out_mask.any():
         raise ConfigError(
             f"{{test_fraction}}={share} holds out no sample, since the largest client has {sizes.max()} samples; "
             "raise it, or set it to 0",
             mentions=("test_fraction",),
         )
-    return indices[out], indices[~out]
+    return indices[held_out_mask], indices[~held_out_mask]
 
 
 def check_standardised(x: Tensor, mapped: bool) -> None:
@@ -238,8 +238,8 @@ def check_standardised(x: Tensor, mapped: bool) -> None:
 def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Features of mean 0 and variance 1 over the training samples; a constant feature becomes 0."""
     mean, std = train.double().mean(0), train.double().std(0, correction=0)
-    varies = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
-    scale = torch.where(varies & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    varying_mask = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
+    scale = torch.where(varying_mask & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
 
     def scaled(x: Tensor) -> Tensor:
         return ((x.double() - mean) * scale).to(torch.float32)
@@ -253,8 +253,8 @@ def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, 
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
     for pick in sample_slices(x):
-        piece = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
-        flat = piece.double().div(255).transpose(0, 1).reshape(channels, -1)
+        chunk = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
+        flat = chunk.double().div(255).transpose(0, 1).reshape(channels, -1)
         total += torch.stack([flat.sum(1), flat.square().sum(1)])
         count += flat.shape[1]
     mean = total[0] / count

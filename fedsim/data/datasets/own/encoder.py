@@ -122,9 +122,9 @@ class Encoder:
         Raises:
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
-        lacking = [name for name in self.words if name not in table.of]
-        if lacking:
-            raise ConfigError(f"{table.source} does not have the column {lacking[0]!r} of the data set")
+        missing_columns = [name for name in self.words if name not in table.of]
+        if missing_columns:
+            raise ConfigError(f"{table.source} does not have the column {missing_columns[0]!r} of the data set")
         codes = self.codes(table)
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))

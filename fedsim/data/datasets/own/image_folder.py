@@ -48,10 +48,10 @@ class ImageFolder(OwnData):
             raise MissingDataError(
                 f"{{path}}={folder} is not a folder (looked for {folder.resolve()})", mentions=("path",)
             )
-        halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()] or [folder]
-        if halves[0].name == "test" and len(halves) == 1:
+        split_folders = [folder / split for split in ("train", "test") if (folder / split).is_dir()] or [folder]
+        if split_folders[0].name == "test" and len(split_folders) == 1:
             raise MissingDataError(f"{{path}}={folder} has a folder test but no folder train", mentions=("path",))
-        splits = [read(half, size, colours, pattern) for half in halves]
+        splits = [read(split, size, colours, pattern) for split in split_folders]
         name, test = folder.resolve().name, splits[1] if splits[1:] else None
         super().__init__(name, splits[0], test, standardise=standardise, **options)
 
@@ -92,8 +92,8 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
                 f"{{path}}: {folder / name} is not a readable image ({reason})", mentions=("path",)
             ) from error
 
-    with ThreadPoolExecutor() as pool:
-        x = stack_images(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
+    with ThreadPoolExecutor() as thread_pool:
+        x = stack_images(str(folder), zip(names, thread_pool.map(decoded, names), strict=True), colours)
     y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
     clients = None if client is None else file_clients(folder, names, client)
     return Part(str(folder), x, y, clients, names.__getitem__, "last")

@@ -44,11 +44,11 @@ class LEAF(OwnData):
         root = Path(path).expanduser()
         if not root.exists():
             raise MissingDataError(f"{{path}}={root} does not exist (looked for {root.resolve()})", mentions=("path",))
-        halves = [root / half for half in ("train", "test")]
-        if halves[1].is_dir() and not halves[0].is_dir():
+        split_paths = [root / half for half in ("train", "test")]
+        if split_paths[1].is_dir() and not split_paths[0].is_dir():
             raise MissingDataError(f"{{path}}={root} has a folder test but no folder train", mentions=("path",))
-        train = halves[0] if halves[0].is_dir() else root
-        splits = [read(train), *([read(halves[1])] if train != root and halves[1].is_dir() else [])]
+        train = split_paths[0] if split_paths[0].is_dir() else root
+        splits = [read(train), *([read(split_paths[1])] if train != root and split_paths[1].is_dir() else [])]
         self.alphabet = ""
         if splits[0].x.dtype.kind == "U":
             if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
@@ -90,11 +90,11 @@ def read(location: Path) -> Part:
         raise ConfigError(
             f"{location}: x is ragged: its entries differ in shape ({shape_names}); make the shapes equal"
         )
-    names, ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
+    names, user_ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
 
     def sample_label(number: int) -> str:
-        user = bisect.bisect_right(ends, number)
-        return f"sample {number - (ends[user - 1] if user else 0)} of user {names[user]}"
+        user = bisect.bisect_right(user_ends, number)
+        return f"sample {number - (user_ends[user - 1] if user else 0)} of user {names[user]}"
 
     x, y = (np.concatenate([samples[k] for samples in nonempty_users.values()]) for k in (0, 1))
     owners = np.repeat(np.array(names), [len(samples[1]) for samples in nonempty_users.values()])

@@ -71,20 +71,20 @@ def to_array(source: str, name: str, values: Any) -> np.ndarray:
         return np.asarray(values.to_numpy())
     if not isinstance(values, Iterable):
         raise ConfigError(f"{source}: {name} is {values!r:.40}, not one value per sample")
-    listed = list(values)
-    if any(isinstance(value, Tensor) for value in listed):
-        listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
-    for value in listed:
+    entries = list(values)
+    if any(isinstance(value, Tensor) for value in entries):
+        entries = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in entries]
+    for value in entries:
         _refuse_masked(source, name, value)
-    shapes = {np.shape(value) for value in listed} if _is_rectangular(listed) else {(0,), (1,)}
+    shapes = {np.shape(value) for value in entries} if _is_rectangular(entries) else {(0,), (1,)}
     if len(shapes) > 1:
-        shape_names = sorted({str(list(shape_of(value))) for value in listed})[:2]
+        shape_names = sorted({str(list(shape_of(value))) for value in entries})[:2]
         raise ConfigError(
             f"{source}: {name} is ragged: its entries differ in shape ({' and '.join(shape_names)}); make them alike"
         )
-    kinds = {type(value) for value in listed}
+    kinds = {type(value) for value in entries}
     mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would silently turn 1 into '1'
-    return np.array(listed, dtype=object) if mixed else np.asarray(listed)
+    return np.array(entries, dtype=object) if mixed else np.asarray(entries)
 
 
 def _refuse_masked(source: str, name: str, value: Any) -> None:
@@ -93,10 +93,10 @@ def _refuse_masked(source: str, name: str, value: Any) -> None:
         raise ConfigError(f"{source}: {name} is a masked array with masked values; fill them in, or leave them out")
 
 
-def _is_rectangular(listed: list[Any]) -> bool:
+def _is_rectangular(entries: list[Any]) -> bool:
     """Whether all entries have the same shape."""
     try:
-        for value in listed:
+        for value in entries:
             np.shape(value)
     except ValueError:
         return False
@@ -220,9 +220,9 @@ def sample_slices(x: Any) -> list[slice]:
 def require_finite(samples: Part, x: Tensor) -> None:
     """Refuse NaN and infinities, naming the first sample that has one."""
     for pick in sample_slices(x):
-        bad = ~torch.isfinite(x[pick]).flatten(1).all(1)
-        if bad.any():
-            number = pick.start + int(bad.nonzero()[0, 0])
+        nonfinite_mask = ~torch.isfinite(x[pick]).flatten(1).all(1)
+        if nonfinite_mask.any():
+            number = pick.start + int(nonfinite_mask.nonzero()[0, 0])
             value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
             raise ConfigError(
                 f"{samples.source}: {samples.sample_label(number)} holds {value} in x; exclude such samples, or impute "
@@ -264,13 +264,17 @@ def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None
     """
     if values.dtype != object:
         return
-    odd = next(
+    invalid_entry = next(
         (value for value in values.flat if not isinstance(value, SCALAR_TYPES) and not _is_missing_value(value)), None
     )
-    if odd is None:
+    if invalid_entry is None:
         return
-    keys = f" with the keys {', '.join(map(str, list(odd)[:4]))}" if isinstance(odd, Mapping) else ""
-    raise ConfigError(f"{source}: {name} holds {type(odd).__name__} objects{keys}, not one value each; {remedy}")
+    keys = (
+        f" with the keys {', '.join(map(str, list(invalid_entry)[:4]))}" if isinstance(invalid_entry, Mapping) else ""
+    )
+    raise ConfigError(
+        f"{source}: {name} holds {type(invalid_entry).__name__} objects{keys}, not one value each; {remedy}"
+    )
 
 
 def _is_missing_value(value: Any) -> bool:

@@ -118,9 +118,9 @@ class Table(OwnData):
         """Positions of features."""
         for name in names:
             if name not in self.feature_names:
-                near = checks.nearest(str(name), self.feature_names)
+                suggestion_text = checks.nearest(str(name), self.feature_names)
                 raise ConfigError(
-                    f"{{strategic}} names {name!r}, which is not a feature{near}", mentions=("strategic",)
+                    f"{{strategic}} names {name!r}, which is not a feature{suggestion_text}", mentions=("strategic",)
                 )
         return tuple(self.feature_names.index(name) for name in names)
 
@@ -132,8 +132,8 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
         role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
         for key, name in [*role_options, *(("dataset.features", name) for name in requested or ())]:
             if name not in column_names:
-                near = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
-                raise ConfigError(f"{key}={name} is not a column of {table.source}{near}")
+                suggestion_text = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
+                raise ConfigError(f"{key}={name} is not a column of {table.source}{suggestion_text}")
     role_columns = [name for name in roles.values() if name is not None]
     if len(set(role_columns)) < len(role_columns):
         raise ConfigError(
@@ -142,9 +142,11 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
         )
     if requested is None:
         feature_names = [name for name in tables[0].of if name not in role_columns]
-        lacking = [name for name in feature_names if name not in tables[-1].of]
-        if lacking:
-            raise ConfigError(f"{tables[-1].source} does not have the column {lacking[0]!r} of {tables[0].source}")
+        missing_columns = [name for name in feature_names if name not in tables[-1].of]
+        if missing_columns:
+            raise ConfigError(
+                f"{tables[-1].source} does not have the column {missing_columns[0]!r} of {tables[0].source}"
+            )
     else:
         feature_names = list(dict.fromkeys(requested))
         double = next((name for name in feature_names if name in role_columns), None)
@@ -179,8 +181,8 @@ def _split_by_column(table: Columns, split: str) -> list[Columns]:
         )
     of_test = np.isin(split_words, TEST)
     if of_test.all() or not of_test.any():
-        only = "test" if of_test.all() else "train"
+        only_split = "test" if of_test.all() else "train"
         raise ConfigError(
-            f"{table.source}: all rows have {only} in column {split!r}; both must occur, or set it to null"
+            f"{table.source}: all rows have {only_split} in column {split!r}; both must occur, or set it to null"
         )
     return [table.rows(np.flatnonzero(~of_test)), table.rows(np.flatnonzero(of_test))]

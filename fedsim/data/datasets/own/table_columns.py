@@ -102,9 +102,9 @@ def _column_values(values: Any) -> np.ndarray:
         raise ConfigError(
             f"{{path}} (or test_path) has a column that is {values!r}; give one value per row", mentions=("path",)
         )
-    listed = list(values)
-    array = np.empty(len(listed), dtype=object)
-    array[:] = listed
+    entries = list(values)
+    array = np.empty(len(entries), dtype=object)
+    array[:] = entries
     return array
 
 
@@ -134,8 +134,8 @@ def _read_csv(path: Path, separator: str | None, key: str) -> Columns:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            mark = separator or max(CSV_SEPARATORS, key=first.count)
-            for number, line in _numbered_lines(csv.reader(file, delimiter=mark, strict=True)):
+            separator_mark = separator or max(CSV_SEPARATORS, key=first.count)
+            for number, line in _numbered_lines(csv.reader(file, delimiter=separator_mark, strict=True)):
                 lines.append(line)
                 numbers.append(number)
     except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
@@ -145,9 +145,9 @@ def _read_csv(path: Path, separator: str | None, key: str) -> Columns:
     names = [name.strip() for name in lines[0]]
     if not all(names):
         raise ConfigError(f"{path}: column {names.index('') + 1} has no name; the first line must name all columns")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{path}: several columns are named {twice!r}; rename them")
+    duplicate_name = next((name for name in names if names.count(name) > 1), None)
+    if duplicate_name is not None:
+        raise ConfigError(f"{path}: several columns are named {duplicate_name!r}; rename them")
     for line, number in zip(lines[1:], numbers[1:], strict=True):
         if len(line) != len(names):
             raise ConfigError(f"{path}: line {number} has {len(line)} entries, but there are {len(names)} columns")

@@ -20,9 +20,10 @@ def regression_targets(samples: Part, count: int) -> Tensor:
     try:
         targets = torch.from_numpy(np.asarray(y, dtype=np.float32))
     except (TypeError, ValueError):
-        bad = next((value for value in y.flatten().tolist() if not _parse_number(value)), None)
+        invalid_value = next((value for value in y.flatten().tolist() if not _parse_number(value)), None)
         raise ConfigError(
-            f"{samples.source}: the target {bad!r} is not a number, which {{task}}=regression needs", mentions=("task",)
+            f"{samples.source}: the target {invalid_value!r} is not a number, which {{task}}=regression needs",
+            mentions=("task",),
         ) from None
     bad_rows = (~torch.isfinite(targets)).reshape(count, -1).any(1).nonzero()
     if len(bad_rows):
@@ -51,7 +52,7 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
         )
     number = {name: index for index, name in enumerate(names)}
     for source, part_labels in zip(sources, labels_by_part, strict=True):
-        stranger = next((at for at, name in enumerate(part_labels) if name not in number), None)
+        stranger = next((position for position, name in enumerate(part_labels) if name not in number), None)
         if stranger is not None:
             raise ConfigError(
                 f"{source.source}: {source.sample_label(stranger)} has the label {part_labels[stranger]!r}, but "
@@ -71,14 +72,15 @@ def _label_names(samples: Part, count: int) -> list[str]:
     if values is not None:
         integer_mask = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
         if not integer_mask.all():
-            at = int(np.flatnonzero(~integer_mask)[0])
+            position = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
-                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is not a label; "
+                f"{samples.source}: {samples.sample_label(position)} has the target "
+                f"{values[position]:g}, which is not a label; "
                 "to predict numbers, set {task}=regression",
                 mentions=("task",),
             )
     sample_labels = [entry_name(value) for value in y.tolist()]
-    missing = next((at for at, name in enumerate(sample_labels) if name is None), None)
+    missing = next((position for position, name in enumerate(sample_labels) if name is None), None)
     if missing is not None:
         raise ConfigError(
             f"{samples.source}: {samples.sample_label(missing)} has no label; add one, or exclude the sample"

@@ -46,18 +46,18 @@ class TorchData(OwnData):
         check_options(size, colours)
         keys = {"x": x, "y": y, "client": client}
         splits = [
-            read(half, dataset, keys, size, colours)
-            for half, dataset in (("train", train), ("test", test))
-            if half == "train" or dataset is not None
+            read(split, dataset, keys, size, colours)
+            for split, dataset in (("train", train), ("test", test))
+            if split == "train" or dataset is not None
         ]
         super().__init__(name or type(train).__name__, splits[0], splits[1] if splits[1:] else None, **options)
 
 
 def read(
-    half: str, dataset: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
+    split: str, dataset: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
 ) -> Part:
     """All samples of a Dataset."""
-    source = f"dataset.{half} ({type(dataset).__name__})"
+    source = f"dataset.{split} ({type(dataset).__name__})"
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, (str, Mapping)):
         raise ConfigError(f"{source} is not a map-style Dataset, which has a length and samples by index")
     client, client_values = keys["client"], None
