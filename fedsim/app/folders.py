@@ -105,5 +105,5 @@ def _value_name(text: str) -> str:
     """A value as a part of a folder's name. Of a path the last word, and a digest that keeps values apart."""
     if PLAIN_VALUE_PATTERN.fullmatch(text) and not set(FORBIDDEN_CHARACTERS) & set(text):
         return text
-    word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")
-    return f"{word}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
+    last_word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")
+    return f"{last_word}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")

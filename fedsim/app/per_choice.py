@@ -97,20 +97,23 @@ def _entries_by_choice(block: Any, outer: str) -> Iterator[tuple[str, str, dict[
     location = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
     if not isinstance(block, dict):
         raise ConfigError(f"{location}={block!r} names no choice; {USAGE_EXAMPLE}")
-    for word, content in block.items():
-        inner = f"{outer}/{word}" if outer else str(word)
+    for entry_key, content in block.items():
+        inner = f"{outer}/{entry_key}" if outer else str(entry_key)
         if inner in groups():
             yield from _entries_by_choice(content, inner)
         elif not outer:
             raise ConfigError(
-                f"{location}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {USAGE_EXAMPLE}"
+                f"{location}.{entry_key}: {entry_key} is not a "
+                f"group{checks.nearest(str(entry_key), groups())}; {USAGE_EXAMPLE}"
             )
-        elif str(word) not in (options := _choices_of_group(outer)):
-            raise ConfigError(f"{location}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
+        elif str(entry_key) not in (options := _choices_of_group(outer)):
+            raise ConfigError(
+                f"{location}.{entry_key}: {outer}={entry_key} is unknown{checks.nearest(str(entry_key), options)}"
+            )
         elif not isinstance(content, dict):
-            raise ConfigError(f"{location}.{word}={content!r} is not a setting; {USAGE_EXAMPLE}")
+            raise ConfigError(f"{location}.{entry_key}={content!r} is not a setting; {USAGE_EXAMPLE}")
         else:
-            yield outer, str(word), {str(key): value for key, value in content.items()}
+            yield outer, str(entry_key), {str(key): value for key, value in content.items()}
 
 
 def _choices_of_group(group: str) -> list[str]:

@@ -59,9 +59,9 @@ SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the e
 FinalMetrics = dict[str, tuple[float, float]]
 
 
-def print_to_stderr(*words: str, **print_options: Any) -> None:
+def print_to_stderr(*texts: str, **print_options: Any) -> None:
     """Print to what is standard error by now."""
-    print(*map(escape_unprintable, words), file=sys.stderr, **print_options)
+    print(*map(escape_unprintable, texts), file=sys.stderr, **print_options)
 
 
 @dataclass
@@ -308,8 +308,10 @@ def report_sweep_end(problem: str | None = None) -> bool:
         )
         return False
     counts = Counter(record.status for record in records)
-    tally = ", ".join(f"{counts[status]} {word}" for status, word in STATUS_DESCRIPTIONS.items() if counts[status])
-    print_to_stderr(f"sweep of {len(records)} runs in {folder}: {tally}")
+    counts_text = ", ".join(
+        f"{counts[status]} {word}" for status, word in STATUS_DESCRIPTIONS.items() if counts[status]
+    )
+    print_to_stderr(f"sweep of {len(records)} runs in {folder}: {counts_text}")
     if counts["done"] + counts["kept"]:
         print_to_stderr(f"table:    fedsim table {folder}")
         print_to_stderr(f"curves:   tensorboard --logdir {folder}")

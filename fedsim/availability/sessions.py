@@ -94,8 +94,8 @@ class DeviceSessions(Availability):
         return np.clip(probabilities, 0.0, self.base_probabilities)
 
     def counts(self, t: int) -> np.ndarray:
-        stretch, p = self._walk.at(t), self.base_probabilities
-        return (stretch.in_session & (stretch.level * p < self.probabilities(t))).astype(np.int8)
+        session_state, p = self._walk.at(t), self.base_probabilities
+        return (session_state.in_session & (session_state.level * p < self.probabilities(t))).astype(np.int8)
 
     def _next(self, previous: _SessionState | None, t: int) -> _SessionState:
         if previous is None:

@@ -324,8 +324,8 @@ def constraints(hint: Any) -> Iterator[Constraint]:
 
 def allowed_text(hint: Any) -> str:
     """In a few words, what the constraints of an annotation allow."""
-    words = _allowed_text(hint)
-    return f"{words}; or null" if type(None) in typing.get_args(hint) else words
+    hint_text = _allowed_text(hint)
+    return f"{hint_text}; or null" if type(None) in typing.get_args(hint) else hint_text
 
 
 def _allowed_text(hint: Any) -> str:

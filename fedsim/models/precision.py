@@ -51,8 +51,8 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
     except OSError:
         return None
     entries = (line.partition(":") for line in lines)
-    words = {word for name, _, value in entries if name.strip() in ("flags", "Features") for word in value.split()}
-    return tuple(unit for unit in BF16_CPU_FLAGS if unit in words)
+    cpu_flags = {flag for name, _, value in entries if name.strip() in ("flags", "Features") for flag in value.split()}
+    return tuple(unit for unit in BF16_CPU_FLAGS if unit in cpu_flags)
 
 
 def bfloat16_units_text() -> str:

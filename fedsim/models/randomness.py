@@ -46,8 +46,8 @@ class KeyedRandomness(TorchFunctionMode):
                 f"model: {func.__name__} in a forward pass draws from a global stream, so that a client's numbers "
                 "would depend on the others'; draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
-        answer = RANDOM_CALL_HANDLERS.get(func)
-        return func(*args, **kwargs) if answer is None else answer(self, func, *args, **kwargs)
+        handler = RANDOM_CALL_HANDLERS.get(func)
+        return func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
 
     def uniform(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """The next call's uniform numbers on [0, 1)."""

@@ -52,9 +52,9 @@ TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are tried
 log = logging.getLogger(__name__)
 
 
-def is_built_in(thing: object) -> bool:
+def is_built_in(component: object) -> bool:
     """Is it of a class of this package or of torchvision, whose modules and parts the tests try once for all runs?"""
-    return type(thing).__module__.partition(".")[0] in TRUSTED_PACKAGES
+    return type(component).__module__.partition(".")[0] in TRUSTED_PACKAGES
 
 
 def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:

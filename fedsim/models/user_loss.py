@@ -329,7 +329,7 @@ def _gradient_reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
         leaf = getattr(node, "variable", None)  # of the nodes at which gradients end
         if any(leaf is parameter for parameter in parameters):
             return True
-        waiting += [following for following, _ in node.next_functions]
+        waiting += [next_node for next_node, _ in node.next_functions]
     return False
 
 

@@ -97,7 +97,7 @@ class DivergenceGuard:
         self.federation, self.strategy, self.eval_every = federation, strategy, eval_every
         self.on_nonfinite = on_nonfinite
         self.dropped = [] if dropped is None else dropped
-        self.remedy, self.ill = remedy, set[int]()
+        self.remedy, self.nonfinite_replicates = remedy, set[int]()
         self.rows = torch.full((federation.rows,), _NEVER_NONFINITE, device=federation.device)
         self.models = torch.full((federation.replicates,), _NEVER_NONFINITE, device=federation.device)
 
@@ -232,7 +232,7 @@ class DivergenceGuard:
             description = self._divergence_description(
                 divergence_round, {r: clients[r] for r, t in divergence_rounds.items() if t == divergence_round}
             )
-            ill = self.ill & {r for r, t in divergence_rounds.items() if t == divergence_round}
+            ill = self.nonfinite_replicates & {r for r, t in divergence_rounds.items() if t == divergence_round}
             raise DivergenceError(f"{description}; {NONFINITE_BEFORE_TRAINING if ill else self.remedy}")
         for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
             log.warning(

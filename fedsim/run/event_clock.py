@@ -37,7 +37,7 @@ class EventClock(RoundClock):
     def begin(self, seconds: list[float] | None = None, memory: Memory | None = None) -> None:
         super().begin(seconds, memory)
         self.memory = Memory() if memory is None else memory
-        self.arrived = np.zeros(0, dtype=np.int64)
+        self.arrived_clients = np.zeros(0, dtype=np.int64)
 
     def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
         if not self.clock.asynchronous:
@@ -55,13 +55,13 @@ class EventClock(RoundClock):
         for r, (queue, (a, b)) in enumerate(zip(queues, itertools.pairwise(bounds), strict=True)):
             candidates = Candidates(virtual[a:b], durations.needed[order[a:b]], failure[a:b])
             step = queue.until_update(candidates, target, clock.concurrency, self._deadline)
-            queue.now += clock.server if step.used else 0.0
-            self.seconds[r], self.shortened_rows[r] = queue.now, len(step.will_fail)
+            queue.current_time += clock.server if step.used else 0.0
+            self.seconds[r], self.shortened_rows[r] = queue.current_time, len(step.will_fail)
             self.late_clients[r] = len(set(step.started) - set(step.used))
             started += sorted(set(step.started) - set(step.will_fail))
             arrived += step.used
         self._remember(queues)
-        self.arrived = np.sort(np.array(arrived, dtype=np.int64))
+        self.arrived_clients = np.sort(np.array(arrived, dtype=np.int64))
         starting = Cohort(federation, host.rows, host.count, host.probability, t, durations.steps)
         return starting.subset(np.searchsorted(host.virtual, np.array(started, dtype=np.int64)))
 
@@ -82,7 +82,9 @@ class EventClock(RoundClock):
             waits_forever = len(arrived) < target and bool(
                 np.isinf(needed[positions]).any()
             )  # and without a deadline, as Devices
-            self.seconds[r] += clock.server + (0.0 if waits_forever and math.isinf(self._deadline) else queue.now)
+            self.seconds[r] += clock.server + (
+                0.0 if waits_forever and math.isinf(self._deadline) else queue.current_time
+            )
         return counts
 
     @property
@@ -107,7 +109,7 @@ class EventClock(RoundClock):
 
     def _remember(self, queues: list[EventQueue]) -> None:
         in_flight = [entry for queue in queues for entry in sorted(queue.heap)]
-        waiting = [(queue.now, client, False) for queue in queues for client in queue.buffer]
+        waiting = [(queue.current_time, client, False) for queue in queues for client in queue.buffer]
         event_time, virtual, fails = zip(*in_flight, *waiting, strict=True) if in_flight or waiting else ((), (), ())
         self.memory.queue = {
             "at": torch.tensor(event_time, dtype=torch.float64),

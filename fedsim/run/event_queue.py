@@ -50,7 +50,7 @@ class EventQueue:
     buffer: clients whose updates wait at the server for others.
     """
 
-    now: float = 0.0
+    current_time: float = 0.0
     heap: list[QueueEntry] = field(default_factory=list)
     buffer: list[int] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class EventQueue:
             limit: largest number of clients in flight; None: no limit.
             deadline: seconds from now. Arrivals at that time count. A step in which nobody is in flight lasts so long.
         """
-        step, deadline_time, waiting = Step(), self.now + deadline, self._entries(candidates)
+        step, deadline_time, waiting = Step(), self.current_time + deadline, self._entries(candidates)
         has_clients = self._start(step, waiting, limit) or bool(self.heap)
         time_over = not has_clients and math.isfinite(deadline_time)
         while self.heap and len(self.buffer) < target and not time_over:
@@ -74,13 +74,13 @@ class EventQueue:
             if time_over := event_time > deadline_time or math.isinf(event_time):
                 break
             heapq.heappop(self.heap)
-            self.now = max(self.now, event_time)
+            self.current_time = max(self.current_time, event_time)
             if not fails:
                 self.buffer.append(client)
             if len(self.buffer) < target:
                 self._start(step, waiting, limit)
         if time_over:
-            self.now = deadline_time if math.isfinite(deadline_time) else self.now
+            self.current_time = deadline_time if math.isfinite(deadline_time) else self.current_time
         if time_over or len(self.buffer) >= target:
             step.used, self.buffer = self.buffer, []
         return step
@@ -101,7 +101,7 @@ class EventQueue:
             if entry is None:
                 break
             seconds, client, fails = entry
-            heapq.heappush(self.heap, (self.now + seconds, client, fails))
+            heapq.heappush(self.heap, (self.current_time + seconds, client, fails))
             step.started.append(client)
             if fails:
                 step.will_fail.append(client)

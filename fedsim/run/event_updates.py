@@ -169,7 +169,7 @@ class EventUpdates(DelayedUpdates):
             return (yield from self.trainer.steps(start, cohort, t, deployed, memory, accept))
         slots = RowSlots(memory.in_flight, self.federation)
         self._begin(slots, start, cohort, t)
-        arrived_slots = slots.occupied_where(np.isin(slots.host("virtual"), self.pace.arrived))
+        arrived_slots = slots.occupied_where(np.isin(slots.host("virtual"), self.pace.arrived_clients))
         pending = slots.occupied_where(slots.host("pending") > 0)
         if not (self.lazy and not memory.clients and not memory.server):
             report = yield from self._compute(slots, pending, t, deployed, memory)

@@ -102,27 +102,29 @@ class FoldedRun:
         fold.run.training.trainers.executor_cache.update(progress.executors)
         progress.executors = fold.progress.executors
         guard = run.make_guard(progress)
-        guard.rows, guard.models = self.part(fold.guard.rows, fold), self.part(fold.guard.models, fold)
+        guard.rows, guard.models = self.run_entries(fold.guard.rows, fold), self.run_entries(fold.guard.models, fold)
         run.participation.follow(fold.run.participation, replicates)
         run.log_privacy()
         self.tracker = Tracker(
             run, self.folder, self.tracking, checkpoints, guard, progress, self.settings, self.config
         )
 
-    def part(self, values: Any, fold: FoldTracker) -> Any:
+    def run_entries(self, values: Any, fold: FoldTracker) -> Any:
         """A view of the run's entries of an array or tensor [R·k, …] of the fold's replicates."""
         width = len(values) // len(fold.seeds)
         return values[self.replicates.start * width : self.replicates.stop * width]
 
     def state_of(self, state: State, fold: FoldTracker) -> State:
         """The run's strategy state, of that of the fold."""
-        return type(state)(**{f.name: self.part(getattr(state, f.name), fold) for f in dataclasses.fields(state)})
+        return type(state)(
+            **{f.name: self.run_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
+        )
 
     def memory_of(self, memory: Memory, fold: FoldTracker) -> Memory:
         """What the run's clients remember, of what those of the fold do."""
 
         def parts(entries: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: self.part(value, fold) for name, value in entries.items()}
+            return {name: self.run_entries(value, fold) for name, value in entries.items()}
 
         clients, server = parts(memory.clients), parts(memory.server)
         return Memory(clients, server, parts(memory.evaluated), parts(memory.uplink))
@@ -131,10 +133,10 @@ class FoldedRun:
         """The run's numbers, of what was measured of the fold's replicates."""
 
         def parts(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: self.part(value, fold) for name, value in values.items()}
+            return {name: self.run_entries(value, fold) for name, value in values.items()}
 
         def part_or_none(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else self.part(values, fold)
+            return None if values is None else self.run_entries(values, fold)
 
         return EvaluationResult(
             parts(measured.metrics),
@@ -152,7 +154,7 @@ class FoldedRun:
         for name in PROGRESS_COUNTS:
             setattr(progress, name, getattr(fold.progress, name)[self.replicates])
         tracker.active, tracker.num_links = fold.active[self.replicates], fold.num_links[self.replicates]
-        tracker.unheard = fold.unheard[self.replicates]
+        tracker.num_unheard = fold.num_unheard[self.replicates]
 
     def finish(self, state: State, fold: FoldTracker) -> Result:
         """Write what is written in the end, and return the run's result."""
@@ -160,7 +162,7 @@ class FoldedRun:
         self.run.trainer.choice = fold.run.trainer.choice
         first_model, first_round = fold.first
         rounds = self.tracker.progress.rounds - first_round
-        report_standstill(self.run, self.part(first_model, fold), own_state.model, rounds)
+        report_standstill(self.run, self.run_entries(first_model, fold), own_state.model, rounds)
         return self.tracker.finish(own_state)
 
 
@@ -296,7 +298,7 @@ class FoldTracker(Tracker):
             if first is not None:
                 run_measurement, folded.tracker.models = (
                     self._run_evaluation(folded, first),
-                    folded.part(self.models, self),
+                    folded.run_entries(self.models, self),
                 )
             self.fold.attempt(folded, folded.tracker.begin_with, run_measurement)
             if folded.tracker.end_reason is not None:
@@ -331,20 +333,20 @@ class FoldTracker(Tracker):
         """Pass one evaluation on to the runs."""
         for folded in list(self.fold.running):
             folded.count(self)
-            folded.tracker.models = folded.part(self.models, self)
+            folded.tracker.models = folded.run_entries(self.models, self)
             self.fold.attempt(folded, folded.tracker.record, self._run_evaluation(folded, measured))
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
     def _run_evaluation(self, folded: FoldedRun, measured: EvaluationResult) -> EvaluationResult:
         """A run's numbers, with what its observers are shown."""
-        own = folded.measured_of(measured, self)
+        run_measurement = folded.measured_of(measured, self)
         if folded.tracking.watching:
             lengths = self._lengths
             if lengths is not None:
                 first, last = self._bounds[folded.replicates.start], self._bounds[folded.replicates.stop]
                 lengths = lengths[first:last]
-            folded.tracker.add_histograms(own, lengths)
-        return own
+            folded.tracker.add_histograms(run_measurement, lengths)
+        return run_measurement
 
     def reason_to_end(self) -> str | None:
         """Ends the runs whose rules say so; a reason when none is left."""

@@ -45,7 +45,7 @@ class PartCopies:
     """
 
     def __init__(self, *shared: Any) -> None:
-        self._memo: dict[int, Any] = {id(thing): thing for thing in shared}
+        self._memo: dict[int, Any] = {id(component): component for component in shared}
         self._alive: list[Any] = [*shared]
 
     def __call__(self, component: T) -> T:

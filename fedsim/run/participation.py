@@ -52,7 +52,7 @@ class Participation:
         )
         judged = evaluator.primary_column
         self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
-        self.last, self.longest_absence, self.away = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        self.last, self.longest_absence, self.mean_absence = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
         self.opportunities, self.participations = np.zeros(0, int), np.zeros(0)
 
     def memory(self) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ class Participation:
             arrays["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
         if "staleness" in self.diagnostics:
             arrays["longest_absence"] = self.longest_absence = np.zeros(rows, dtype=np.int64)
-            arrays["past_staleness"] = self.away = np.zeros(rows)
+            arrays["past_staleness"] = self.mean_absence = np.zeros(rows)
         if "utility" in self.diagnostics:
             arrays["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
             arrays["first_loss"] = self.participations = np.full(rows, np.nan)
@@ -85,7 +85,7 @@ class Participation:
         if len(self.longest_absence):
             gap = t - 1 - self.last[participating_rows]
             self.longest_absence[participating_rows] = np.maximum(self.longest_absence[participating_rows], gap)
-            self.away[participating_rows] += gap * (gap + 1) / 2
+            self.mean_absence[participating_rows] += gap * (gap + 1) / 2
         self.last[participating_rows] = t
 
     @property
@@ -129,7 +129,7 @@ class Participation:
             return {}
         age = completed - 1 - self.last
         longest = self._by_replicate(self._gather_clients(np.maximum(self.longest_absence, age))).max(1)
-        mean = self._by_replicate(self._gather_clients(self.away + age * (age + 1) / 2)).mean(1) / completed
+        mean = self._by_replicate(self._gather_clients(self.mean_absence + age * (age + 1) / 2)).mean(1) / completed
         return {"staleness": {"tau_max": [int(value) for value in longest], "tau_avg": mean.tolist()}}
 
     def _absent_clients_metric(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:

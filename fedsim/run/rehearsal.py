@@ -168,13 +168,13 @@ def _process_label(process: Availability) -> str:
 
 def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
     """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
-    answers = {}
+    sampled = {}
     for name, call in (("probabilities", tried_copy.probabilities), ("counts", tried_copy.counts)):
         with user_code_errors(f"{_process_label(process)}: {name}", process):
-            answers[name] = call(t)
-        tried_copy.check_numbers(t, name, answers[name])
-        answers[name] = answers[name].copy()  # a process may hand out the same array in every round
-    return answers
+            sampled[name] = call(t)
+        tried_copy.check_numbers(t, name, sampled[name])
+        sampled[name] = sampled[name].copy()  # a process may hand out the same array in every round
+    return sampled
 
 
 def _check_asked_again(

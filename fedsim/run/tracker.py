@@ -72,7 +72,7 @@ class Tracker:
         style = options.progress if self.ranks.is_first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
         self.active, self.num_links = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
-        self.unheard = np.zeros(len(self.seeds), dtype=np.int64)
+        self.num_unheard = np.zeros(len(self.seeds), dtype=np.int64)
         self._last_evaluation: EvaluationResult | None = None
         self.models: Tensor  # [R, d] that were evaluated last
         self._observers = Observers([])
@@ -127,7 +127,9 @@ class Tracker:
         progress, run = self.progress, self.run
         self._metric = run.stop.selection_metric(run.column_descriptions)
         if first is not None:
-            self.guard.ill = {r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)}
+            self.guard.nonfinite_replicates = {
+                r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)
+            }
         if self.folder is not None:
             columns = run.column_descriptions
             self.history = (
@@ -235,8 +237,8 @@ class Tracker:
         self.active, self.num_links, num_samples, decisions = self.ranks.all_reduce_host(*counts, decisions)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self.active, strict=True)]
         progress.links = [float(a + b) for a, b in zip(progress.links, self.num_links, strict=True)]
-        self.unheard = run.pace.shortened_rows + run.delivery.net_delayed
-        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.unheard, strict=True)]
+        self.num_unheard = run.pace.shortened_rows + run.delivery.net_delayed
+        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.num_unheard, strict=True)]
         if run.pace.clock.asynchronous:
             staleness_sums = per_replicate(report.rounds_late[None], cohort.bounds)[0]
             progress.staleness = (np.array(progress.staleness or 0.0) + staleness_sums).tolist()
@@ -289,7 +291,7 @@ class Tracker:
             row |= {"active_clients": int(self.active[r]), "mean_active_clients": float(mean_active[r])}
             num_sent, unanswered, pace = float(self.num_links[r]), progress.unanswered[r], self.run.pace
             link_counts = (
-                (num_sent + int(self.unheard[r]), num_sent),
+                (num_sent + int(self.num_unheard[r]), num_sent),
                 (progress.links[r] + unanswered, progress.links[r]),
             )
             row |= self.run.traffic.columns(*link_counts)
@@ -329,7 +331,7 @@ class Tracker:
         if self._best_models is not None:
             self._best_models.write()
             extra["best"] = self._best_models.summary()
-        rows = run.models("global", state, self.checkpoints.memory)
+        final_models = run.models("global", state, self.checkpoints.memory)
         result = Result(
             self.history,
             state,
@@ -337,7 +339,7 @@ class Tracker:
             sum(progress.samples),
             folder,
             extra,
-            rows,
+            final_models,
             run.naming,
             self.end_reason,
         )

@@ -80,12 +80,12 @@ class Players(Shift):
         else:
             pair_coupling = checks.finite_number("shift.coupling", self.coupling) / max(m - 1, 1)
             kappa = pair_coupling * (1 - torch.eye(m, dtype=torch.float64))
-        self.answer = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
+        self.response_matrix = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
         self.players, self.goods = m, goods
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         joint = theta.reshape(self.players, self.goods)
-        demand = entry_of_client(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
+        demand = entry_of_client(self.response_matrix, batch["client"]).to(theta.dtype) @ joint  # [d]
         return batch | {"x": batch["x"] + self.client_block_mask(batch["client"], theta) * demand.repeat(self.players)}
 
     def client_block_mask(self, client: Tensor, like: Tensor) -> Tensor:

@@ -177,10 +177,10 @@ class Shift(Validated, ABC):
         """[R, d] θ̃ of the latest deployment."""
         if not (self.inertia or self.redraw):
             return model
-        answered = server[AVERAGE_MODEL_NAME]
+        average_model = server[AVERAGE_MODEL_NAME]
         if self.deployment_round(t) < t:
-            return answered
-        return answered.lerp_(model, 1 - self.inertia) if self.inertia else answered.copy_(model)
+            return average_model
+        return average_model.lerp_(model, 1 - self.inertia) if self.inertia else average_model.copy_(model)
 
     def deployment_round(self, t: Any) -> Any:
         """The round whose deployment the data of round t answer; of a number, or of each in a tensor."""

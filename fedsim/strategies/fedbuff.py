@@ -89,8 +89,8 @@ class FedBuff(ServerStep[FedBuffState]):
         )
         weights = torch.as_tensor(self.discount(report.rounds_late)).to(in_full_buffer)
         steps = (consumed > 0)[:, None]
-        full = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * in_full_buffer)
+        filled_buffer = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * in_full_buffer)
         remainder = torch.where(steps, 0.0, state.buffer) + cohort.sum(
             report.innovation, weights * (1 - in_full_buffer)
         )
-        return FedBuffState(state.model - self.server_lr / k * full, remainder, pending - consumed)
+        return FedBuffState(state.model - self.server_lr / k * filled_buffer, remainder, pending - consumed)

@@ -114,8 +114,10 @@ class IFCA(ServerStep[IFCAState]):
         clusters = torch.stack(
             [self.updated_model(state, report, j, cluster_one_hot[:, j] * w) for j in range(self.k)], dim=1
         )
-        joined = cluster_one_hot - one_hot(previous_choice.clamp(min=0), self.k) * (previous_choice >= 0)[:, None]
-        members = state.members + cohort.sum(joined, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
+        member_changes = (
+            cluster_one_hot - one_hot(previous_choice.clamp(min=0), self.k) * (previous_choice >= 0)[:, None]
+        )
+        members = state.members + cohort.sum(member_changes, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
         state.choice[cohort.rows] = chosen_cluster
         return IFCAState(_largest_cluster_model(clusters, members), clusters, state.choice, members)
 
@@ -130,8 +132,8 @@ class IFCA(ServerStep[IFCAState]):
         return state.clusters[:, j] - self.server_lr * step
 
     def client_mean(self, state: IFCAState, federation: Federation) -> Tensor:
-        met = (state.choice >= 0)[:, None]
-        membership = torch.where(met, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
+        has_chosen = (state.choice >= 0)[:, None]
+        membership = torch.where(has_chosen, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
         share = federation.sum_over_clients(membership, federation.weights("uniform"))  # [R, k]
         clustered_sum = (share[:, :, None] * state.clusters).sum(1)
         return clustered_sum + (1 - share.sum(1, keepdim=True)) * state.model

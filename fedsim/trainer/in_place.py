@@ -73,16 +73,16 @@ class InPlaceStep(ABC):
     scaled = False
 
     def __init__(self) -> None:
-        self.rows, self.due = Parameters(), NO_PENDING_STEP
+        self.rows, self.pending_step = Parameters(), NO_PENDING_STEP
         self._is_taken, self._ones_buffer = True, torch.empty(0)
 
     def load(self, rows: Parameters) -> None:
         """Take over parameters of some rows."""
         self.rows = rows
 
-    def begin(self, due: PendingStep) -> None:
+    def begin(self, step: PendingStep) -> None:
         """A step of the first rows is to come."""
-        self.due, self._is_taken = due, False
+        self.pending_step, self._is_taken = step, False
 
     def apply_remaining(self) -> None:
         """The step, where it has not been taken: no sample met the parameters."""
@@ -110,7 +110,7 @@ class InPlaceStep(ABC):
 
     def _active_rows(self, rows: list[Tensor], index: int) -> Tensor:
         """A parameter's rows that take the step."""
-        return rows[index][: len(self.due.rates)]
+        return rows[index][: len(self.pending_step.rates)]
 
     def _sample_ones(self, outputs: Tensor) -> Tensor:
         """[c', 1, N], of which the product with outputs [c', N, out] is their sum over the samples."""
@@ -130,10 +130,16 @@ class PlainStep(InPlaceStep):
 
     def _apply_drift(self, index: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
-        parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
-        if due.shrinking is not None:
-            parameter.mul_(broadcast_rows(due.shrinking, parameter))
-        return parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(due.rates, parameter), value=-1)
+        parameter, drift, step = (
+            self._active_rows(self.rows.parameters, index),
+            self._drift(index),
+            self.pending_step,
+        )
+        if step.shrinking is not None:
+            parameter.mul_(broadcast_rows(step.shrinking, parameter))
+        return (
+            parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(step.rates, parameter), value=-1)
+        )
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
         parameter = self._apply_drift(index)
@@ -167,15 +173,15 @@ class MomentumStep(InPlaceStep):
             self._active_rows(self.rows.parameters, index),
             self._active_rows(self.rows.state["velocity"], index),
         )
-        drift, due, momentum = self._drift(index), self.due, self.momentum
+        drift, step, momentum = self._drift(index), self.pending_step, self.momentum
         if self.nesterov:
-            parameter.addcmul_(velocity, broadcast_rows(due.rates, parameter), value=momentum)
-        if due.decay is None:
+            parameter.addcmul_(velocity, broadcast_rows(step.rates, parameter), value=momentum)
+        if step.decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
-            nesterov_factor = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
+            nesterov_factor = 1 - step.rates * step.decay if self.nesterov else torch.ones_like(step.rates)
             velocity.mul_(broadcast_rows(momentum * nesterov_factor, parameter)).addcmul_(
-                parameter, broadcast_rows(due.decay, parameter)
+                parameter, broadcast_rows(step.decay, parameter)
             )
         return velocity if drift is None else velocity.add_(drift)
 
@@ -185,7 +191,9 @@ class MomentumStep(InPlaceStep):
             self._active_rows(self.rows.state["velocity"], index),
         )
         parameter.addcmul_(
-            velocity, broadcast_rows(self.due.rates, parameter), value=-1 - self.momentum if self.nesterov else -1
+            velocity,
+            broadcast_rows(self.pending_step.rates, parameter),
+            value=-1 - self.momentum if self.nesterov else -1,
         )
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
@@ -214,24 +222,28 @@ class AdamStep(InPlaceStep):
         super().__init__()
         self.settings = settings
 
-    def begin(self, due: PendingStep) -> None:
-        super().begin(due)
-        assert due.updates is not None
-        first, second = (1 - beta**due.updates for beta in (self.settings.beta1, self.settings.beta2))
-        self._rates, self._root = due.rates / first, second.rsqrt()
+    def begin(self, step: PendingStep) -> None:
+        super().begin(step)
+        assert step.updates is not None
+        first, second = (1 - beta**step.updates for beta in (self.settings.beta1, self.settings.beta2))
+        self._rates, self._root = step.rates / first, second.rsqrt()
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
+        parameter, drift, step = (
+            self._active_rows(self.rows.parameters, index),
+            self._drift(index),
+            self.pending_step,
+        )
         first, second = (self._active_rows(self.rows.state[name], index) for name in ("first_moment", "second_moment"))
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
-        if due.decay is not None:
-            gradient.addcmul_(parameter, broadcast_rows(due.decay, parameter))
+        if step.decay is not None:
+            gradient.addcmul_(parameter, broadcast_rows(step.decay, parameter))
         if drift is not None:
             gradient.add_(drift)
         first.lerp_(gradient, 1 - self.settings.beta1)
         second.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
-        if due.shrinking is not None:
-            parameter.mul_(broadcast_rows(due.shrinking, parameter))
+        if step.shrinking is not None:
+            parameter.mul_(broadcast_rows(step.shrinking, parameter))
         scale = torch.sqrt(second, out=gradient).mul_(broadcast_rows(self._root, parameter)).add_(self.settings.eps)
         parameter.addcmul_(torch.div(first, scale, out=scale), broadcast_rows(self._rates, parameter), value=-1)
 

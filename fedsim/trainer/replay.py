@@ -50,17 +50,17 @@ def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
     )
 
 
-def _is_replayable_object(thing: Any) -> bool:
+def _is_replayable_object(component: Any) -> bool:
     """Is it, with what it is made of, of a class (or a function) whose steps read no Python state that changes?"""
-    if isinstance(thing, nn.Module):
-        hooks = any(value for name, value in vars(thing).items() if name.endswith("_hooks"))
-        if hooks or "forward" in vars(thing):
+    if isinstance(component, nn.Module):
+        hooks = any(value for name, value in vars(component).items() if name.endswith("_hooks"))
+        if hooks or "forward" in vars(component):
             return False
-    elif isinstance(thing, LocalRule | Shift):
-        inner = [attribute for attribute in vars(thing).values() if callable(attribute)]
+    elif isinstance(component, LocalRule | Shift):
+        inner = [attribute for attribute in vars(component).values() if callable(attribute)]
         if not all(map(_is_replayable_object, inner)):
             return False
-    kind = thing if isinstance(thing, FunctionType) else type(thing)
+    kind = component if isinstance(component, FunctionType) else type(component)
     return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in REPLAYABLE_PACKAGES
 
 
@@ -140,14 +140,14 @@ class Recording:
         return _rebuild_arguments(self._result_form, iter(results))
 
 
-def _argument_form(thing: Any, tensors: list[Tensor]) -> Any:
+def _argument_form(argument: Any, tensors: list[Tensor]) -> Any:
     """How it is made of tensors, which are appended in their order: hashable."""
-    if isinstance(thing, Tensor):
-        tensors.append(thing)
+    if isinstance(argument, Tensor):
+        tensors.append(argument)
         return Tensor
-    if isinstance(thing, dict):
-        return dict, tuple(thing), tuple([_argument_form(value, tensors) for value in thing.values()])
-    return thing if thing is None else (tuple, tuple([_argument_form(element, tensors) for element in thing]))
+    if isinstance(argument, dict):
+        return dict, tuple(argument), tuple([_argument_form(value, tensors) for value in argument.values()])
+    return argument if argument is None else (tuple, tuple([_argument_form(element, tensors) for element in argument]))
 
 
 def _rebuild_arguments(form: Any, tensors: Iterator[Tensor]) -> Any:

@@ -82,7 +82,7 @@ class SteppingLinear(nn.Module):
         self.bias = _as_matrices(points[self.names[1]]) if len(self.names) > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = len(self.stepped.due.rates)
+        rows = len(self.stepped.pending_step.rates)
         output: Tensor = _LinearStep.apply(
             cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self
         )  # type: ignore[no-untyped-call]

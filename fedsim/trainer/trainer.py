@@ -242,8 +242,8 @@ class Trainer:
         plan = self.batches.plan(cohort, t, rounds)
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
         server_model = columns.server_rows(deployed, memory, cohort.federation) if self.shift.active else deployed
-        answered = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
-        result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
+        deployed_rows = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
+        result = yield LocalTask(self, plan, carry, rates, cohort.replicate, deployed_rows)
         end, loss = result.carry, result.loss
         samples = self.rule.samples_used(result.samples, carry, end)
         rates, weight, steps = rate_sums(self.rule, rates, plan.load)
@@ -266,7 +266,7 @@ class Trainer:
         for name in ("round", *of_round):
             end.pop(name, None)
         deployed_model, loss = (
-            server_model if answered is None else self.shift.newest_deployment(answered),
+            server_model if deployed_rows is None else self.shift.newest_deployment(deployed_rows),
             loss / steps,
         )
         return Report(

@@ -59,14 +59,14 @@ class VmapExecutor:
         if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
             self._step = copy_results(step) if compile == "reduce-overhead" else step
-        self._shift_rows_batch: Callable[..., Any] = self._shifted_batch
+        self._shift_batch: Callable[..., Any] = self._shifted_batch
         self._answer_and_step: Callable[..., Any] = functools.partial(self._shift_and_step, self._step)
         if compile in RECORDING_COMPILE_MODES and is_replayable(rule, model, shift):
-            functions = (self._shift_rows_batch, self._begin, self._step, self._answer_and_step)
+            functions = (self._shift_batch, self._begin, self._step, self._answer_and_step)
             recorder = (
                 Replay if compile == "replay" else functools.partial(GraphReplay, capture=capturing(model.device))
             )
-            self._shift_rows_batch, self._begin, self._step, self._answer_and_step = map(recorder, functions)
+            self._shift_batch, self._begin, self._step, self._answer_and_step = map(recorder, functions)
 
     def padded_size(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
@@ -102,7 +102,7 @@ class VmapExecutor:
             if self._at_once:
                 carry, loss = self._answer_and_step(carry, batch, lr, theta)
             else:
-                carry, batch = self._shift_rows_batch(carry, batch, theta)
+                carry, batch = self._shift_batch(carry, batch, theta)
                 batch = chunk.contaminate(batch, step, 0, num_active)
                 carry, loss = self._step_by_batch_size(chunk.sizes[:num_active, step], step, carry, batch, lr)
             total += loss

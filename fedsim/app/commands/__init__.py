@@ -27,9 +27,9 @@ COMMAND_MODULES = {
 }
 
 
-def run_command(word: str, arguments: list[str]) -> None:
+def run_command(command: str, arguments: list[str]) -> None:
     """Carry out one of `COMMAND_DESCRIPTIONS`. Its module is imported now: most need PyTorch, which takes seconds."""
     try:
-        importlib.import_module(COMMAND_MODULES.get(word, f"fedsim.app.commands.{word}")).main(arguments)
+        importlib.import_module(COMMAND_MODULES.get(command, f"fedsim.app.commands.{command}")).main(arguments)
     except ConfigError as error:
-        sys.exit(f"fedsim {word}: {error}")
+        sys.exit(f"fedsim {command}: {error}")

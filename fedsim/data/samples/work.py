@@ -77,8 +77,8 @@ class Workload:
     def batch_sizes(self) -> np.ndarray:
         """[n, S] samples in the batch of every row and step; 0 after a row's last step."""
         step = np.arange(self.steps.max(initial=0))
-        full = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
+        full_sizes = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
         if self.short_last:
             position = (step % self.per_pass[:, None]) * self.size[:, None]
-            full = np.minimum(full, self.num_samples[:, None] - position)
-        return np.where(step < self.steps[:, None], full, 0)
+            full_sizes = np.minimum(full_sizes, self.num_samples[:, None] - position)
+        return np.where(step < self.steps[:, None], full_sizes, 0)

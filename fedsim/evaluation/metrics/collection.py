@@ -128,15 +128,17 @@ class Metrics:
                     if len(sample_indices) < metric.min_samples or broken[i]:
                         continue
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
-                    if not equal_weights and not isinstance(metric.tally, PerSampleMetric):
+                    if not equal_weights and not isinstance(metric.accumulator, PerSampleMetric):
                         raise ConfigError(
                             f"metrics: {metric.label} weights a client's samples equally, but the shift gives them "
                             "weights; use a function that returns one number per sample, [B]"
                         )
                     device_indices = sample_indices.to(output.device)
-                    metric.tally.reset()
-                    metric.tally.update(output[i, device_indices], target[i, device_indices], weight[i, device_indices])
-                    values[k, i] = metric.tally.value()
+                    metric.accumulator.reset()
+                    metric.accumulator.update(
+                        output[i, device_indices], target[i, device_indices], weight[i, device_indices]
+                    )
+                    values[k, i] = metric.accumulator.value()
         return values
 
     def pooled(self, replicates: int) -> PooledMetricAccumulator:
@@ -149,7 +151,7 @@ class PooledMetricAccumulator:
 
     def __init__(self, metrics: Metrics, replicates: int) -> None:
         self.metrics = metrics
-        self.tallies = [[metric.tally.new_like() for _ in range(replicates)] for metric in metrics.metrics]
+        self.tallies = [[metric.accumulator.new_like() for _ in range(replicates)] for metric in metrics.metrics]
         self.broken = torch.zeros(replicates, dtype=torch.bool)
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
@@ -157,9 +159,9 @@ class PooledMetricAccumulator:
         self.broken |= outputs.flatten(1).isnan().any(1).cpu()
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
-                for tally, output, broken in zip(tallies, outputs, self.broken, strict=True):
+                for accumulator, output, broken in zip(tallies, outputs, self.broken, strict=True):
                     if not broken:
-                        tally.update(output, target)
+                        accumulator.update(output, target)
 
     def values(self) -> dict[str, Tensor]:
         """Column → [R] float64 on the host; NaN for a model with NaN outputs."""
@@ -167,8 +169,8 @@ class PooledMetricAccumulator:
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
                 replicate_values = [
-                    torch.tensor(torch.nan, dtype=torch.float64) if broken else tally.value().cpu()
-                    for tally, broken in zip(tallies, self.broken, strict=True)
+                    torch.tensor(torch.nan, dtype=torch.float64) if broken else accumulator.value().cpu()
+                    for accumulator, broken in zip(tallies, self.broken, strict=True)
                 ]
                 columns[f"test_{metric.column}"] = torch.stack(replicate_values)
         return columns

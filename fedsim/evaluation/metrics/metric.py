@@ -60,7 +60,7 @@ class Metric:
     column: str
     label: str
     better: str | None
-    tally: MetricAccumulator
+    accumulator: MetricAccumulator
     min_samples: int = 1
     bytes_per_sample: float = 0
 
@@ -73,35 +73,35 @@ class Metric:
 def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """Build the metric and check it on two and on three samples."""
     if entry.name is not None:
-        tally: MetricAccumulator = named_metric(entry.name, entry.arguments, task, dataset)
-        implementation = getattr(tally, "metric", None)
+        accumulator: MetricAccumulator = named_metric(entry.name, entry.arguments, task, dataset)
+        implementation = getattr(accumulator, "metric", None)
     else:
         implementation = _user_implementation(entry)
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
             raise ConfigError("its objects are not callable and do not have reset, update and compute")
-        tally = (
+        accumulator = (
             StreamedMetric(implementation).new_like()
             if streams
             else _function_accumulator(implementation, output, target)
         )
-    if isinstance(tally, StreamedMetric):
-        _without_sync(tally.metric, output.device)
+    if isinstance(accumulator, StreamedMetric):
+        _without_sync(accumulator.metric, output.device)
     originals = output.clone(), target.clone()
-    first, second = (_accumulated_value(tally, output, target) for _ in range(2))
+    first, second = (_accumulated_value(accumulator, output, target) for _ in range(2))
     if not all(torch.equal(current, original) for current, original in zip((output, target), originals, strict=True)):
         raise ConfigError("it modifies its arguments; use a copy")
     if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it returns a different number every time")
-    minimum_samples, bytes_each = 1, tally.stored_bytes() / len(output)
+    minimum_samples, bytes_each = 1, accumulator.stored_bytes() / len(output)
     try:
-        _accumulated_value(tally, output[:1], target[:1])
+        _accumulated_value(accumulator, output[:1], target[:1])
     except Exception:  # a score that is undefined for a single sample
         minimum_samples = 2
     direction_by_flag = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
     declared_direction = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
     better = entry.better or direction_by_flag.get(declared_direction)  # type: ignore[arg-type]
-    return Metric(entry.column, entry.label, better, tally, minimum_samples, bytes_each)
+    return Metric(entry.column, entry.label, better, accumulator, minimum_samples, bytes_each)
 
 
 def _user_implementation(entry: Entry) -> Any:
@@ -145,10 +145,10 @@ def _without_sync(metric: Any, device: torch.device) -> None:
         metric.to(device)
 
 
-def _accumulated_value(tally: MetricAccumulator, output: Tensor, target: Tensor) -> Tensor:
-    tally.reset()
-    tally.update(output, target)
-    return tally.value()
+def _accumulated_value(accumulator: MetricAccumulator, output: Tensor, target: Tensor) -> Tensor:
+    accumulator.reset()
+    accumulator.update(output, target)
+    return accumulator.value()
 
 
 @contextlib.contextmanager

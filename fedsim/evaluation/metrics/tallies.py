@@ -20,9 +20,9 @@ class MetricAccumulator(ABC):
 
     def new_like(self) -> MetricAccumulator:
         """A new tally of the same metric, for another set."""
-        tally = copy.copy(self)
-        tally.reset()
-        return tally
+        accumulator = copy.copy(self)
+        accumulator.reset()
+        return accumulator
 
     @abstractmethod
     def reset(self) -> None:
@@ -89,10 +89,10 @@ class StreamedMetric(MetricAccumulator):
         self.metric = metric
 
     def new_like(self) -> StreamedMetric:
-        tally = copy.copy(self)
-        tally.metric = copy.deepcopy(self.metric)
-        tally.reset()
-        return tally
+        accumulator = copy.copy(self)
+        accumulator.metric = copy.deepcopy(self.metric)
+        accumulator.reset()
+        return accumulator
 
     def reset(self) -> None:
         self.metric.reset()

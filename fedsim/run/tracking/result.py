@@ -27,7 +27,7 @@ class Result:
     samples: training samples processed.
     extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs
         (`fedsim.evaluation.personal.Newcomers`).
-    rows: [R, d] the server's models, with whatever of a row the strategy does not see.
+    final_models: [R, d] the server's models, with whatever of a row the strategy does not see.
     naming: what the module calls a row's parts.
     stopped: why the run ended before its last round; None where it did not.
     """
@@ -38,7 +38,7 @@ class Result:
     samples: int
     folder: str | None = None
     extra: MetricsRow = field(default_factory=dict)
-    rows: Tensor | None = None
+    final_models: Tensor | None = None
     naming: Naming | None = None
     stopped: str | None = None
 
@@ -62,9 +62,9 @@ class Result:
             replicate: its number, where several have the same seed.
         """
         assert self.naming is not None
-        assert self.rows is not None
-        seeds = [row["seed"] for row in self.history[: len(self.rows)]]
-        return self.naming.state_dict(self.rows[replicate_of(seeds, seed, replicate, "the run")].cpu())
+        assert self.final_models is not None
+        seeds = [row["seed"] for row in self.history[: len(self.final_models)]]
+        return self.naming.state_dict(self.final_models[replicate_of(seeds, seed, replicate, "the run")].cpu())
 
 
 def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run: str) -> int:

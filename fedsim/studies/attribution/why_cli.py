@@ -54,15 +54,15 @@ def main(arguments: list[str]) -> None:
     print(f"\n{folder / 'why.png'}, {folder / 'why.json'}", file=sys.stderr)
 
 
-def _run_configuration(what: list[str]) -> tuple[DictConfig, ChoiceByGroup]:
+def _run_configuration(folder_or_overrides: list[str]) -> tuple[DictConfig, ChoiceByGroup]:
     """Configuration and choices of a run folder, or of overrides."""
-    if not Path(what[0]).is_dir():
-        if "=" not in what[0]:
-            raise ConfigError(f"{what[0]} is neither a run folder nor an override KEY=VALUE")
+    if not Path(folder_or_overrides[0]).is_dir():
+        if "=" not in folder_or_overrides[0]:
+            raise ConfigError(f"{folder_or_overrides[0]} is neither a run folder nor an override KEY=VALUE")
         with hydra_context():
-            return compose((*what, "out=unused"))
-    config = audited_configuration(what)
-    settings = read_environment(Path(what[0]) / ENVIRONMENT).get("settings", {})
+            return compose((*folder_or_overrides, "out=unused"))
+    config = audited_configuration(folder_or_overrides)
+    settings = read_environment(Path(folder_or_overrides[0]) / ENVIRONMENT).get("settings", {})
     return config, {name: str(value) for name, value in settings.items() if name in groups()}
 
 

@@ -206,7 +206,7 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
             axes.set_ylabel(metric_axis_label(name, 36))
             for cell in cells_at_label(cells, panel, label):
                 assert cell.run is not None
-                for quantity, words, style in lines.of(cell, name):
+                for quantity, quantity_label, style in lines.of(cell, name):
                     rounds, values = cell.run.along(quantity, x)
                     if ema is not None:
                         values = smooth(values, ema ** float(np.diff(rounds).mean()))
@@ -214,7 +214,7 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
                     x_values = rounds[visible_mask]
                     if iterations:
                         x_values = x_values * cell.run.settings["local_steps"]
-                    draw_curve(axes, x_values, values[visible_mask], quantity, words, lines.tint(cell), style)
+                    draw_curve(axes, x_values, values[visible_mask], quantity, quantity_label, lines.tint(cell), style)
         if minimum is not None:
             _set_lower_limit(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)

@@ -221,9 +221,9 @@ class Comparison:
         if not compared:
             return Judgement(self, NOT_RUN, "these results have no such runs")
         outcomes = [self.judge_pair(sides) for sides in compared]
-        worst = next(word for word in WORST_FIRST if any(outcome[0] == word for outcome in outcomes))
-        evidence = [line for word, line, _ in outcomes if word == worst]
-        count = sum(word == worst for word, _, _ in outcomes)
+        worst = next(verdict for verdict in WORST_FIRST if any(outcome[0] == verdict for outcome in outcomes))
+        evidence = [line for verdict, line, _ in outcomes if verdict == worst]
+        count = sum(verdict == worst for verdict, _, _ in outcomes)
         suffix = f" … and {len(evidence) - MAX_EVIDENCE_LINES} more" if len(evidence) > MAX_EVIDENCE_LINES else ""
         detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MAX_EVIDENCE_LINES]) + suffix
         powers = [smallest_shown for _, _, smallest_shown in outcomes if smallest_shown]

@@ -119,12 +119,12 @@ class Recipe:
 
     def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
         """Axis → labels that this scale alone has, and labels that only larger or smaller ones have, 'smoke' aside."""
-        others = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
+        axes_at_other_scales = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         for axis, choices_here in self.axes_at(scale).items():
             labels_here, labels_elsewhere = (
                 frozenset(choices_here),
-                frozenset(label for axes in others for label in axes[axis]),
+                frozenset(label for axes in axes_at_other_scales for label in axes[axis]),
             )
             labels[axis] = labels_here - labels_elsewhere, labels_elsewhere - labels_here
         return labels

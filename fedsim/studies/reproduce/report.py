@@ -203,7 +203,7 @@ def _comparison_text(row: Row) -> list[str]:
 
 def count(lines: list[Row]) -> dict[str, int]:
     """Verdict → how many comparisons."""
-    return {word: sum(row.verdict == word for row in lines) for word in reversed(WORST_FIRST)}
+    return {verdict: sum(row.verdict == verdict for row in lines) for verdict in reversed(WORST_FIRST)}
 
 
 def summary(recipes: dict[str, list[Row]]) -> str:

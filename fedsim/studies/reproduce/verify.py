@@ -128,16 +128,16 @@ def same(repeated: Number, stored: Number) -> bool:
     return abs(repeated.mean - stored.mean) <= tolerance
 
 
-def record(repetition: Repetition, again: bool) -> None:
+def record(repetition: Repetition, is_repeated: bool) -> None:
     """Into the report of a result that is not traced: which run agreed, with which sources, and how long it took.
 
     Args:
         repetition: of a run.
-        again: also where a run of that result was verified before.
+        is_repeated: also where a run of that result was verified before.
     """
     result, name = repetition.candidate.result, repetition.candidate.setting.name
     state = provenance(result.content)
-    if not repetition.agrees or state == TRACED or (state == VERIFIED and not again):
+    if not repetition.agrees or state == TRACED or (state == VERIFIED and not is_repeated):
         return
     result.content["verified"] = {**result.content.get("verified", {}), name: source_hash()}
     result.content["seconds"] = {**result.content.get("seconds", {}), name: round(repetition.seconds, 2)}
@@ -158,7 +158,7 @@ def verify(results: list[Result], num_runs: int, max_seconds: float | None = Non
     for number, candidate in enumerate(random.SystemRandom().sample(runs, num_runs), 1):
         with tempfile.TemporaryDirectory() as folder:
             repetition = repeat(candidate, Path(folder))
-        record(repetition, again=max_seconds is None)
+        record(repetition, is_repeated=max_seconds is None)
         outcome = "; ".join(repetition.differences) or f"{repetition.num_compared} numbers as stored"
         run_text = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
         print(f"[{number}/{num_runs}] {run_text}: {outcome} ({repetition.seconds:.0f} s)")

@@ -47,7 +47,7 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(note)}" for note in table.notes)]
+    comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(table_note)}" for table_note in table.notes)]
     if caption is None and label is None:
         return "\n".join([*comments, *(f"% {_one_line(sentence)}" for sentence in table.explained()), *tabular])
     sentences = [_latex_sentence(caption)] if caption else []

@@ -221,13 +221,13 @@ class Page:
         counts: dict[str, int] = {}
         for watched in snapshot.runs:
             counts[watched.state] = counts.get(watched.state, 0) + 1
-        tally = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none yet"
+        counts_text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none yet"
         left_out = f", the first {len(snapshot.runs)} shown" if snapshot.total > len(snapshot.runs) else ""
         total = (
             f"{snapshot.total} of {snapshot.planned}" if (snapshot.planned or 0) > snapshot.total else snapshot.total
         )
         read_at = time.strftime("%H:%M:%S", time.localtime(snapshot.read_at))
-        return f"{one_line(str(self._watched.folder))}: {total} runs ({tally}{left_out}); read at {read_at}"
+        return f"{one_line(str(self._watched.folder))}: {total} runs ({counts_text}{left_out}); read at {read_at}"
 
 
 def _heading(snapshot: Snapshot, name: str) -> str:

@@ -35,13 +35,13 @@ class Encoder:
         standardise: bool,
     ) -> None:
         self.missing, self.standardise = missing, standardise
-        self.words: dict[str, list[str] | None] = {
+        self.categories: dict[str, list[str] | None] = {
             name: self._column_categories(name, tables, categories, max_categories) for name in feature_names
         }
         self.onehot = categories == "onehot"
         self.names = tuple(
             feature
-            for name, words in self.words.items()
+            for name, words in self.categories.items()
             for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
         )
 
@@ -96,15 +96,15 @@ class Encoder:
                 f"{table.source}: column {name!r} is empty; exclude it with {{features}}", mentions=("features",)
             )
 
-    def codes(self, part: Columns) -> np.ndarray:
+    def codes(self, columns: Columns) -> np.ndarray:
         """[N, k] float64 numbers and codes of categories; NaN for missing values."""
         encoded_columns = []
-        for name, words in self.words.items():
+        for name, words in self.categories.items():
             numbers = None
             if words is None:
-                numbers = as_numbers(part[name], unknown(part[name]))
+                numbers = as_numbers(columns[name], unknown(columns[name]))
             if numbers is None:  # a column of words, or words where the data set has numbers, which are refused
-                numbers = _category_codes(part, name, words or [])
+                numbers = _category_codes(columns, name, words or [])
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
 
@@ -122,14 +122,15 @@ class Encoder:
         Raises:
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
-        missing_columns = [name for name in self.words if name not in table.of]
+        missing_columns = [name for name in self.categories if name not in table.of]
         if missing_columns:
             raise ConfigError(f"{table.source} does not have the column {missing_columns[0]!r} of the data set")
         codes = self.codes(table)
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
-                f"{table.source}: {table.row_label(row)} has no value in column {list(self.words)[column]!r}; a data "
+                f"{table.source}: {table.row_label(row)} has no value in column "
+                f"{list(self.categories)[column]!r}; a data "
                 "set with "
                 "{missing}=mean or median fills it in",
                 mentions=("missing",),
@@ -152,7 +153,9 @@ class Encoder:
         average = "median" if self.missing == "median" else "mean"
         scaling = [StandardScaler()] if self.standardise else []
         transformers = []
-        for numeric, columns in itertools.groupby(enumerate(self.words.values()), lambda column: column[1] is None):
+        for numeric, columns in itertools.groupby(
+            enumerate(self.categories.values()), lambda column: column[1] is None
+        ):
             column_indices, words = zip(*columns, strict=True)
             strategy = average if numeric else "most_frequent"
             # a column that has something in test rows only stays a feature, of zeros
@@ -178,9 +181,9 @@ def _check_category_column(table: Columns, name: str, gaps: np.ndarray) -> None:
         )
 
 
-def _category_codes(part: Columns, name: str, words: list[str]) -> np.ndarray:
+def _category_codes(columns: Columns, name: str, words: list[str]) -> np.ndarray:
     """[N] the code of each entry of a column among the categories of the data set; NaN for missing values."""
-    values, gaps = part[name], unknown(part[name])
+    values, gaps = columns[name], unknown(columns[name])
     index_of = {word: float(number) for number, word in enumerate(words)}
     entries = [str(entry_name(value)) for value in values[~gaps].tolist()]
     for word in entries:
@@ -189,7 +192,7 @@ def _category_codes(part: Columns, name: str, words: list[str]) -> np.ndarray:
             if words:
                 hint = checks.nearest(word, index_of) or f": {', '.join(words[:12])}"
                 expected = f"a word of the data set{hint}"
-            raise ConfigError(f"{part.source}: column {name!r} holds {word!r}; expected {expected}")
-    word_indices = np.full(len(part), np.nan)
+            raise ConfigError(f"{columns.source}: column {name!r} holds {word!r}; expected {expected}")
+    word_indices = np.full(len(columns), np.nan)
     word_indices[~gaps] = [index_of[word] for word in entries]
     return word_indices

@@ -156,11 +156,11 @@ def _numeric_array(source: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _token_array(part: Part, x: np.ndarray) -> Tensor:
+def _token_array(samples: Part, x: np.ndarray) -> Tensor:
     smallest_token = min(int(x[pick].min()) for pick in sample_slices(x))
     if smallest_token < 0:
-        raise ConfigError(f"{part.source}: x holds the token {smallest_token}; tokens count from 0")
-    if not (part.mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
+        raise ConfigError(f"{samples.source}: x holds the token {smallest_token}; tokens count from 0")
+    if not (samples.mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
         x = x.astype(np.int64)
     return torch.from_numpy(_writable_array(x))
 
