@@ -154,7 +154,7 @@ class CommonFactor(_GroupedAvailability):
     def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""
         seeds = self.population.seeds
-        new_outage = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
+        new_factor = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
         if factor is None:
-            return new_outage
-        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * new_outage
+            return new_factor
+        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * new_factor

@@ -92,14 +92,14 @@ class StatefulPerfGD(PoFL):
         inverse = torch.linalg.pinv(input_changes, rtol=self.history.rcond)
         by_theta, by_before = inverse.split([inverse.shape[1] - moment.shape[1], moment.shape[1]], dim=1)
         # ∂₁ = Δfᵀ Pᵀ and ∂₂ = Δfᵀ Qᵀ of rank H: (∂₁ᵀ Σ (∂₂ᵀ)ᵏ) u = P Σ (Δf Q)ᵏ Δf u, with matrices of H alone
-        recurrence, recent_change = estimate_changes @ by_before, estimate_changes @ moment[:, :, None]
+        recurrence, coefficients = estimate_changes @ by_before, estimate_changes @ moment[:, :, None]
         if self.horizon is None:
             identity = torch.eye(self.history.length, dtype=recurrence.dtype, device=recurrence.device)
-            recent_change = torch.linalg.pinv(identity - recurrence, rtol=self.history.rcond) @ recent_change
+            coefficients = torch.linalg.pinv(identity - recurrence, rtol=self.history.rcond) @ coefficients
         else:
-            term = recent_change
+            term = coefficients
             for _ in range(self.horizon):
                 term = recurrence @ term
-                recent_change = recent_change + term
+                coefficients = coefficients + term
         ready_mask = self.history.is_past(carry, 1)[:, None]  # the first step of all has no f before it
-        return carry, torch.where(ready_mask, (by_theta @ recent_change).squeeze(2), 0.0)
+        return carry, torch.where(ready_mask, (by_theta @ coefficients).squeeze(2), 0.0)

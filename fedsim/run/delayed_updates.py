@@ -125,7 +125,7 @@ class DelayedUpdates:
         if not self.active:
             return report
         t, virtual = report.cohort.round, report.cohort.host.virtual
-        delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.busy_until[virtual]
+        delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.rounds_behind[virtual]
         new_rows = _rows_by_name(report, t + delays)
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0

@@ -56,7 +56,7 @@ class EventClock(RoundClock):
             candidates = Candidates(virtual[a:b], durations.needed[order[a:b]], failure[a:b])
             step = queue.until_update(candidates, target, clock.concurrency, self._deadline)
             queue.current_time += clock.server if step.used else 0.0
-            self.seconds[r], self.shortened_rows[r] = queue.current_time, len(step.will_fail)
+            self.seconds[r], self.num_cut_off[r] = queue.current_time, len(step.will_fail)
             self.late_clients[r] = len(set(step.started) - set(step.used))
             started += sorted(set(step.started) - set(step.will_fail))
             arrived += step.used
@@ -78,7 +78,7 @@ class EventClock(RoundClock):
             step = queue.until_update(candidates, target, deadline=self._deadline)
             arrived = step.used or queue.buffer  # where some failed, those that have arrived
             counts[arrived] = True
-            self.late_clients[r] = self.shortened_rows[r] = len(positions) - len(arrived)
+            self.late_clients[r] = self.num_cut_off[r] = len(positions) - len(arrived)
             waits_forever = len(arrived) < target and bool(
                 np.isinf(needed[positions]).any()
             )  # and without a deadline, as Devices

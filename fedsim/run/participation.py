@@ -52,8 +52,8 @@ class Participation:
         )
         judged = evaluator.primary_column
         self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
-        self.last, self.longest_absence, self.mean_absence = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-        self.opportunities, self.participations = np.zeros(0, int), np.zeros(0)
+        self.last, self.longest_absence, self.past_staleness = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        self.opportunities, self.first_loss = np.zeros(0, int), np.zeros(0)
 
     def memory(self) -> dict[str, Tensor]:
         """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
@@ -62,15 +62,15 @@ class Participation:
             arrays["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
         if "staleness" in self.diagnostics:
             arrays["longest_absence"] = self.longest_absence = np.zeros(rows, dtype=np.int64)
-            arrays["past_staleness"] = self.mean_absence = np.zeros(rows)
+            arrays["past_staleness"] = self.past_staleness = np.zeros(rows)
         if "utility" in self.diagnostics:
             arrays["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
-            arrays["first_loss"] = self.participations = np.full(rows, np.nan)
+            arrays["first_loss"] = self.first_loss = np.full(rows, np.nan)
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def follow(self, source: Participation, replicates: slice) -> None:
         """Share what another one remembers of these of its replicates, which are this one's."""
-        for name in ("last", "longest", "away", "opportunities", "before"):
+        for name in ("last", "longest_absence", "past_staleness", "opportunities", "first_loss"):
             values: np.ndarray = getattr(source, name)
             width = len(values) // source.federation.replicates
             setattr(self, name, values[replicates.start * width : replicates.stop * width])
@@ -85,7 +85,7 @@ class Participation:
         if len(self.longest_absence):
             gap = t - 1 - self.last[participating_rows]
             self.longest_absence[participating_rows] = np.maximum(self.longest_absence[participating_rows], gap)
-            self.mean_absence[participating_rows] += gap * (gap + 1) / 2
+            self.past_staleness[participating_rows] += gap * (gap + 1) / 2
         self.last[participating_rows] = t
 
     @property
@@ -129,7 +129,7 @@ class Participation:
             return {}
         age = completed - 1 - self.last
         longest = self._by_replicate(self._gather_clients(np.maximum(self.longest_absence, age))).max(1)
-        mean = self._by_replicate(self._gather_clients(self.mean_absence + age * (age + 1) / 2)).mean(1) / completed
+        mean = self._by_replicate(self._gather_clients(self.past_staleness + age * (age + 1) / 2)).mean(1) / completed
         return {"staleness": {"tau_max": [int(value) for value in longest], "tau_avg": mean.tolist()}}
 
     def _absent_clients_metric(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
@@ -147,12 +147,12 @@ class Participation:
         if not completed:
             local_mask = np.isin(self.federation.local_clients, evaluated_clients)
             positions = np.searchsorted(evaluated_clients, self.federation.local_clients[local_mask])
-            self._by_replicate(self.participations)[:, local_mask] = loss[:, positions]
-        participations, opportunities = (
+            self._by_replicate(self.first_loss)[:, local_mask] = loss[:, positions]
+        first_loss, opportunities = (
             self._by_replicate(self._gather_clients(values))[:, evaluated_clients]
-            for values in (self.participations, self.opportunities)
+            for values in (self.first_loss, self.opportunities)
         )
-        gains = np.where(opportunities > 0, (participations - loss) / np.maximum(opportunities, 1), np.nan)
+        gains = np.where(opportunities > 0, (first_loss - loss) / np.maximum(opportunities, 1), np.nan)
         mean, spread = np.nanmean(gains, axis=1), np.nanstd(gains, axis=1)
         # where nobody has gained anything yet, there is no spread relative to it
         nonzero_mean = np.where(mean == 0, np.nan, mean)

@@ -69,11 +69,11 @@ class RoundClock:
         """Before the first round, or after so many virtual seconds [R]; `memory` is the run's."""
         replicates = self.batches.federation.replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
-        self.late_clients, self.shortened_rows = (
+        self.late_clients, self.num_cut_off = (
             np.zeros(replicates, dtype=np.int64),
             np.zeros(replicates, dtype=np.int64),
         )
-        self.busy_until = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
+        self.rounds_behind = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
 
     def __call__(self, requested: Cohort, t: int) -> Cohort:
         """Those of the asked who count, with the steps that they do."""
@@ -108,7 +108,7 @@ class RoundClock:
         assert self.clock.deadline is not None
         host, replicates = requested.host, len(self.seconds)
         behind = np.maximum(np.ceil(needed / self.clock.deadline) - 1, 0).astype(np.int64)
-        self.busy_until[host.virtual] = behind
+        self.rounds_behind[host.virtual] = behind
         late_mask = (behind > 0) & (host.count > 0)
         late_counts = np.bincount(host.virtual[late_mask] // requested.federation.clients, minlength=replicates)
         self.late_clients = requested.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
@@ -143,7 +143,7 @@ class RoundClock:
             order = candidates[np.argsort(took[candidates], kind="stable")]
             arrivals = order[took[order] <= deadline][: clock.first]
             counts[arrivals] = True
-            self.late_clients[r] = self.shortened_rows[r] = len(candidates) - len(arrivals)
+            self.late_clients[r] = self.num_cut_off[r] = len(candidates) - len(arrivals)
             complete = len(arrivals) == min(len(candidates), clock.first or len(candidates)) and len(candidates) > 0
             round_seconds = took[arrivals[-1]] if complete else deadline
             self.seconds[r] += clock.server + (round_seconds if np.isfinite(round_seconds) else 0.0)

@@ -237,7 +237,7 @@ class Tracker:
         self.active, self.num_links, num_samples, decisions = self.ranks.all_reduce_host(*counts, decisions)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self.active, strict=True)]
         progress.links = [float(a + b) for a, b in zip(progress.links, self.num_links, strict=True)]
-        self.num_unheard = run.pace.shortened_rows + run.delivery.net_delayed
+        self.num_unheard = run.pace.num_cut_off + run.delivery.net_delayed
         progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.num_unheard, strict=True)]
         if run.pace.clock.asynchronous:
             staleness_sums = per_replicate(report.rounds_late[None], cohort.bounds)[0]

@@ -76,11 +76,9 @@ def project_onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tens
         if b > a:
             ordered = -np.sort(-host[a:b])
             levels = (np.cumsum(ordered) - previous[a:b].sum()) / np.arange(1, b - a + 1)
-            thresholds_reached = levels[
+            active_levels = levels[
                 ordered > levels
             ]  # none where the sum is 0, or a loss is not a number, which is passed on
-            projected[a:b] = (
-                np.maximum(host[a:b] - thresholds_reached[-1], 0) if len(thresholds_reached) else 0 * host[a:b]
-            )
+            projected[a:b] = np.maximum(host[a:b] - active_levels[-1], 0) if len(active_levels) else 0 * host[a:b]
     local_values = projected[np.searchsorted(virtual, cohort.host.virtual)]
     return torch.as_tensor(local_values, dtype=values.dtype).to(values.device)

@@ -409,15 +409,15 @@ def clopper_pearson(
             else -math.inf
         )
 
-    node_set, best = (first, second, 0.0), -math.inf
+    best_split, best = (first, second, 0.0), -math.inf
     for first_scores, second_scores in ((first, second), (-second, -first)):
         candidate_thresholds = np.concatenate([first_scores[::2], second_scores[::2]])
         for t in np.quantile(
             candidate_thresholds, np.concatenate([np.linspace(0.02, 0.98, 49), [0.985, 0.99, 0.995, 0.998]])
         ):
             if (value := epsilon(first_scores[::2], second_scores[::2], float(t))) > best:
-                node_set, best = (first_scores, second_scores, float(t)), value
-    first_scores, second_scores, t = node_set
+                best_split, best = (first_scores, second_scores, float(t)), value
+    first_scores, second_scores, t = best_split
     none = clopper_pearson_upper_bound(0, len(second_scores[1::2]), error_probability / 2)
     return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(0.0, math.log((1 - none) / none))
 

@@ -187,16 +187,16 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
     if type(risk.shift).__module__.startswith("fedsim."):
         return
     shift_name = f"shift={type(risk.shift).__name__}"
-    values, directional_derivative = [float(risk(start, start))], 0.0
+    values, gradient_magnitude = [float(risk(start, start))], 0.0
     for scale in GRADIENT_CHECK_DISTANCES:
         deployed = start + scale * torch.cos(1.0 + torch.arange(len(start), device=start.device)).to(start)
         values.append(float(risk(start, deployed)))
         try:
-            directional_derivative += float(grad(risk, argnums=1)(start, deployed).abs().sum())
+            gradient_magnitude += float(grad(risk, argnums=1)(start, deployed).abs().sum())
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {GRADIENT_REMEDY}") from error
-    if directional_derivative == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
+    if gradient_magnitude == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
         raise NoReferenceError(
             f"{shift_name} changes the data, but no gradient flows from the data to the model; {GRADIENT_REMEDY}"
         )

@@ -94,15 +94,15 @@ def _board(board: Board, options: argparse.Namespace) -> None:
     folder = (options.results or results_folder()) / board.name
     for name in options.forget:
         delete_entry(board, folder, name)
-    report_lines: list[str] = []
+    submitted_names: list[str] = []
     if options.entry is not None:
         entries, digest = submission.submitted_entries(options.entry)
         submission.add_entries(folder, board, entries, digest)
-        report_lines = list(entries)
+        submitted_names = list(entries)
     submission.with_submitted(folder, board)
     for name in options.only:
         checks.choice("--only", name, board.entries)
-    entries_wanted = options.only or report_lines or list(board.entries)
+    entries_wanted = options.only or submitted_names or list(board.entries)
     cells = chosen_cells(board, options.cell)
     if options.check:
         _check(board, cells, entries_wanted, folder, options.tolerance)

@@ -233,32 +233,34 @@ class Comparison:
         """Verdict of one pair, the line that says why, and the smallest difference that would have been shown."""
         right = sides.transformed(self.times, self.plus)
         try:
-            interval = difference(sides.left, right, self.exact)
-            if self.paired and not interval.paired and sides.seeds_are_known:
+            side_difference = difference(sides.left, right, self.exact)
+            if self.paired and not side_difference.paired and sides.seeds_are_known:
                 raise NoIntervalError(f"{sides.left.name} and {sides.name} do not share their seeds")
         except NoIntervalError as why:
             return NOT_SHOWN, str(why), 0.0
-        word = self._near(interval) if self.relation == "near" else self._directional(interval)
+        word = self._near(side_difference) if self.relation == "near" else self._directional(side_difference)
         against = right if isinstance(right, float) else right.mean
         line = f"{sides.left.name}: {sides.left.mean:.4g} against {against:.4g}{f' ({sides.name})' * bool(sides.name)}"
-        return word, f"{line}, {difference_text(interval)}", interval.smallest_shown
+        return word, f"{line}, {difference_text(side_difference)}", side_difference.smallest_shown
 
-    def _directional(self, interval: Difference) -> str:
-        signed_difference = -interval.value if self.relation == "below" else interval.value  # positive: as stated
-        if signed_difference - interval.reach(self.surely) > 0:
+    def _directional(self, side_difference: Difference) -> str:
+        signed_difference = (
+            -side_difference.value if self.relation == "below" else side_difference.value
+        )  # positive: as stated
+        if signed_difference - side_difference.reach(self.surely) > 0:
             return HELD
-        if signed_difference + interval.reach(self.errors) < 0:
+        if signed_difference + side_difference.reach(self.errors) < 0:
             return CONTRADICTED
-        if not interval.error and not interval.value:
+        if not side_difference.error and not side_difference.value:
             return LEVEL
-        size, half_width = abs(interval.value), interval.reach()
+        size, half_width = abs(side_difference.value), side_difference.reach()
         return LEVEL if size <= half_width and size + half_width < (self.matters or 0.0) else NOT_SHOWN
 
-    def _near(self, interval: Difference) -> str:
-        size = abs(interval.value)
-        if size + interval.reach(self.surely) <= self.within:
+    def _near(self, side_difference: Difference) -> str:
+        size = abs(side_difference.value)
+        if size + side_difference.reach(self.surely) <= self.within:
             return HELD
-        return CONTRADICTED if size - interval.reach(self.errors) > self.within else NOT_SHOWN
+        return CONTRADICTED if size - side_difference.reach(self.errors) > self.within else NOT_SHOWN
 
 
 @dataclass(frozen=True)
@@ -297,13 +299,13 @@ class Judgement:
     smallest_shown: float | None = None
 
 
-def difference_text(interval: Difference) -> str:
+def difference_text(side_difference: Difference) -> str:
     """A difference with its interval."""
-    if not interval.error:
-        return f"difference {interval.value:.4g}, the same in every seed"
-    low, high = interval.value - interval.reach(), interval.value + interval.reach()
-    kind = "paired difference" if interval.paired else "difference"
-    return f"{kind} {interval.value:.4g} (95 %: {low:.4g} to {high:.4g})"
+    if not side_difference.error:
+        return f"difference {side_difference.value:.4g}, the same in every seed"
+    low, high = side_difference.value - side_difference.reach(), side_difference.value + side_difference.reach()
+    kind = "paired difference" if side_difference.paired else "difference"
+    return f"{kind} {side_difference.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
 def labels_by_axis(given: Mapping[str, Any] | None) -> LabelsByAxis:
