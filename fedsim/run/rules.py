@@ -156,12 +156,15 @@ class Stop(Validated):
         target_entries: dict[str, Any] = {}
         for name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in history})
-            round_text = self._rounds_to_target(history, name, value, meanings, given_up=True)
-            target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in round_text]}
+            first_evaluations = self._rounds_to_target(history, name, value, meanings, given_up=True)
+            target_entries[name] = {
+                "value": value,
+                "rounds": [rounds[e] if e >= 0 else None for e in first_evaluations],
+            }
             if VIRTUAL_TIME_COLUMN in history[-1]:
                 times = self._values(history, VIRTUAL_TIME_COLUMN, given_up=True)
                 target_entries[name][VIRTUAL_TIME_COLUMN] = [
-                    float(times[e, r]) if e >= 0 else None for r, e in enumerate(round_text)
+                    float(times[e, r]) if e >= 0 else None for r, e in enumerate(first_evaluations)
                 ]
         return {"targets": target_entries} if target_entries else {}
 
