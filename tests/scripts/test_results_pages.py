@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 import fedsim
-from fedsim.evaluation.columns import COLUMNS
+from fedsim.evaluation.columns import COLUMN_DESCRIPTIONS
 from fedsim.studies.reproduce.ledger import papers as ledgers
 from fedsim.studies.reproduce.recipe import recipe_folder
 
@@ -117,7 +117,7 @@ def test_a_result_has_a_line_of_the_index_and_an_entry(scripts, folder: Path) ->
     assert held in entry
     power = r"Smallest difference detectable with these seeds \(80 % power\): 0\.\d+\."
     assert re.search(rf"- ✓ held \(ours\): loss below 9\. .* {power}", entry)
-    because = "it is 0 &lt; 1. Shown by the test [\"it\"](../../tests/papers/test_p_fedavg.py)."
+    because = 'it is 0 &lt; 1. Shown by the test ["it"](../../tests/papers/test_p_fedavg.py).'
     assert re.search(rf"- ✗ \*\*contradicted\*\* \(`fig1-b`\): loss, A above B\. .* {re.escape(because)}\n", entry)
     assert "a machine; sources 0123456789ab." in entry
 
@@ -132,7 +132,7 @@ def test_each_statement_has_a_row_with_place_test_verdict_and_link(scripts, fold
     )
     assert f"{second} (contradicted, {link}) | **refuted**, scale paper, 3 seeds |" in page
     assert "| **Table 1** Table 1 | The loss. | – | **not covered**: No data. |" in page
-    assert "Because: it is 0 &lt; 1. Shown by the test [\"it\"](../tests/papers/test_p_fedavg.py)." in page
+    assert 'Because: it is 0 &lt; 1. Shown by the test ["it"](../tests/papers/test_p_fedavg.py).' in page
     assert f"- loss below 9 (held, {link})" in page
     assert "| [P-FedAvg](#p-fedavg) | 3 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in page
     assert "“" not in page
@@ -220,7 +220,7 @@ def test_arguments_become_sections_whose_links_lead_on(
 def test_every_test_that_an_argument_names_exists(page: Path) -> None:
     """`test_it`, or `tests/FILE.py::test_it` of that file; a column of metrics.csv may begin with test_ too."""
     files = {file: set(re.findall(r"^ *def (test_\w+)", file.read_text(), re.M)) for file in ROOT.glob("tests/**/*.py")}
-    known = set().union(*files.values()) | set(COLUMNS)
+    known = set().union(*files.values()) | set(COLUMN_DESCRIPTIONS)
     for path, name in re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", page.read_text(encoding="utf-8")):
         assert name in (files.get(ROOT / path, set()) if path else known), f"{page.name}: {path} {name}"
     for path in re.findall(r"`(tests/[\w/]+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8")):

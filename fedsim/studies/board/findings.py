@@ -11,7 +11,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
 BETTER, EQUIVALENT = "better", "equivalent"
-ALL_CELLS = "*"
+ALL_CELLS_PATTERN = "*"
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Comparison:
     other: str
     asks: str = BETTER
     measure: str | None = None
-    cells: list[str] = field(default_factory=lambda: [ALL_CELLS])
+    cells: list[str] = field(default_factory=lambda: [ALL_CELLS_PATTERN])
     but: list[str] = field(default_factory=list)
 
     def check(

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.speaking import code_span, in_markdown
+from fedsim.core.speaking import code_span, escape_markdown
 from fedsim.studies.board.board import Board
 from fedsim.studies.board.rows import DONE, REFUSED
 from fedsim.studies.board.sentences import SIGNIFICANCE, difference_text, outcomes, sentence
 from fedsim.studies.board.standings import Standings
 
 EDGE = "‡"
-CAPTIONS = {
+PICTURE_CAPTIONS = {
     "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "
     "does not tell apart at 5 %. Cells of one data set are no independent problems: this describes these cells only.",
     "wins": "In how many cells the algorithm of a line is better than that of a column, by the cell's paired interval.",
@@ -23,69 +23,69 @@ CAPTIONS = {
 }
 
 
-def markdown(standings: Standings, drawn: Sequence[str]) -> str:
-    """The page; `drawn` are names of its pictures."""
+def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
+    """The page; `picture_names` are names of its pictures."""
     board = standings.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
-    planned = len(board.cells())
+    num_planned_cells = len(board.cells())
     row_counts = Counter(row.status for cells in standings.cells for row in cells.rows.values())
     lines = [
-        f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
+        f"# {escape_markdown(board.title)}: {escape_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(standings.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds "
-        "each; "
+        f"{len(standings.cells)} of {num_planned_cells} cells, {row_counts[DONE]} rows with "
+        f"numbers, {len(board.seeds)} seeds each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
         "",
-        *_tuning(board),
+        *_tuning_sentence(board),
         "",
     ]
-    if len(standings.cells) < planned:
+    if len(standings.cells) < num_planned_cells:
         missing = [t for t in board.tracks if t not in standings.tracks]
-        lines += [f"**Not complete**: {planned - len(standings.cells)} cells are not computed yet"]
-        lines[-1] += f", none of {', '.join(map(in_markdown, missing))}." if missing else "."
+        lines += [f"**Not complete**: {num_planned_cells - len(standings.cells)} cells are not computed yet"]
+        lines[-1] += f", none of {', '.join(map(escape_markdown, missing))}." if missing else "."
         lines.append("")
-    lines += findings(standings)
-    lines += _table(standings)
+    lines += findings_text(standings)
+    lines += _standings_table(standings)
     if standings.test is not None:
-        settled, test = standings.settled(), standings.test
+        halfway_order, test = standings.halfway_orders(), standings.test
         lines += [
             f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
-            f"rounds against that at the end, Kendall's τ: {settled.tau:.2f} in the mean over cells, "
-            f"{settled.min_tau:.2f} at least.",
+            f"rounds against that at the end, Kendall's τ: {halfway_order.tau:.2f} in the mean over cells, "
+            f"{halfway_order.min_tau:.2f} at least.",
         ]
-        if settled.separated_pairs:
+        if halfway_order.separated_pairs:
             lines[-1] += (
-                f" Of the {settled.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
-                f"{settled.kept_pairs / settled.separated_pairs:.1%} stood in that order by then."
+                f" Of the {halfway_order.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
+                f"{halfway_order.kept_pairs / halfway_order.separated_pairs:.1%} stood in that order by then."
             )
         lines.append("")
-    for name in drawn:
-        lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
+    for name in picture_names:
+        lines += [f"![{name}]({name})", "", PICTURE_CAPTIONS[name.removesuffix(".png")], ""]
     if unranked := standings.unranked_reasons:
         reasons = dict.fromkeys(unranked.values())
         bullets = [
-            f"- {in_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
-            f"{in_markdown(' '.join(reason.split()))}"
+            f"- {escape_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
+            f"{escape_markdown(' '.join(reason.split()))}"
             for reason in reasons
         ]
         lines += ["Not ranked:", "", *bullets, ""]
     for track in standings.tracks if len(standings.tracks) > 1 else ():
         lines += [
-            f"## {in_markdown(track)}",
+            f"## {escape_markdown(track)}",
             "",
-            f"{in_markdown(board.tracks[track].about)}.",
+            f"{escape_markdown(board.tracks[track].about)}.",
             "",
-            *_table(standings.at(track)),
+            *_standings_table(standings.at(track)),
         ]
-    return "\n".join([*lines, *_provenance(standings)]).rstrip() + "\n"
+    return "\n".join([*lines, *_provenance_text(standings)]).rstrip() + "\n"
 
 
-def _tuning(board: Board) -> list[str]:
+def _tuning_sentence(board: Board) -> list[str]:
     """How rates were found, in a sentence."""
-    t, against = board.tuning, in_markdown(board.against)
-    metric = in_markdown(t.metric.replace("_", " "))
+    t, against = board.tuning, escape_markdown(board.against)
+    metric = escape_markdown(t.metric.replace("_", " "))
     return [
         f"Rates: {t.trials} trials of each algorithm in a track, {t.rounds} rounds on seeds {t.seeds}, which no row "
         f"has; the best {metric} is kept ([rates.json](rates.json) has all trials). Differences "
@@ -94,29 +94,41 @@ def _tuning(board: Board) -> list[str]:
     ]
 
 
-def _table(standings: Standings) -> list[str]:
+def _standings_table(standings: Standings) -> list[str]:
     """A line for every ranked entry: rank, the main measure, its difference, wins and losses, the others, memory,
     processor time; then the entries that have numbers in some cells only, without a rank."""
     board, names = standings.board, standings.ranked
     against = board.against if board.against in names else None
-    other_measures = [m for m in board.measures if m != board.main]
-    heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *other_measures, "memory", "ms a round"]
-    lines = ["| " + " | ".join(map(in_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    other_measures = [m for m in board.measures if m != board.main_measure]
+    column_headings = [
+        "",
+        "rank",
+        board.main_measure,
+        f"to {board.against}",
+        "won/lost",
+        *other_measures,
+        "memory",
+        "ms a round",
+    ]
+    lines = [
+        "| " + " | ".join(map(escape_markdown, column_headings)) + " |",
+        "|---" + "|--:" * (len(column_headings) - 1) + "|",
+    ]
     ranks = standings.test.ranks if standings.test is not None else np.arange(1.0, len(names) + 1)
     for index, name in enumerate(names):
         comparison = ["", ""]
         if against is not None and name != against:
             row, column = index, names.index(against)
             comparison = [
-                difference_text(standings.paired(name, against), board.measures[board.main]),
+                difference_text(standings.paired(name, against), board.measures[board.main_measure]),
                 f"{standings.wins[row, column]}/{standings.wins[column, row]}",
             ]
         lines.append(_line(standings, name, _marked(standings, name), f"{ranks[index]:.1f}", comparison))
     for name in [name for name in board.entries if name not in names]:
         partial = standings.with_numbers_of(name)
         if partial.cells:
-            label = f"*{in_markdown(name)}*, {len(partial.cells)} of {len(standings.cells)} cells"
-            difference = difference_text(partial.paired(name, board.against), board.measures[board.main])
+            label = f"*{escape_markdown(name)}*, {len(partial.cells)} of {len(standings.cells)} cells"
+            difference = difference_text(partial.paired(name, board.against), board.measures[board.main_measure])
             lines.append(_line(partial, name, label, "–", [difference, ""]))
     return [*lines, "", *_edge_note(standings, names)]
 
@@ -133,11 +145,11 @@ def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
 def _line(standings: Standings, name: str, label: str, rank: str, comparison: Sequence[str]) -> str:
     """A line of the table; `comparison`: difference, wins and losses."""
     board = standings.board
-    other_measures = [m for m in board.measures if m != board.main]
+    other_measures = [m for m in board.measures if m != board.main_measure]
     ms = standings.milliseconds(name)
-    cells = [label, rank, _mean(standings, name, board.main), *comparison]
-    cells += [_mean(standings, name, measure) for measure in other_measures]
-    cells += [_memory(standings, name), "–" if ms is None else f"{ms:.3g}"]
+    cells = [label, rank, _mean_text(standings, name, board.main_measure), *comparison]
+    cells += [_mean_text(standings, name, measure) for measure in other_measures]
+    cells += [_memory_text(standings, name), "–" if ms is None else f"{ms:.3g}"]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -147,17 +159,17 @@ def _edge_tracks(standings: Standings, name: str) -> list[str]:
 
 
 def _marked(standings: Standings, name: str) -> str:
-    return in_markdown(name) + (EDGE if _edge_tracks(standings, name) else "")
+    return escape_markdown(name) + (EDGE if _edge_tracks(standings, name) else "")
 
 
 def _edge_list(standings: Standings, names: Sequence[str]) -> str:
     """Entries with the tracks; the tracks only if there are several."""
     if len(standings.tracks) == 1:
-        return ", ".join(map(in_markdown, names))
-    return "; ".join(f"{in_markdown(name)}: {', '.join(_edge_tracks(standings, name))}" for name in names)
+        return ", ".join(map(escape_markdown, names))
+    return "; ".join(f"{escape_markdown(name)}: {', '.join(_edge_tracks(standings, name))}" for name in names)
 
 
-def findings(standings: Standings) -> list[str]:
+def findings_text(standings: Standings) -> list[str]:
     """The board's questions, and under each the sentences that its numbers give."""
     board = standings.board
     if not board.findings:
@@ -173,13 +185,13 @@ def findings(standings: Standings) -> list[str]:
         "",
     ]
     for number, (finding, results) in enumerate(zip(board.findings, outcomes(standings), strict=True), 1):
-        lines += [f"{number}. **{in_markdown(finding.question)}**", ""]
-        lines += [f"    - {sentence(standings, outcome, in_markdown)}" for outcome in results]
+        lines += [f"{number}. **{escape_markdown(finding.question)}**", ""]
+        lines += [f"    - {sentence(standings, outcome, escape_markdown)}" for outcome in results]
         lines.append("")
     return lines
 
 
-def _mean(standings: Standings, name: str, measure: str) -> str:
+def _mean_text(standings: Standings, name: str, measure: str) -> str:
     """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
     by = standings.board.measures[measure]
     values = np.concatenate([cells.rows[name].of(measure) for cells in standings.cells])
@@ -188,21 +200,21 @@ def _mean(standings: Standings, name: str, measure: str) -> str:
         return "–"
     if by.until is not None:
         share = len(finite_values) / (len(standings.board.seeds) * len(standings.cells))
-        return f"{_count(float(np.median(finite_values)))} ({100 * share:.0f} %)"
+        return f"{_count_text(float(np.median(finite_values)))} ({100 * share:.0f} %)"
     text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
     return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
 
 
-def _memory(standings: Standings, name: str) -> str:
+def _memory_text(standings: Standings, name: str) -> str:
     sizes = sorted({cells.rows[name].remembered for cells in standings.cells if cells.rows[name].status == DONE})
     return (
         "–"
         if not sizes or sizes[-1] == 0
-        else " – ".join(_count(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
+        else " – ".join(_count_text(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
     )
 
 
-def _count(value: float) -> str:
+def _count_text(value: float) -> str:
     """A number as people read it: 950, 12 k, 3.4 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if value >= size:
@@ -210,24 +222,24 @@ def _count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _provenance(standings: Standings) -> list[str]:
+def _provenance_text(standings: Standings) -> list[str]:
     """Which commands and versions made the rows."""
     rows = [row for cells in standings.cells for row in cells.rows.values() if row.status != REFUSED]
     origins = Counter(
-        (str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made
+        (str(row.made.get("command")), _commit_text(row.made), _versions_text(row.made)) for row in rows if row.made
     )
     lines = [
-        f"- {n} rows: {code_span(command)}, commit {in_markdown(commit)}, {in_markdown(versions)}"
+        f"- {n} rows: {code_span(command)}, commit {escape_markdown(commit)}, {escape_markdown(versions)}"
         for (command, commit, versions), n in origins.items()
     ]
     return ["## Made by", "", *lines] if lines else []
 
 
-def _commit(provenance: dict[str, Any]) -> str:
+def _commit_text(provenance: dict[str, Any]) -> str:
     """Its first letters, and whether there were changes."""
     commit = str(provenance.get("commit") or "unknown")
     return commit[:7] + (" with changes" if commit.endswith("+") else "")
 
 
-def _versions(provenance: dict[str, dict[str, str]]) -> str:
+def _versions_text(provenance: dict[str, dict[str, str]]) -> str:
     return ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items())

@@ -14,10 +14,10 @@ import numpy as np
 from scipy import stats
 
 from fedsim.core.speaking import code_span
-from fedsim.studies.board.findings import ALL_CELLS, EQUIVALENT, Comparison
-from fedsim.studies.board.measured import Measured
+from fedsim.studies.board.findings import ALL_CELLS_PATTERN, EQUIVALENT, Comparison
+from fedsim.studies.board.measured import BoardMeasure
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
 SIGNIFICANCE = 0.05
 
@@ -36,7 +36,7 @@ class Outcome:
     """
 
     comparison: Comparison
-    differences: Paired
+    differences: PairedDifference
     cells: int
     p: float
     better_cells: int
@@ -63,7 +63,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def p_value(differences: Paired, margin: float | None = None) -> float:
+def p_value(differences: PairedDifference, margin: float | None = None) -> float:
     """Of Student's paired test: two-sided against no difference, or of equivalence within ± `margin` (two one-sided
     tests at half the level, so that 5 % corresponds to a 95 % interval inside the margin)."""
     if differences.pairs < 2:
@@ -73,25 +73,25 @@ def p_value(differences: Paired, margin: float | None = None) -> float:
     return min(1.0, 2 * _upper_tail(margin - abs(differences.mean), differences))
 
 
-def _upper_tail(distance: float, differences: Paired) -> float:
+def _upper_tail(distance: float, differences: PairedDifference) -> float:
     if differences.error == 0:
         return 0.0 if distance > 0 else 0.5
     return float(stats.t.sf(distance / differences.error, differences.pairs - 1))
 
 
 def _margin(standings: Standings, comparison: Comparison) -> float | None:
-    measure = comparison.measure or standings.board.main
+    measure = comparison.measure or standings.board.main_measure
     return standings.board.equivalence_margins[measure] if comparison.asks == EQUIVALENT else None
 
 
 def _p_value(standings: Standings, comparison: Comparison) -> float:
-    measure = comparison.measure or standings.board.main
+    measure = comparison.measure or standings.board.main_measure
     differences = standings.within(comparison.includes).paired(comparison.one, comparison.other, measure)
     return p_value(differences, _margin(standings, comparison))
 
 
 def _outcome(standings: Standings, comparison: Comparison, p: float) -> Outcome:
-    measure = comparison.measure or standings.board.main
+    measure = comparison.measure or standings.board.main_measure
     compared = standings.within(comparison.includes)
     single_cells = [Standings(standings.board, [cells]) for cells in compared.cells]
     signs = [_sign(single_cell, comparison, measure) for single_cell in single_cells]
@@ -117,10 +117,10 @@ def _sign(standings: Standings, comparison: Comparison, measure: str) -> int:
 def sentence(standings: Standings, outcome: Outcome, formatter: Callable[[str], str] = str) -> str:
     """The answer to a comparison in a sentence; `formatter` makes text of names."""
     comparison = outcome.comparison
-    name = comparison.measure or standings.board.main
+    name = comparison.measure or standings.board.main_measure
     measure = standings.board.measures[name]
     one, other, in_measure = formatter(comparison.one), formatter(comparison.other), formatter(name)
-    if name != standings.board.main or not name.isalpha():
+    if name != standings.board.main_measure or not name.isalpha():
         in_measure = f'"{in_measure}"'
     where = f"in {outcome.cells} cell{'s' * (outcome.cells != 1)}{_scope(comparison)}"
     if outcome.differences.pairs < 2:
@@ -144,7 +144,7 @@ def sentence(standings: Standings, outcome: Outcome, formatter: Callable[[str], 
 
 def _scope(comparison: Comparison) -> str:
     """Which cells, as patterns."""
-    scope = [", ".join(map(code_span, comparison.cells))] if comparison.cells != [ALL_CELLS] else []
+    scope = [", ".join(map(code_span, comparison.cells))] if comparison.cells != [ALL_CELLS_PATTERN] else []
     scope += [f"but {', '.join(map(code_span, comparison.but))}"] if comparison.but else []
     return f" ({' '.join(scope)})" if scope else ""
 
@@ -160,7 +160,7 @@ def _elsewhere(outcome: Outcome, formatter: Callable[[str], str]) -> str:
     return f" In the other cells: {'; '.join(groups)}." if groups else ""
 
 
-def difference_text(by: Paired, measure: Measured) -> str:
+def difference_text(by: PairedDifference, measure: BoardMeasure) -> str:
     """A mean difference with its 95 % interval, bold where the interval excludes zero."""
     if not by.pairs:
         return "–"

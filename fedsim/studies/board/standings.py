@@ -12,12 +12,18 @@ import numpy as np
 from scipy import stats
 
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Rates, Row, read
-from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
-from fedsim.studies.results.paired import Paired, paired_difference
+from fedsim.studies.results.friedman import (
+    Friedman,
+    critical_difference,
+    friedman,
+    indistinguishable_groups,
+    rank_scores,
+)
+from fedsim.studies.results.paired import PairedDifference, paired_difference
 
-WORST = -np.inf  # what a row that diverged scores
+DIVERGED_SCORE = -np.inf  # what a row that diverged scores
 
 
 class HalfwayOrder(NamedTuple):
@@ -48,7 +54,7 @@ class Standings:
 
     board: Board
     cells: list[CellRows]
-    times: Times = field(default_factory=Times)
+    times: RoundTimes = field(default_factory=RoundTimes)
     rates: Rates = field(default_factory=Rates)
 
     @classmethod
@@ -59,7 +65,7 @@ class Standings:
             ConfigError: a cell has a row that does not belong beside the others.
         """
         all_cells = [read(folder, cell, board) for cell in board.cells()]
-        return cls(board, [cells for cells in all_cells if cells.rows], Times.read(folder), Rates.read(folder))
+        return cls(board, [cells for cells in all_cells if cells.rows], RoundTimes.read(folder), Rates.read(folder))
 
     def at(self, track: str) -> Standings:
         """Those of one track."""
@@ -90,13 +96,13 @@ class Standings:
     @functools.cached_property
     def ranked(self) -> list[str]:
         """The entries that have been run in every cell, and were refused in none, best mean rank first."""
-        names = [name for name in self.board.entries if all(self._ran(cells, name) for cells in self.cells)]
-        scores = self._scores(names, self.board.main)
+        names = [name for name in self.board.entries if all(self._was_run(cells, name) for cells in self.cells)]
+        scores = self._scores(names, self.board.main_measure)
         means = rank_scores(scores).mean(0) if len(names) else np.zeros(0)
         return [names[index] for index in np.argsort(means, kind="stable")]
 
     @staticmethod
-    def _ran(cells: CellRows, name: str) -> bool:
+    def _was_run(cells: CellRows, name: str) -> bool:
         return name in cells.rows and cells.rows[name].status != REFUSED
 
     @property
@@ -111,7 +117,7 @@ class Standings:
 
     def scores(self, measure: str | None = None) -> np.ndarray:
         """[N, k] means over seeds, larger ones better, cells × `ranked`; −∞ where a seed was given up."""
-        return self._scores(self.ranked, measure or self.board.main)
+        return self._scores(self.ranked, measure or self.board.main_measure)
 
     def _scores(self, names: Sequence[str], measure: str) -> np.ndarray:
         return np.array([[self._score(cells.rows[name], measure) for name in names] for cells in self.cells])
@@ -121,7 +127,7 @@ class Standings:
         sign = 1 if self.board.measures[measure].higher_is_better else -1
         values = row.of(measure)
         if row.status != DONE or not np.isfinite(values).all():
-            return WORST
+            return DIVERGED_SCORE
         return sign * float(f"{values.mean():.6g}")
 
     @functools.cached_property
@@ -138,14 +144,14 @@ class Standings:
     def groups(self) -> list[tuple[int, int]]:
         """First and last of `ranked` that it does not tell apart."""
         assert self.test is not None
-        return not_told_apart(self.test.ranks, self.difference)
+        return indistinguishable_groups(self.test.ranks, self.difference)
 
-    def paired(self, first: str, second: str, measure: str | None = None) -> Paired:
+    def paired(self, first: str, second: str, measure: str | None = None) -> PairedDifference:
         """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
         number are left out."""
-        pairs = self._value_pairs(first, second, measure or self.board.main)
+        pairs = self._value_pairs(first, second, measure or self.board.main_measure)
         if not pairs:
-            return Paired(np.zeros(0))
+            return PairedDifference(np.zeros(0))
         a, b = np.array(pairs).mean(0)
         return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
@@ -169,7 +175,7 @@ class Standings:
     @functools.cached_property
     def _better(self) -> list[np.ndarray]:
         """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
-        main = self.board.main
+        main = self.board.main_measure
         higher_is_better = self.board.measures[main].higher_is_better
         rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
         return [
@@ -178,7 +184,7 @@ class Standings:
         ]
 
     def _beats(self, first: Row, second: Row, measure: str, higher_is_better: bool) -> bool:
-        failed = [self._score(row, measure) == WORST for row in (first, second)]
+        failed = [self._score(row, measure) == DIVERGED_SCORE for row in (first, second)]
         if any(failed):
             return not failed[0]
         low, high = paired_difference(
@@ -186,9 +192,9 @@ class Standings:
         ).interval
         return low > 0 if higher_is_better else high < 0
 
-    def settled(self) -> HalfwayOrder:
+    def halfway_orders(self) -> HalfwayOrder:
         """Whether half of the rounds had given the same order, by the curves of who was not given up."""
-        sign = 1 if self.board.measures[self.board.main].higher_is_better else -1
+        sign = 1 if self.board.measures[self.board.main_measure].higher_is_better else -1
         taus, agreeing_pairs, separated_pairs = [], 0, 0
         for cells, better in zip(self.cells, self._better, strict=True):
             curves = [np.array(cells.rows[name].curve, dtype=float) for name in self.ranked]

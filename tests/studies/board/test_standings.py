@@ -16,15 +16,15 @@ from scipy import stats
 
 from fedsim.core import ConfigError
 from fedsim.studies.board.board import Board, Entry
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.findings import Comparison, Finding
 from fedsim.studies.board.markdown import markdown
-from fedsim.studies.board.page import data, html, write_pages
+from fedsim.studies.board.page import page_data, page_html, write_pages
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row
 from fedsim.studies.board.sentences import holm, outcomes, p_value, sentence
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.results.friedman import rank_scores
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
 SEEDS = 4
 NAMES = ["FedAvg", "MIFA", "slow", "lost", "elsewhere"]
@@ -52,7 +52,7 @@ def found(small: Board) -> Standings:
             rows["elsewhere"] = Row(REFUSED, "needs everybody")
         cells.append(CellRows(cell, rows))
     times = {"digits": {name: {"ms": 1.5 + k} for k, name in enumerate(NAMES[:4])}}
-    return Standings(small, cells, Times(times))
+    return Standings(small, cells, RoundTimes(times))
 
 
 def naive_scores(found: Standings, name: str) -> list[float]:
@@ -107,7 +107,7 @@ def test_the_order_after_half_of_the_rounds_is_held_against_that_at_the_end(foun
         if (lost[1] and not lost[0]) or (not any(lost) and interval(a - b)[0] > 0):
             told += 1
             kept += cells.rows[one].curve[1][1] > cells.rows[other].curve[1][1]
-    assert found.settled() == pytest.approx((np.mean(taus), np.min(taus), told, kept))
+    assert found.halfway_orders() == pytest.approx((np.mean(taus), np.min(taus), told, kept))
     assert 0 < kept < told
     assert f"Of the {told} pairs" in (page := markdown(found, []))
     assert f"{100 * kept / told:.1f}% stood in that order" in page
@@ -130,7 +130,7 @@ def test_the_page_says_what_is_there_and_what_is_not(found: Standings, tmp_path:
 
 def test_p_values_are_those_of_paired_tests_and_holms_correction_multiplies_the_smallest_most() -> None:
     values = np.array([0.3, 0.1, 0.25, 0.2])
-    by = Paired(values)
+    by = PairedDifference(values)
     assert p_value(by) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-12)
     above, below = (stats.ttest_1samp(values, m, alternative=a).pvalue for m, a in ((-0.4, "greater"), (0.4, "less")))
     assert p_value(by, 0.4) == pytest.approx(2 * max(above, below), rel=1e-12)
@@ -138,7 +138,7 @@ def test_p_values_are_those_of_paired_tests_and_holms_correction_multiplies_the_
     low, high = by.interval
     edge = max(abs(low), abs(high))
     assert p_value(by, edge * 1.001) < 0.05 < p_value(by, edge * 0.999)  # the 95 % interval inside the margin
-    assert [p_value(Paired(np.array(v))) for v in ([1.0], [0.0, 0.0], [1.0, 1.0])] == [1, 1, 0]
+    assert [p_value(PairedDifference(np.array(v))) for v in ([1.0], [0.0, 0.0], [1.0, 1.0])] == [1, 1, 0]
     assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
     assert holm([]) == []
 
@@ -181,7 +181,7 @@ def test_sentences_state_their_cells_and_where_the_order_is_the_reverse(found: S
     assert "**Not shown**: that MIFA and FedAvg differ by at most 1e-07 points in accuracy in 1 cell" in text
     assert text.count("In the other cells: ") == 4
     assert "corrected for the 4 comparisons" in text
-    assert html(found).count("Not shown") == 1
+    assert page_html(found).count("Not shown") == 1
 
 
 def test_lower_may_be_better_and_only_cells_with_numbers_count(found: Standings) -> None:
@@ -232,9 +232,9 @@ def test_milliseconds_are_those_of_all_tracks_that_have_rows(found: Standings) -
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_pages_own_program_says_the_same(found: Standings, tmp_path: Path) -> None:
     """Its filters against the same cells in Python: all of them, and a part."""
-    scripts = re.findall(r"<script>\n(.*?)</script>", html(found), re.DOTALL)
+    scripts = re.findall(r"<script>\n(.*?)</script>", page_html(found), re.DOTALL)
     (tmp_path / "page.js").write_text(scripts[-1])
-    (tmp_path / "data.json").write_text(json.dumps(data(found), default=str).replace("NaN", "null"))
+    (tmp_path / "data.json").write_text(json.dumps(page_data(found), default=str).replace("NaN", "null"))
     program = (
         "const {standings} = require('./page.js'); const data = require('./data.json');"
         "const filter = JSON.parse(process.argv[1]); console.log(JSON.stringify(standings(data, filter).lines));"
