@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fedsim.core import rng, streams
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
@@ -252,6 +253,11 @@ class RowModel:
         self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
+
+    @property
+    def column_names(self) -> ColumnNames:
+        """Where each tensor lies in the rows that strategies see."""
+        return ColumnNames.of(self.shapes, self.statistics, self.private_parameters)
 
     @property
     def naming(self) -> Naming:

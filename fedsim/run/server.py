@@ -51,6 +51,7 @@ class Server:
         model = choice.build(population.data)
         if components.columns is not None:
             model.divide(components.columns)
+        federation.columns = model.column_names
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
         with among_members(population.newcomers):
