@@ -26,6 +26,7 @@ from fedsim.core.errors import ConfigError, first_line
 from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
+from fedsim.models.features import FeatureLayer
 from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
 from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import check_precision
@@ -106,6 +107,7 @@ class RowModel:
         trained: how many trained parameters there are.
         dimension: d, columns of a row: those, and the statistics.
         private_parameters: names of what stays with the client.
+        feature_layer: whose features the local rule asks for; None for none.
         dropout_keys: names of the buffers that carry a client's dropout key.
         traits: what a forward pass does, see `fedsim.models.probe`.
         tensor_output: whether the module returns a tensor in evaluation, known after `check`; else a loss of the user's
@@ -149,6 +151,7 @@ class RowModel:
         self._checked: Mapping[str, Tensor] | None = None
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.private_parameters, self.traits = set[str](), ForwardTraits()
+        self.feature_layer: FeatureLayer | None = None
         self.labelled = self._scores_second = False
         self.tensor_output = True
         if not self.trained:
@@ -226,6 +229,7 @@ class RowModel:
         loss = in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
         double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._pair)
         double.call, double.labelled, checked = self.call, self.labelled, self._checked
+        double.feature_layer = self.feature_layer
         double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
         double._checked = checked and {n: v.double() if v.is_floating_point() else v for n, v in checked.items()}
         double._take_findings(self.traits)

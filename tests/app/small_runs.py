@@ -22,6 +22,8 @@ COMPANY = {  # what a choice needs beside it
     "columns=by_name": ["columns.stays=[bias]"],
     "local=fedrep": ["model=mlp", "columns=fedper"],
     "local=fedbabu": ["model=mlp", "columns=fedper"],
+    "local=fedproto": ["model=mlp"],
+    "local=moon": ["model=mlp"],
     "strategy=scaffnew": ["availability=full"],
     "local=rrm": ["shift=strategic", "shift.deploy=round", "shift.redraw=2"],
     "local=play": ["dataset=market", "partition=natural", "model=mean", "shift=players"],

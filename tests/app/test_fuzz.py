@@ -64,7 +64,8 @@ def composition(number: int) -> list[str]:
         own += draw.choice([["model=linear"], ["model=mlp", "model.hidden=[6]"]])
     else:
         own += ["partition=natural"]
-        rules -= {"fedlc", "fedrod", "fedrep", "fedbabu"}  # for classes, and for networks
+        # for classes, and for networks
+        rules -= {"fedlc", "fedrod", "fedrep", "fedbabu", "moon", "fedntd", "fedproto"}
     rules -= set() if moves else {"rrm"}
     rules -= set() if name == "market" else {"play"}
     rules -= set() if name in ("gaussian_mean", "house_prices") else {"plugin"}
