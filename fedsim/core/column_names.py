@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
-TRAINED, PRIVATE, STATISTIC = "trained", "private", "statistic"
+TRAINED, RECEIVED, PRIVATE, STATISTIC = "trained", "received", "private", "statistic"
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class ParameterColumns:
     Attributes:
         name: of the parameter or buffer, as in `state_dict`.
         shape: of the tensor.
-        role: 'trained': clients train it and send it; 'private': it stays with the client; 'statistic': a running
-            statistic that the simulator averages. Rows have columns of the first kind only.
+        role: 'trained': clients train it and send it; 'received': clients receive it and do not train it, only the
+            strategy changes it; 'private': it stays with the client; 'statistic': a running statistic that the
+            simulator averages. Rows have columns of the first two kinds only.
         columns: of the rows; None where rows do not have it.
     """
 
@@ -69,14 +70,21 @@ class ColumnNames(Mapping[str, ParameterColumns]):
     by_name: dict[str, ParameterColumns] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Any], statistics: Mapping[str, Any], private_parameters: set[str]) -> ColumnNames:
-        """Of a model whose trained parameters and statistics have these shapes."""
+    def of(
+        cls,
+        shapes: Mapping[str, Any],
+        statistics: Mapping[str, Any],
+        private_parameters: set[str],
+        received_parameters: Collection[str] = (),
+    ) -> ColumnNames:
+        """Of a model whose parameters and statistics have these shapes."""
         by_name: dict[str, ParameterColumns] = {}
         start = 0
         for name, shape in {**shapes, **statistics}.items():
             role = PRIVATE if name in private_parameters else STATISTIC if name in statistics else TRAINED
+            role = RECEIVED if role == TRAINED and name in received_parameters else role
             columns = None
-            if role == TRAINED:
+            if role in (TRAINED, RECEIVED):
                 columns = slice(start, start + math.prod(shape))
                 start = columns.stop
             by_name[name] = ParameterColumns(name, tuple(shape), role, columns)
@@ -98,6 +106,11 @@ class ColumnNames(Mapping[str, ParameterColumns]):
 
     def __len__(self) -> int:
         return len(self.by_name)
+
+    @property
+    def num_received(self) -> int:
+        """How many columns clients receive and do not send."""
+        return sum(math.prod(entry.shape) for entry in self.by_name.values() if entry.role == RECEIVED)
 
     def matching(self, pattern: str) -> list[ParameterColumns]:
         """Those that rows have and in whose name the regular expression is found.

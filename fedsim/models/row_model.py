@@ -107,6 +107,8 @@ class RowModel:
         trained: how many trained parameters there are.
         dimension: d, columns of a row: those, and the statistics.
         private_parameters: names of what stays with the client.
+        received_parameters: names of those that clients receive and do not train: layers name theirs in an attribute
+            `received_parameters`, and detach them in their forward pass.
         feature_layer: whose features the local rule asks for; None for none.
         dropout_keys: names of the buffers that carry a client's dropout key.
         traits: what a forward pass does, see `fedsim.models.probe`.
@@ -152,6 +154,15 @@ class RowModel:
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.private_parameters, self.traits = set[str](), ForwardTraits()
         self.feature_layer: FeatureLayer | None = None
+        self.received_parameters = {
+            f"{prefix}.{leaf}" if prefix else leaf
+            for prefix, layer in template.named_modules()
+            for leaf in getattr(layer, "received_parameters", ())
+        } & self.shapes.keys()
+        if ridge and self.received_parameters:
+            raise ConfigError(
+                f"model.ridge={ridge} would shrink {min(self.received_parameters)}, which clients do not train; give 0"
+            )
         self.labelled = self._scores_second = False
         self.tensor_output = True
         if not self.trained:
@@ -261,7 +272,7 @@ class RowModel:
     @property
     def column_names(self) -> ColumnNames:
         """Where each tensor lies in the rows that strategies see."""
-        return ColumnNames.of(self.shapes, self.statistics, self.private_parameters)
+        return ColumnNames.of(self.shapes, self.statistics, self.private_parameters, self.received_parameters)
 
     @property
     def naming(self) -> Naming:

@@ -60,6 +60,7 @@ class Server:
             with keys_under("strategy"):
                 strategy.check(DeadlineFilter.unless_all_count(availability, components.clock))
         strategy.check_local(components.local)
+        strategy.check_columns(federation.columns)
         uplink = uplink_of(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)

@@ -31,6 +31,7 @@ from fedsim.strategies.focus import Focus
 from fedsim.strategies.ifca import IFCA
 from fedsim.strategies.krum import Bulyan, Krum, MultiKrum
 from fedsim.strategies.local_only import LocalOnly
+from fedsim.strategies.lora import FedExLoRA, FLoRA
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.mime_lite import MimeLite
 from fedsim.strategies.mimic import MimiC
@@ -65,6 +66,7 @@ __all__ = [
     "CAFed",
     "CentredClipping",
     "Debiasing",
+    "FLoRA",
     "FedAU",
     "FedAWE",
     "FedAsync",
@@ -75,6 +77,7 @@ __all__ = [
     "FedBuff",
     "FedDC",
     "FedDyn",
+    "FedExLoRA",
     "FedExP",
     "FedLaAvg",
     "FedNova",

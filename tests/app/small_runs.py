@@ -24,6 +24,8 @@ COMPANY = {  # what a choice needs beside it
     "local=fedbabu": ["model=mlp", "columns=fedper"],
     "local=fedproto": ["model=mlp"],
     "local=moon": ["model=mlp"],
+    "strategy=fedex_lora": ["model=lora_mlp", "model.residual=true"],
+    "strategy=flora": ["model=lora_mlp", "model.residual=true"],
     "strategy=scaffnew": ["availability=full"],
     "local=rrm": ["shift=strategic", "shift.deploy=round", "shift.redraw=2"],
     "local=play": ["dataset=market", "partition=natural", "model=mean", "shift=players"],

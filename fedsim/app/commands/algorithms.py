@@ -28,6 +28,7 @@ from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.availability import Full, Population
 from fedsim.core import checks
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.columns import OWN
 from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.errors import ConfigError
@@ -97,7 +98,7 @@ class Algorithm:
     def assumes(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            assumptions = [*_availability_laws(self.instance), *_rules(self.instance)]
+            assumptions = [*_availability_laws(self.instance), *_rules(self.instance), *_columns(self.instance)]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
             return "; ".join(assumptions) or "nothing"
@@ -271,6 +272,14 @@ class UnknownProbabilities(Full):
 
     law = "unknown"
     unknown_reason = "is a record"
+
+
+def _columns(strategy: Any) -> Iterator[str]:
+    """What its model must have."""
+    try:
+        strategy.check_columns(ColumnNames())
+    except ConfigError:
+        yield "a model with adapters and residuals (model=lora_mlp model.residual=true)"
 
 
 def _rules(strategy: Any) -> Iterator[str]:
