@@ -11,6 +11,7 @@ from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.dsgd import DSGD
 from fedsim.strategies.f3ast import F3AST
+from fedsim.strategies.fedamp import FedAMP
 from fedsim.strategies.fedasync import FedAsync
 from fedsim.strategies.fedau import FedAU
 from fedsim.strategies.fedavg import FedAvg, FedAvgAll, FedAvgKnown
@@ -67,6 +68,7 @@ __all__ = [
     "CentredClipping",
     "Debiasing",
     "FLoRA",
+    "FedAMP",
     "FedAU",
     "FedAWE",
     "FedAsync",

@@ -34,6 +34,7 @@ from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.shift import Demand, Location
 from fedsim.strategies import (
+    FedAMP,
     FedAU,
     FedAvg,
     FedAvgKnown,
@@ -157,6 +158,7 @@ CASES = {
     "p-fedavg II": lambda: {"strategy": PFedAvg("II"), "availability": UniformK(3)},
     "krum": lambda: {"strategy": Krum()},
     "median": lambda: {"strategy": MedianMomentum(), "local": APFL(lr=0.2, epochs=1, batch_size=4)},
+    "fedamp": lambda: {"strategy": FedAMP(0.6, 2.0, 0.3)},
     "local only": lambda: {"strategy": LocalOnly(), "personal": Personal(over="all"), **VALIDATED},
     "apfl": lambda: {
         "local": APFL(0.3, adaptive=True, lr=0.2, steps=3, batch_size=4),
