@@ -32,7 +32,7 @@ from fedsim.strategies.focus import Focus
 from fedsim.strategies.ifca import IFCA
 from fedsim.strategies.krum import Bulyan, Krum, MultiKrum
 from fedsim.strategies.local_only import LocalOnly
-from fedsim.strategies.lora import FedExLoRA, FLoRA
+from fedsim.strategies.lora import FedExLoRA, FlexLoRA, FLoRA
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.mime_lite import MimeLite
 from fedsim.strategies.mimic import MimiC
@@ -88,6 +88,7 @@ __all__ = [
     "FedProx",
     "FedStale",
     "FedVARP",
+    "FlexLoRA",
     "Focus",
     "KeepsClientModels",
     "Krum",

@@ -25,6 +25,7 @@ COMPANY = {  # what a choice needs beside it
     "local=fedproto": ["model=mlp"],
     "local=moon": ["model=mlp"],
     "strategy=fedex_lora": ["model=lora_mlp", "model.residual=true"],
+    "strategy=flexlora": ["model=lora_mlp"],
     "strategy=flora": ["model=lora_mlp", "model.residual=true"],
     "strategy=scaffnew": ["availability=full"],
     "local=rrm": ["shift=strategic", "shift.deploy=round", "shift.redraw=2"],

@@ -69,7 +69,8 @@ def composition(number: int) -> list[str]:
     rules -= set() if moves else {"rrm"}
     rules -= set() if name == "market" else {"play"}
     rules -= set() if name in ("gaussian_mean", "house_prices") else {"plugin"}
-    strategies = [choice for choice in choices("strategy") if choice not in ("fedex_lora", "flora")]  # for adapters
+    adapters = ("fedex_lora", "flexlora", "flora")  # which a model must have
+    strategies = [choice for choice in choices("strategy") if choice not in adapters]
     strategy, availability = draw.choice(strategies), draw.choice(choices("availability"))
     if strategy == "p_fedavg":
         availability = "full"

@@ -17,7 +17,7 @@ from fedsim.local import SGD
 from fedsim.models import MLP, LoRAMLP
 from fedsim.models.lora import LoRALinear, add_adapters
 from fedsim.models.selectors import ByName
-from fedsim.strategies import FedAvg, FedExLoRA, FLoRA
+from fedsim.strategies import FedAvg, FedExLoRA, FlexLoRA, FLoRA
 from fedsim.uplink import TopK
 
 SIZES = (2, 7, 4, 5)
@@ -39,7 +39,7 @@ def simulation_of_fixture(Scripted):
     def of(strategy, executor="vmap", **options) -> Simulation:
         given = {
             "local": SGD(lr=0.4, steps=3, batch_size=None), "availability": Scripted(COUNTS), "rounds": len(COUNTS),
-            "model": partial(MODEL, residual=not isinstance(strategy, FedAvg)), "seeds": (3, 5),
+            "model": partial(MODEL, residual=not isinstance(strategy, (FedAvg, FlexLoRA))), "seeds": (3, 5),
         }  # fmt: skip
         options = given | options
         return Simulation(
@@ -107,6 +107,33 @@ def test_every_round_follows_the_formula_and_has_no_aggregation_error(
                     assert not bool(own.lora_B.any())
                     assert float(own.lora_A.abs().max().detach()) <= own.lora_A.shape[1] ** -0.5
                     assert not torch.equal(own.lora_A, module_of(simulation, before).get_submodule(name).lora_A)
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_every_round_of_flexlora_follows_the_formula(executor, simulation_of, play):
+    """The best approximation of rank r: its error is that of the dropped singular values."""
+    simulation, largest_error = simulation_of(FlexLoRA("data"), executor), 0.0
+    for played in play(simulation):
+        for replicate in (0, 1):
+            before, after = played.before.model[replicate], played.after.model[replicate]
+            active = np.flatnonzero(COUNTS[played.t][replicate])
+            if not len(active):
+                assert torch.equal(after, before)
+                continue
+            shares = np.array([float(SIZES[i]) for i in active])
+            clients = [trained_by_hand(simulation, before, int(client)) for client in active]
+            found = module_of(simulation, after)
+            for name in LAYERS:
+                layers = [module.get_submodule(name) for module in clients]
+                products = [w * (layer.lora_B @ layer.lora_A).detach() for w, layer in zip(shares, layers, strict=True)]
+                mean = (sum(products) / shares.sum()).numpy()
+                u, s, v = np.linalg.svd(mean)
+                own = found.get_submodule(name)
+                product = (own.lora_B @ own.lora_A).detach().numpy()
+                np.testing.assert_allclose(product, (u[:, :2] * s[:2]) @ v[:2], rtol=0, atol=1e-10)
+                assert np.sum((mean - product) ** 2) == pytest.approx(np.sum(s[2:] ** 2), abs=1e-12)
+                largest_error = max(largest_error, s[2])
+    assert largest_error > 1e-3
 
 
 def test_fedavg_on_adapters_has_an_aggregation_error(simulation_of, play):
@@ -185,7 +212,7 @@ def test_adapters_are_put_where_a_name_matches():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [FedExLoRA, FLoRA])
+@pytest.mark.parametrize("strategy", [FedExLoRA, FLoRA, FlexLoRA])
 def test_a_resumed_run_is_the_uninterrupted_one(strategy, simulation_of, tmp_path):
     whole = simulation_of(strategy()).run().state.model
     simulation_of(strategy(), rounds=2).run(out=tmp_path)
@@ -193,7 +220,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(strategy, simulation_of, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [FedExLoRA, FLoRA])
+@pytest.mark.parametrize("strategy", [FedExLoRA, FLoRA, FlexLoRA])
 def test_replicates_are_the_same_alone_and_together(strategy, simulation_of, Scripted):
     together = simulation_of(strategy()).run().state.model
     for replicate, seed in enumerate((3, 5)):
@@ -206,9 +233,9 @@ def test_replicates_are_the_same_alone_and_together(strategy, simulation_of, Scr
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": MODEL}, r"strategy=fedex_lora adds products of adapters.*model\.residual=true"),
-        ({"model": MLP}, r"strategy=fedex_lora adds products of adapters"),
-        ({"columns": ByName(stays=["lora_B"])}, r"strategy=fedex_lora adds products of adapters.*columns=all"),
+        ({"model": MODEL}, r"strategy=fedex_lora aggregates products of adapters.*model\.residual=true"),
+        ({"model": MLP}, r"strategy=fedex_lora aggregates products of adapters"),
+        ({"columns": ByName(stays=["lora_B"])}, r"strategy=fedex_lora aggregates products of adapters.*columns=all"),
         ({"local": SGD(weight_decay=0.1)}, r"strategy=fedex_lora sends columns.*use local\.weight_decay=0"),
         ({"ridge": 0.1}, r"model\.ridge=0\.1 would shrink layers\.1\.lora_residual"),
         (

@@ -278,8 +278,9 @@ def _columns(strategy: Any) -> Iterator[str]:
     """What its model must have."""
     try:
         strategy.check_columns(ColumnNames())
-    except ConfigError:
-        yield "a model with adapters and residuals (model=lora_mlp model.residual=true)"
+    except ConfigError as error:
+        residuals = "model.residual" in str(error)
+        yield f"a model with adapters{' and residuals' if residuals else ''} (model=lora_mlp)"
 
 
 def _rules(strategy: Any) -> Iterator[str]:
