@@ -86,6 +86,7 @@ class OneLayer(FedAvg):
         return replace(state, model=state.model - report.columns.mask("layers.3", step) * step)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_a_strategy_may_train_and_step_one_layer(executor):
     """Against a loop by torch.optim, with the other layer frozen."""

@@ -76,6 +76,7 @@ def trained_by_hand(simulation: Simulation, row: torch.Tensor, client: int) -> n
     return module
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("weighting", ["uniform", "data"])
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("strategy", [FedExLoRA, FLoRA])
@@ -109,6 +110,7 @@ def test_every_round_follows_the_formula_and_has_no_aggregation_error(
                     assert not torch.equal(own.lora_A, module_of(simulation, before).get_submodule(name).lora_A)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_every_round_of_flexlora_follows_the_formula(executor, simulation_of, play):
     """The best approximation of rank r: its error is that of the dropped singular values."""
@@ -136,6 +138,7 @@ def test_every_round_of_flexlora_follows_the_formula(executor, simulation_of, pl
     assert largest_error > 1e-3
 
 
+@pytest.mark.slow
 def test_fedavg_on_adapters_has_an_aggregation_error(simulation_of, play):
     """FedIT's: the covariance of B and A over the clients."""
     simulation = simulation_of(FedAvg())
@@ -152,6 +155,7 @@ def test_fedavg_on_adapters_has_an_aggregation_error(simulation_of, play):
             assert float(error.norm()) > 1e-5
 
 
+@pytest.mark.slow
 def test_the_first_round_of_both_has_the_same_effective_weights(simulation_of, play):
     ends = []
     for strategy in (FedExLoRA(), FLoRA()):
@@ -162,6 +166,7 @@ def test_the_first_round_of_both_has_the_same_effective_weights(simulation_of, p
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("executor", ["auto", "vmap", "loop"])
 def test_clients_neither_train_nor_send_residuals(executor, simulation_of, play):
     simulation = simulation_of(FedExLoRA(), executor)
@@ -185,6 +190,7 @@ def test_frozen_weights_are_in_no_row(simulation_of):
     assert fedsa.initial_state().model.shape == (2, 2 * 4 + 2 * 5)
 
 
+@pytest.mark.slow
 def test_ffa_lora_has_no_aggregation_error(simulation_of, play):
     """With A the same everywhere, the mean of products is the product with the mean."""
     simulation = simulation_of(FedAvg(), model=partial(MODEL, train_a=False))
