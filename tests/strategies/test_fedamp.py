@@ -47,6 +47,7 @@ def test_without_the_penalty_it_is_local_training_bit_for_bit(regression, play):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_groups_of_clients_part_where_all_would_meet(play):
     """Two groups of quadratics with optima at 0 and 20: distances within a group are small beside σ, between the groups
     they are not, so each group's models meet near its own mean."""
