@@ -41,14 +41,14 @@ class Traffic:
             ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
         """
         columns, size = model.columns, torch.finfo(model.dtype).bits // 8
-        name, added = type(strategy).__name__, rule.traffic(model.dimension)
+        name, rule_numbers = type(strategy).__name__, rule.traffic(model.dimension)
         vectors = (strategy.vectors_down, strategy.vectors_up)
-        for way, count in zip(("down", "up"), vectors, strict=True):
-            checks.whole_number(f"strategy={name}: vectors_{way}", count, minimum=0)
+        for direction, count in zip(("down", "up"), vectors, strict=True):
+            checks.whole_number(f"strategy={name}: vectors_{direction}", count, minimum=0)
         sent_up = len(columns.shared) - model.column_names.num_received
         down, up = (
             n * count + len(columns.averaged) + extra_numbers
-            for n, count, extra_numbers in zip(vectors, (len(columns.shared), sent_up), added, strict=True)
+            for n, count, extra_numbers in zip(vectors, (len(columns.shared), sent_up), rule_numbers, strict=True)
         )
         plain = len(columns.shared) * size
         saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes

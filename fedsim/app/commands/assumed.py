@@ -32,7 +32,7 @@ def _hidden_layer(shape: tuple[int, ...], classes: int = 1, outputs: int | None 
     return MLP(shape, outputs or classes, hidden=(2,))
 
 
-RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
+RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
     "nothing": lambda: Simulation(Quadratics(3, 2), Mean, clients=3),
     "a model with a hidden layer": lambda: Simulation(
         Quadratics(3, 2), functools.partial(_hidden_layer, outputs=2), clients=3
@@ -48,8 +48,8 @@ RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that 
 
 def assumptions_of(rule: LocalRule) -> str:
     """In words; what it refuses even with the most stands in its docstring."""
-    for description in RUNS:
-        run = _built(description)
+    for description in RUN_BY_ASSUMPTION:
+        run = _build_component(description)
         try:
             copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it keeps what it learns of the model
         except ConfigError:
@@ -59,5 +59,5 @@ def assumptions_of(rule: LocalRule) -> str:
 
 
 @functools.cache
-def _built(name: str) -> Simulation:
-    return RUNS[name]()
+def _build_component(name: str) -> Simulation:
+    return RUN_BY_ASSUMPTION[name]()
