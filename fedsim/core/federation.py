@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, ties
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import STORAGE_PLACES, zeros_at
@@ -61,6 +62,7 @@ class Federation:
         num_newcomers: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
         full_data_oracle: gives loss and gradient of all data of clients, if `needs_full_gradients`; else None.
+        columns: where each of the model's tensors lies in the rows of strategies, by its name.
         local_clients: [m'] numbers of this rank's clients, the same in every replicate; all m in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
@@ -80,6 +82,7 @@ class Federation:
     names: tuple[str, ...] | None = None
     full_data_oracle: FullDataOracle | None = None
     num_newcomers: int = 0
+    columns: ColumnNames = field(default_factory=ColumnNames)
 
     def __post_init__(self) -> None:
         checks.choice("trainer.memory", self.storage, STORAGE_PLACES)

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -62,6 +63,11 @@ class Report:
     def arrived_rows(self) -> Tensor:
         """[n, d] where each row arrived, all of it."""
         return self.end if self.end_with_private is None else self.end_with_private
+
+    @property
+    def columns(self) -> ColumnNames:
+        """Where each of the model's tensors lies in `start`, `end` and `innovation`, by its name."""
+        return self.cohort.federation.columns
 
     @property
     def rounds_late(self) -> np.ndarray:

@@ -5,8 +5,11 @@ from fedsim.local.dfo import DFO
 from fedsim.local.ditto import Ditto
 from fedsim.local.fedala import FedALA
 from fedsim.local.fedlc import FedLC
+from fedsim.local.fedntd import FedNTD
+from fedsim.local.fedproto import FedProto
 from fedsim.local.fedrep import FedRep
 from fedsim.local.fedrod import FedRoD
+from fedsim.local.moon import MOON
 from fedsim.local.optimisers import Adam, Momentum
 from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
@@ -24,6 +27,7 @@ from fedsim.local.stateful import StatefulPerfGD
 __all__ = [
     "APFL",
     "DFO",
+    "MOON",
     "PFL",
     "PG",
     "RRM",
@@ -36,6 +40,8 @@ __all__ = [
     "Ditto",
     "FedALA",
     "FedLC",
+    "FedNTD",
+    "FedProto",
     "FedRep",
     "FedRoD",
     "GradientStep",

@@ -17,6 +17,7 @@ from fedsim.data.samples import Batch, ClientData, LocalWork
 from fedsim.data.samples.work import SamplingMode
 from fedsim.local.schedules import Constant, Schedule
 from fedsim.models import RowModel
+from fedsim.models.features import ForwardPass
 from fedsim.shift import Shift
 
 Carry = dict[str, Tensor]
@@ -36,6 +37,17 @@ class Objective(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """As `gradient`, of the loss on `answer(batch, θ)` at θ = params, by both its places; `answer` can be
         differentiated in the trained parameters. Only for rules that step one client."""
+
+    def penalised(
+        self, params: Tensor, batch: Batch, penalty: Callable[[ForwardPass, Batch], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient [d] of the client's mean loss on the batch plus `penalty(forward pass, batch)` [], at params [d];
+        the mean loss [] without the penalty, and the features [B, k] of the pass. Only for rules that step one
+        client."""
+
+    def forward(self, params: Tensor, batch: Batch) -> ForwardPass:
+        """Output and features of the batch at params [d], as in evaluation, without a gradient. Only for rules that
+        step one client."""
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses [B] and their gradients [B, d] of every sample of the batch (padded ones too), at params [d].

@@ -3,6 +3,7 @@
 from fedsim.models.cnn import CIFAR10CNN, CINIC10CNN, SVHNCNN
 from fedsim.models.dense import MLP, Linear, Mean
 from fedsim.models.images import LeafCNN, ViT, from_torchvision
+from fedsim.models.lora import LoRAMLP
 from fedsim.models.losses import LOSSES
 from fedsim.models.row_model import RowModel
 from fedsim.models.text import CharLSTM, Transformer
@@ -16,6 +17,7 @@ __all__ = [
     "CharLSTM",
     "LeafCNN",
     "Linear",
+    "LoRAMLP",
     "Mean",
     "RowModel",
     "Transformer",

@@ -20,11 +20,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fedsim.core import rng, streams
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.models.calling import Inputs, ModuleCaller, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
+from fedsim.models.features import FeatureLayer
 from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES, LossFunction, weighted_mean
 from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import check_precision
@@ -112,6 +114,9 @@ class RowModel:
         trained: how many trained parameters there are.
         dimension: d, columns of a row: those, and the statistics.
         private_parameters: names of what stays with the client.
+        received_parameters: names of those that clients receive and do not train: layers name theirs in an attribute
+            `received_parameters`, and detach them in their forward pass.
+        feature_layer: whose features the local rule asks for; None for none.
         dropout_keys: names of the buffers that carry a client's dropout key.
         traits: what a forward pass does, see `fedsim.models.probe`.
         tensor_output: whether the module returns a tensor in evaluation, known after `check`; else a loss of the user's
@@ -155,6 +160,16 @@ class RowModel:
         self._checked_samples: Mapping[str, Tensor] | None = None
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.private_parameters, self.traits = set[str](), ForwardTraits()
+        self.feature_layer: FeatureLayer | None = None
+        self.received_parameters = {
+            f"{prefix}.{leaf}" if prefix else leaf
+            for prefix, layer in template.named_modules()
+            for leaf in getattr(layer, "received_parameters", ())
+        } & self.shapes.keys()
+        if ridge and self.received_parameters:
+            raise ConfigError(
+                f"model.ridge={ridge} would shrink {min(self.received_parameters)}, which clients do not train; give 0"
+            )
         self.labelled = self._scores_second = False
         self.tensor_output = True
         if not self.trained:
@@ -232,6 +247,7 @@ class RowModel:
         loss = loss_in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
         double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
         double.call, double.labelled, checked = self.call, self.labelled, self._checked_samples
+        double.feature_layer = self.feature_layer
         double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
         double._checked_samples = checked and {
             n: v.double() if v.is_floating_point() else v for n, v in checked.items()
@@ -261,6 +277,11 @@ class RowModel:
         self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
+
+    @property
+    def column_names(self) -> ColumnNames:
+        """Where each tensor lies in the rows that strategies see."""
+        return ColumnNames.of(self.shapes, self.statistics, self.private_parameters, self.received_parameters)
 
     @property
     def naming(self) -> Naming:

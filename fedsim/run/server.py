@@ -51,6 +51,7 @@ class Server:
         model = choice.build(population.data)
         if components.columns is not None:
             model.divide(components.columns)
+        federation.columns = model.column_names
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
         with name_newcomers_in_errors(population.newcomers):
@@ -59,6 +60,7 @@ class Server:
             with keys_under("strategy"):
                 strategy.check(DeadlineFilter.unless_all_count(availability, components.clock))
         strategy.check_local(components.local)
+        strategy.check_columns(federation.columns)
         uplink = uplink_of(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedsim.core import checks
+from fedsim.core.errors import ConfigError
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.strategies import Strategy
@@ -44,12 +45,18 @@ class Traffic:
         vectors = (strategy.vectors_down, strategy.vectors_up)
         for direction, count in zip(("down", "up"), vectors, strict=True):
             checks.whole_number(f"strategy={name}: vectors_{direction}", count, minimum=0)
+        sent_up = len(columns.shared) - model.column_names.num_received
         down, up = (
-            n * len(columns.shared) + len(columns.averaged) + extra_numbers
-            for n, extra_numbers in zip(vectors, rule_numbers, strict=True)
+            n * count + len(columns.averaged) + extra_numbers
+            for n, count, extra_numbers in zip(vectors, (len(columns.shared), sent_up), rule_numbers, strict=True)
         )
         plain = len(columns.shared) * size
         saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes
+        if saved and sent_up < len(columns.shared):
+            raise ConfigError(
+                "an uplink that compresses rows would count columns that clients do not send, which this model has "
+                f"({min(model.received_parameters)}); use uplink=none"
+            )
         return cls(down * size, up * size - saved)
 
     def columns(self, last: tuple[float, float], ever: tuple[float, float]) -> dict[str, int]:

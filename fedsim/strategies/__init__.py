@@ -11,6 +11,7 @@ from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.dsgd import DSGD
 from fedsim.strategies.f3ast import F3AST
+from fedsim.strategies.fedamp import FedAMP
 from fedsim.strategies.fedasync import FedAsync
 from fedsim.strategies.fedau import FedAU
 from fedsim.strategies.fedavg import FedAvg, FedAvgAll, FedAvgKnown
@@ -31,6 +32,7 @@ from fedsim.strategies.focus import Focus
 from fedsim.strategies.ifca import IFCA
 from fedsim.strategies.krum import Bulyan, Krum, MultiKrum
 from fedsim.strategies.local_only import LocalOnly
+from fedsim.strategies.lora import FedExLoRA, FlexLoRA, FLoRA
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.mime_lite import MimeLite
 from fedsim.strategies.mimic import MimiC
@@ -65,6 +67,8 @@ __all__ = [
     "CAFed",
     "CentredClipping",
     "Debiasing",
+    "FLoRA",
+    "FedAMP",
     "FedAU",
     "FedAWE",
     "FedAsync",
@@ -75,6 +79,7 @@ __all__ = [
     "FedBuff",
     "FedDC",
     "FedDyn",
+    "FedExLoRA",
     "FedExP",
     "FedLaAvg",
     "FedNova",
@@ -83,6 +88,7 @@ __all__ = [
     "FedProx",
     "FedStale",
     "FedVARP",
+    "FlexLoRA",
     "Focus",
     "KeepsClientModels",
     "Krum",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.errors import ConfigError, keys_under
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
@@ -63,6 +64,9 @@ class RobustServer(Strategy[State]):
 
     def check_local(self, rule: LocalRule) -> None:
         self.server.check_local(rule)
+
+    def check_columns(self, columns: ColumnNames) -> None:
+        self.server.check_columns(columns)
 
     def initial(self, model: Tensor, federation: Federation) -> State:
         server_state, remembered = self.server.initial(model, federation), self.rule.initial(model, federation)

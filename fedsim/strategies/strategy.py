@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedsim.availability import Availability
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.constraints import PositivePerSeed, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation, FullDataGradients
@@ -81,7 +82,7 @@ class Strategy(Validated, ABC, Generic[S]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         defined = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
-        if defined - {"__init__", "check", "check_local"}:
+        if defined - {"__init__", "check", "check_local", "check_columns"}:
             for flag in ("server_sees", "supports_stale"):
                 if flag not in vars(cls):
                     setattr(cls, flag, getattr(Strategy, flag))
@@ -92,6 +93,9 @@ class Strategy(Validated, ABC, Generic[S]):
     def check_local(self, rule: LocalRule) -> None:
         """Refuse, before the first round, a local rule the algorithm cannot run with. What `start` hands to a rule that
         does not use it is refused anyway."""
+
+    def check_columns(self, columns: ColumnNames) -> None:
+        """Refuse, before the first round, a model whose rows the algorithm cannot aggregate."""
 
     def initial(self, model: Tensor, federation: Federation) -> S:
         """The state before round 0, from the initial models [R, d]."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, LocalRule
-from fedsim.trainer.objective import FunctionalObjective, PlainObjective, ShiftResponse
+from fedsim.trainer.objective import FunctionalObjective, Penalty, PlainObjective, ShiftResponse
 
 OBJECTIVE_METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
 
@@ -34,6 +34,7 @@ class BufferRecordingObjective:
             method = getattr(inner, name)
             self._functions[name] = method if lift is None else lift(method)
         self.model, self._gradient_through = inner.model, inner.gradient_through
+        self._penalised, self.forward = inner.penalised, inner.forward
         self.renew = inner.renew if isinstance(inner, PlainObjective) else lambda: None
         self.recorded: list[tuple[Tensor, Tensor]] = []
 
@@ -51,6 +52,11 @@ class BufferRecordingObjective:
         gradient, value, statistics = self._gradient_through(params, batch, answer)
         self._record_buffers((params, statistics))
         return gradient, value
+
+    def penalised(self, params: Tensor, batch: Batch, penalty: Penalty) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, value, features, statistics = self._penalised(params, batch, penalty)
+        self._record_buffers((params, statistics))
+        return gradient, value, features
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         values, gradients, _ = self._functions["per_sample"](params, batch)
@@ -93,14 +99,17 @@ class BufferRecordingObjective:
         """The carry with the statistics that the last forward pass of each of its models left.
 
         A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)
-        to the models that have none of their own.
+        to the models that have none of their own. A model that a step sets to 'params' is that model, statistics
+        included.
         """
         models = {name: before[name] for name in ("params", *rule.own_models)}
         other_descents = [
             columns for point, columns in self.recorded if not any(point is model for model in models.values())
         ]
+        moved: Carry = {}
         for name, model in models.items():
             pass_statistics = [columns for point, columns in self.recorded if point is model] or other_descents
             statistics = pass_statistics[-1] if pass_statistics else model[..., self.model.trained :]
-            after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
-        return after
+            moved[name] = torch.cat([after[name][..., : self.model.trained], statistics], -1)
+        copies = [name for name in rule.own_models if after[name] is after["params"]]
+        return after | moved | dict.fromkeys(copies, moved["params"])

@@ -21,8 +21,10 @@ from fedsim.data.samples import Batch
 from fedsim.models import RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.copying import copy_module, put_tensors, tensor_of
+from fedsim.models.features import ForwardPass, recorded_features
 
 ShiftResponse = Callable[[Batch, Tensor], Batch]
+Penalty = Callable[[ForwardPass, Batch], Tensor]
 
 
 def refuse_whole_batches(model: RowModel) -> None:
@@ -90,6 +92,25 @@ class FunctionalObjective:
         gradients, (value, statistics) = grad_and_value(loss, has_aux=True)(self.model.unflatten(params))
         return gradient_row(gradients.values(), self.columns), value, statistics
 
+    def penalised(self, params: Tensor, batch: Batch, penalty: Penalty) -> tuple[Tensor, ...]:
+        model = self.model
+
+        def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+            with recorded_features(model.training_module, model.feature_layer) as recorded:
+                output, statistics = self._predict(parameters, params, batch)
+            forward = ForwardPass.of(output, recorded, model.dtype)
+            value = model.objective(output, batch, list(parameters.values()))
+            return value + penalty(forward, batch), (value, forward.features, statistics)
+
+        gradients, (value, features, statistics) = grad(loss, has_aux=True)(model.unflatten(params))
+        return gradient_row(gradients.values(), self.columns), value, features, statistics
+
+    def forward(self, params: Tensor, batch: Batch) -> ForwardPass:
+        model = self.model
+        with torch.no_grad(), recorded_features(model.evaluation_module, model.feature_layer) as recorded:
+            output = model.evaluate(params, model.call.inputs(batch))
+        return ForwardPass.of(cast_output(output, model.dtype), recorded, model.dtype)
+
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
 
@@ -138,6 +159,7 @@ class PlainObjective:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in self.model.dropout_keys]
         self._guard = self.model.guard(self.module)
+        self._evaluated: nn.Module | None = None  # a copy in evaluation mode, made when it is first asked for
 
     def _output(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Of the module as it is with these parameters, from now on; and what its statistics become."""
@@ -185,6 +207,27 @@ class PlainObjective:
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
         return gradient, value.detach(), statistics
+
+    def penalised(self, params: Tensor, batch: Batch, penalty: Penalty) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            with recorded_features(self.module, self.model.feature_layer) as recorded:
+                output, statistics = self._output(params, batch)
+            forward = ForwardPass.of(output, recorded, self.model.dtype)
+            value = self.model.objective(output, batch, self.parameters)
+            (gradient,) = self._gradients(value + penalty(forward, batch))
+        return gradient, value.detach(), forward.features.detach(), statistics
+
+    def forward(self, params: Tensor, batch: Batch) -> ForwardPass:
+        model = self.model
+        if self._evaluated is None:
+            self._evaluated = copy_module(model.evaluation_module)
+        trained = [p for p in self._evaluated.parameters() if p.requires_grad]
+        for parameter, value in zip(trained, model.unflatten(params).values(), strict=True):
+            parameter.data = value
+        put_tensors(self._evaluated, model.statistics_of(params))
+        with torch.no_grad(), recorded_features(self._evaluated, model.feature_layer) as recorded:
+            output = model.call(self._evaluated, model.call.inputs(batch))
+        return ForwardPass.of(cast_output(output, model.dtype), recorded, model.dtype)
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)

@@ -64,11 +64,14 @@ def composition(number: int) -> list[str]:
         own += draw.choice([["model=linear"], ["model=mlp", "model.hidden=[6]"]])
     else:
         own += ["partition=natural"]
-        rules -= {"fedlc", "fedrod", "fedrep", "fedbabu"}  # for classes, and for networks
+        # for classes, and for networks
+        rules -= {"fedlc", "fedrod", "fedrep", "fedbabu", "moon", "fedntd", "fedproto"}
     rules -= set() if moves else {"rrm"}
     rules -= set() if name == "market" else {"play"}
     rules -= set() if name in ("gaussian_mean", "house_prices") else {"plugin"}
-    strategy, availability = draw.choice(choices("strategy")), draw.choice(choices("availability"))
+    adapters = ("fedex_lora", "flexlora", "flora")  # which a model must have
+    strategies = [choice for choice in choices("strategy") if choice not in adapters]
+    strategy, availability = draw.choice(strategies), draw.choice(choices("availability"))
     if strategy == "p_fedavg":
         availability = "full"
     own += [f"strategy={strategy}", f"availability={availability}"]

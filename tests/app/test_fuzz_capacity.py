@@ -10,7 +10,7 @@ from small_runs import configuration
 from test_fuzz import BASE, WAYS
 
 AVAILABILITY = ["full", "bernoulli", "markov", "uniform_k", "cyclic", "multiset", "sine"]
-LOCAL = ["sgd", "momentum", "adam", "fedsam", "fedlc"]
+LOCAL = ["sgd", "momentum", "adam", "fedsam", "fedlc", "fedntd", "fedproto"]
 
 
 def composition(number: int) -> list[str]:

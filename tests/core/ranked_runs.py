@@ -26,18 +26,20 @@ from fedsim.data.datasets import Dataset, GaussianMean, Pricing
 from fedsim.data.partition import Natural
 from fedsim.evaluation.diagnostics import DIAGNOSTIC_NAMES
 from fedsim.evaluation.personal import Personal
-from fedsim.local import APFL, SGD, PerFedAvg, ProFL
-from fedsim.models import MLP, Linear, Mean
+from fedsim.local import APFL, SGD, FedProto, PerFedAvg, ProFL
+from fedsim.models import MLP, Linear, LoRAMLP, Mean
 from fedsim.run import Stopped
 from fedsim.run.checkpoint import NAME
 from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.shift import Demand, Location
 from fedsim.strategies import (
+    FedAMP,
     FedAU,
     FedAvg,
     FedAvgKnown,
     FedAWE,
+    FedExLoRA,
     FedPBC,
     FedVARP,
     LocalOnly,
@@ -157,6 +159,15 @@ CASES = {
     "p-fedavg II": lambda: {"strategy": PFedAvg("II"), "availability": UniformK(3)},
     "krum": lambda: {"strategy": Krum()},
     "median": lambda: {"strategy": MedianMomentum(), "local": APFL(lr=0.2, epochs=1, batch_size=4)},
+    "fedamp": lambda: {"strategy": FedAMP(0.6, 2.0, 0.3)},
+    "fedex_lora": lambda: {
+        "strategy": FedExLoRA(),
+        "model": functools.partial(LoRAMLP, hidden=(5,), rank=2, residual=True),
+    },
+    "fedproto": lambda: {
+        "local": FedProto(lr=0.2, epochs=1, batch_size=4, drop_last=False),
+        "model": functools.partial(MLP, hidden=(5,)),
+    },
     "local only": lambda: {"strategy": LocalOnly(), "personal": Personal(over="all"), **VALIDATED},
     "apfl": lambda: {
         "local": APFL(0.3, adaptive=True, lr=0.2, steps=3, batch_size=4),

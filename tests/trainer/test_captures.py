@@ -131,7 +131,11 @@ def test_what_is_too_large_is_not_captured_and_said_once(device: StandIn, caplog
             x = torch.rand(n)
             assert torch.equal(function(x), x * 2)
     assert caplog.text.count("cannot be captured and runs operation by operation (it would hold") == 1
-    assert sorted(type(kept).__name__ for kept in function._recorded.values()) == ["RecordedGraph", "Recording", "Recording"]
+    assert sorted(type(kept).__name__ for kept in function._recorded.values()) == [
+        "RecordedGraph",
+        "Recording",
+        "Recording",
+    ]
 
 
 def test_what_the_device_does_not_take_down_is_replayed(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,7 @@ from fedsim.app.comments import first_comment
 from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.availability import Full, Population
 from fedsim.core import checks
+from fedsim.core.column_names import ColumnNames
 from fedsim.core.columns import OWN
 from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.errors import ConfigError
@@ -101,7 +102,11 @@ class Algorithm:
     def assumptions_text(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            assumptions = [*_availability_laws(self.instance), *_compatible_rules(self.instance)]
+            assumptions = [
+                *_availability_laws(self.instance),
+                *_compatible_rules(self.instance),
+                *_columns(self.instance),
+            ]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
             return "; ".join(assumptions) or "nothing"
@@ -285,6 +290,15 @@ class UnknownProbabilityAvailability(Full):
 
     law = "unknown"
     unknown_reason = "is a record"
+
+
+def _columns(strategy: Any) -> Iterator[str]:
+    """What its model must have."""
+    try:
+        strategy.check_columns(ColumnNames())
+    except ConfigError as error:
+        residuals = "model.residual" in str(error)
+        yield f"a model with adapters{' and residuals' if residuals else ''} (model=lora_mlp)"
 
 
 def _compatible_rules(strategy: Any) -> Iterator[str]:

@@ -27,12 +27,19 @@ def shifting_dataset(**options: object) -> Simulation:
     return Simulation(GaussianMean(3), Mean, clients=3, shift=Location(references="none", **options))  # type: ignore[arg-type]
 
 
+def _hidden_layer(shape: tuple[int, ...], classes: int = 1, outputs: int | None = None) -> MLP:
+    """Two hidden units."""
+    return MLP(shape, outputs or classes, hidden=(2,))
+
+
 RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
     "nothing": lambda: Simulation(Quadratics(3, 2), Mean, clients=3),
-    "classes": lambda: Simulation(labelled_dataset(), Linear, clients=3),
-    "columns that keep something": lambda: Simulation(
-        labelled_dataset(), functools.partial(MLP, hidden=(2,)), clients=3, columns=Head()
+    "a model with a hidden layer": lambda: Simulation(
+        Quadratics(3, 2), functools.partial(_hidden_layer, outputs=2), clients=3
     ),
+    "classes": lambda: Simulation(labelled_dataset(), Linear, clients=3),
+    "classes and a model with a hidden layer": lambda: Simulation(labelled_dataset(), _hidden_layer, clients=3),
+    "columns that keep something": lambda: Simulation(labelled_dataset(), _hidden_layer, clients=3, columns=Head()),
     "data whose location answers the model": shifting_dataset,
     "a shift that keeps what was deployed (shift.redraw)": lambda: shifting_dataset(deploy="round", redraw=2),
     "players (shift=players)": lambda: Simulation(Market(3, 1), Mean, clients=3, shift=Players(references="none")),

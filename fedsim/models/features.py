@@ -1,0 +1,97 @@
+"""Features: what a layer of the module computes on the way to the output, for local rules that ask for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FeatureLayer:
+    """The layer whose output are the features, or whose input.
+
+    Attributes:
+        name: of the layer in the module.
+        of_input: whether the features are what the layer receives.
+    """
+
+    name: str
+    of_input: bool = False
+
+    @classmethod
+    def choose(cls, module: nn.Module, name: str | None, key: str) -> FeatureLayer:
+        """The output of the named layer; without a name, the input of the module's last linear layer.
+
+        Args:
+            module: that has the layer.
+            name: as in `named_modules`.
+            key: of the setting, for messages.
+
+        Raises:
+            ConfigError: there is no such layer.
+        """
+        layers = [layer_name for layer_name, _ in module.named_modules() if layer_name]
+        if name is not None:
+            if name not in layers:
+                near = checks.nearest(name, layers)
+                raise ConfigError(
+                    f"{key}={name!r} is no layer of {type(module).__name__}, which has {', '.join(layers)}{near}"
+                )
+            return cls(name)
+        linear = [layer_name for layer_name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        if not linear:
+            raise ConfigError(
+                f"{key} must name the layer whose outputs are features, since {type(module).__name__} has no linear "
+                f"layer; it has {', '.join(layers) or 'a single layer'}"
+            )
+        return cls(linear[-1], of_input=True)
+
+    @contextlib.contextmanager
+    def recorded(self, module: nn.Module) -> Iterator[list[Tensor]]:
+        """Within the block, what passes through this layer of the module is appended to the list."""
+        passed: list[Tensor] = []
+
+        def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
+            passed.append(inputs[0] if self.of_input else output)
+
+        layer = module.get_submodule(self.name)
+        handle = layer.register_forward_pre_hook(note) if self.of_input else layer.register_forward_hook(note)
+        try:
+            yield passed
+        finally:
+            handle.remove()
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"the {'input' if self.of_input else 'output'} of layer {self.name!r}"
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What a forward pass of a batch computes.
+
+    Attributes:
+        output: [B, …] of the module.
+        features: [B, k] of the rule's feature layer, flattened; k = 0 where the rule asks for none.
+    """
+
+    output: Tensor
+    features: Tensor
+
+    @classmethod
+    def of(cls, output: Tensor, recorded: list[Tensor], dtype: torch.dtype) -> ForwardPass:
+        """From what was recorded, in the run's type."""
+        return cls(output, recorded[-1].flatten(1).to(dtype) if recorded else output.new_zeros(len(output), 0))
+
+
+def recorded_features(module: nn.Module, layer: FeatureLayer | None) -> contextlib.AbstractContextManager[list[Tensor]]:
+    """The features of a forward pass of the module within the block; an empty list, where no layer was chosen."""
+    return layer.recorded(module) if layer is not None else contextlib.nullcontext([])
