@@ -13,7 +13,7 @@ from fedsim.evaluation.registry import MetricDescription
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 SECTIONS = {
-    "What is measured": registry.MEASURED,
+    "What is measured": registry.MEASURED | registry.OVER_TIME,
     "Diagnostics": registry.DIAGNOSTICS,
     "Models of clients": {
         name: metric

@@ -55,6 +55,8 @@ class Purpose(IntEnum):
     CAPACITY = 34
     CHANNEL = 35
     WIDTH = 36
+    DRIFT = 40
+    ONSET = 41
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -14,7 +14,7 @@ def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
 
 
 PLACE, MEASURED, WORK, TIME = map(descriptions, (registry.PLACE, registry.MEASURED, registry.WORK, registry.TIME))
-COLUMNS = PLACE | descriptions(registry.EVALUATED) | WORK | TIME
+COLUMNS = PLACE | descriptions(registry.EVALUATED) | descriptions(registry.OVER_TIME) | WORK | TIME
 
 # in the names of columns about the spread over clients
 SPREADS = ("median", "worst", "best", "variance", "jain", "absent", "unseen")

@@ -183,12 +183,33 @@ MEASURED = _by_column(
         "Euclidean distance of the evaluated model to the performatively optimal point",
     ),
     _distance(
+        "tracking_error",
+        "tracking error",
+        "Euclidean distance of the evaluated model to the minimiser of the risk on the data of the current round, or "
+        "with a shift to the performatively stable point of these data, if the data drift",
+    ),
+    _distance(
         "distance_to_nash",
         "distance to the Nash equilibrium",
         "Euclidean distance of the evaluated model, all players' decisions, to their Nash equilibrium",
     ),
 )
-DISTANCES = ("distance_to_optimum", "distance_to_ps", "distance_to_po", "distance_to_nash")  # on logarithmic axes
+DISTANCES = (
+    "distance_to_optimum",
+    "distance_to_ps",
+    "distance_to_po",
+    "tracking_error",
+    "distance_to_nash",
+)  # on logarithmic axes
+OVER_TIME = _by_column(  # sums over rounds, of data that drift
+    _loss(
+        "dynamic_regret",
+        "dynamic regret",
+        "sum over rounds of the (performative) risk of the evaluated model on the data of the round minus the lowest "
+        "risk on these data; a round that is not evaluated counts like the next one that is",
+    ),
+)
+REGRET = "dynamic_regret"
 WORK = _by_column(
     MetricDescription(
         "active_clients",
@@ -363,7 +384,7 @@ EVALUATED = MEASURED | {name: column for model in MODELS for name, column in _of
 PERSONAL = {
     name: column for model in PERSONAL_MODELS for name, column in _of(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
 } | _by_column(VALIDATED)
-METRICS = PLACE | EVALUATED | PERSONAL | WORK | TIME | DIAGNOSTICS
+METRICS = PLACE | EVALUATED | OVER_TIME | PERSONAL | WORK | TIME | DIAGNOSTICS
 
 _MODEL = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
 _SPREAD = re.compile(

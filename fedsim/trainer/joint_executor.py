@@ -139,6 +139,8 @@ class JointExecutor:
 def compatible(first: Trainer, second: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
     ours, theirs = first.batches, second.batches
+    if ours.data.drift.active or theirs.data.drift.active:
+        return False  # a drift looks its clients up in the federation of its own run
     if ours.federation.ranks.count > 1 or (ours.work, ours.keyed) != (theirs.work, theirs.keyed):
         return False
     return (

@@ -133,6 +133,28 @@ RESTING = {
     "dataset.slope": ([*POINTS, "dataset.slope=0.5"], ["dataset.points=null"]),
     "dataset.variance": ([*MEANS, "dataset.variance=0.5"], ["dataset.means=null"]),
     "partition.exponent": (["partition=quantity", "partition.exponent=2"], ["partition.law=power"]),
+    "drift.direction": (
+        ["drift=linear", "drift.direction=[1]", "drift.moves=targets"],
+        [*MEANS, "drift.moves=features"],
+    ),
+    "drift.plane": (
+        ["drift=linear", "drift.plane=[1,0]", "dataset=binary_gaussians", "dataset.dimension=2", "partition=natural"],
+        ["drift.moves=rotation"],
+    ),
+    "drift.seed": (["drift=linear", "drift.seed=3"], ["drift.spread=0.5"]),
+    "drift.references": ([*LOCATION, "drift=linear", "drift.references=none"], ["shift=none"]),
+    "drift.references_seconds": (
+        ["drift=linear", "drift.references=none", "drift.references_seconds=9"],
+        ["drift.references=always"],
+    ),
+    "drift.first": (
+        ["drift=by_client", "drift.first=3", "drift.rounds_of_clients=[1,1,1,1,1,1]"],
+        ["drift.rounds_of_clients=null"],
+    ),
+    "drift.last": (
+        ["drift=by_client", "drift.last=30", "drift.rounds_of_clients=[1,1,1,1,1,1]"],
+        ["drift.rounds_of_clients=null"],
+    ),
     "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
     "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),
     "contamination.clients": (["contamination.clients=[1]", *ROTTEN], WOKEN),
