@@ -57,6 +57,7 @@ class Purpose(IntEnum):
     WIDTH = 36
     DRIFT = 40
     ONSET = 41
+    ARRIVAL = 42
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

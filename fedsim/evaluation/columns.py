@@ -17,7 +17,7 @@ PLACE, MEASURED, WORK, TIME = map(descriptions, (registry.PLACE, registry.MEASUR
 COLUMNS = PLACE | descriptions(registry.EVALUATED) | descriptions(registry.OVER_TIME) | WORK | TIME
 
 # in the names of columns about the spread over clients
-SPREADS = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
+SPREADS = ("median", "worst", "best", "variance", "jain", "absent", "unseen", "present", "departed")
 
 
 def fraction(metric: str) -> bool:

@@ -305,6 +305,12 @@ DIAGNOSTICS = _by_column(  # requested by `diagnostics`
         "diagnostics",
     ),
     MetricDescription(
+        "present_clients",
+        "clients present",
+        "number of clients that have joined and have not left for good",
+        "diagnostics",
+    ),
+    MetricDescription(
         "staleness_mean",
         "staleness, mean over clients",
         "rounds since a client last participated (since round 0 for clients that have not participated): mean over "
@@ -388,7 +394,7 @@ METRICS = PLACE | EVALUATED | OVER_TIME | PERSONAL | WORK | TIME | DIAGNOSTICS
 
 _MODEL = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
 _SPREAD = re.compile(
-    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|median|{SHARE.pattern})"
+    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|present|departed|median|{SHARE.pattern})"
 )
 _ADDED = re.compile(r"(test|train|validation)_(\w+)")  # columns of users' metrics
 _SPREAD_LABELS = {
@@ -396,6 +402,8 @@ _SPREAD_LABELS = {
     "jain": "Jain's index over clients",
     "absent": "clients absent in the last round",
     "unseen": "clients that never participated",
+    "present": "clients present",
+    "departed": "clients that have left",
     "median": "median over clients",
     f"worst{TENTH}": WORST_DECILE_LABEL,
     f"best{TENTH}": WORST_DECILE_LABEL.replace("worst", "best"),

@@ -34,6 +34,7 @@ SOMETIMES = ["availability=stationary"]
 UNEQUAL = ["partition=quantity"]
 EQUAL = ["partition=equal"]
 ADAPTIVE = ["local=profl", *BESIDE["shift=demand"], "shift=demand"]
+JOINED = ["availability=arrivals", "availability.joins=[0,0,1,1,2,2]"]
 # For every key that may rest: a composition in which it does, and what wakes it.
 RESTING = {
     "local.alpha_every": (["local=apfl", "local.alpha_every=step"], ["local.adaptive=true"]),
@@ -114,6 +115,18 @@ RESTING = {
         ["shift.references=auto"],
     ),
     "shift.epsilon": ([*LOCATION, "shift.epsilon=0.5", "shift.epsilons=[0,0,0,0,0,0]"], ["shift.epsilons=null"]),
+    "availability.initial": ([*JOINED, "availability.initial=0.1"], ["availability.joins=null"]),
+    "availability.rate": ([*JOINED, "availability.rate=0.1"], ["availability.joins=null"]),
+    "availability.order": ([*JOINED, "availability.order=number"], ["availability.joins=null"]),
+    "availability.batch": (
+        ["availability=arrivals", "availability.batch=2", "availability.rate=0"],
+        ["availability.rate=1"],
+    ),
+    "availability.lifetime": (
+        ["availability=arrivals", "availability.lifetime=3", "availability.leaves=[1,2,3,4,5,6]"],
+        ["availability.leaves=null"],
+    ),
+    "availability.law": (["availability=arrivals", "availability.law=constant"], ["availability.lifetime=3"]),
     "availability.floor": (["availability=stationary", "availability.floor=0.1"], ["availability.floor=0.6"]),
     "availability.shape": (["availability=device_sessions", "availability.shape=2"], ["availability.law=weibull"]),
     "availability.persistence": (

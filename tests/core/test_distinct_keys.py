@@ -61,6 +61,7 @@ HOMES = {  # purpose → files of ours that name it; for a purpose of a whole fo
     "POINT": "local/exploring.py", "MIXTURE": "shift/shift.py", "CLUSTER": "strategies/ifca.py", "TIE": "core/ties.py",
     "EVENT": "availability/clock/events.py",
     "DRIFT": "data/drift", "ONSET": "data/drift/paths.py",
+    "ARRIVAL": "availability/arrivals.py",
     "CAPACITY": "models/capacity.py", "CHANNEL": "models/capacity.py", "WIDTH": "models/capacity.py",
 }  # fmt: skip
 PASSED_ON = ("rng.py", "client_data.py", "heterogeneity.py")  # they ask for others
