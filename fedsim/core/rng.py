@@ -58,6 +58,7 @@ class Purpose(IntEnum):
     DRIFT = 40
     ONSET = 41
     ARRIVAL = 42
+    DEVICE = 43
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

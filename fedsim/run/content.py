@@ -67,10 +67,17 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
                     description,
                     np.concatenate([split_table.offsets.astype(np.int64), split_table.order.astype(np.int64)]),
                 )
-    for name, values in run.availability.record_of().items():
-        yield f"the record of availability ({name})", values
+    yield from _records(run)
     for name, value in run.naming.constants.items():
         yield f"{name}, a frozen part of the model,", _array(value)
+
+
+def _records(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
+    """What availability and clock have read from files."""
+    for name, values in run.availability.record_of().items():
+        yield f"the record of availability ({name})", values
+    for name, values in run.pace.clock.record_of().items():
+        yield f"the table of devices ({name})", values
 
 
 def _array(values: Tensor | np.ndarray) -> np.ndarray:

@@ -153,6 +153,8 @@ WHERE: dict[str, tuple[list[str], str]] = {
         "0.9",
     ),
     "clock.deadline": (TIMED, "0.011"),
+    "clock.devices": (["clock=devices"], "devices.csv"),
+    "clock.compute_law": ([*TIMED, "clock.compute_spread=1"], "pareto"),
     "clock.late": ([*TIMED, "clock.deadline=0.011"], "partial"),
     "clock.link_spread": (["clock=devices", "clock.up=1000"], "1.0"),
     "columns.travels": (["model=mlp", "model.hidden=[4]", "columns=by_name", "columns.travels=[weight]"], "[bias]"),
@@ -311,6 +313,7 @@ def more_files(folder: Path) -> None:
     (folder / "people.csv").write_text(
         "\n".join([f"{people[0]},part", *(f"{line},{parts[n % 3]}" for n, line in enumerate(people[1:]))])
     )
+    (folder / "devices.csv").write_text("compute,up\n0.1,10\n0.3,20\n")
     clients = range(12)
     columns = [f"{k},{k},{k + 9},{k % 5},{11 - k},{k + 20}" for k in clients]
     (folder / "log.csv").write_text("\n".join(["client,from,to,begun,other,done", *columns]))

@@ -107,6 +107,19 @@ RESTING = {
     "uplink.gaussian.rate": (["uplink=gaussian", "uplink.gaussian.rate=0.5"], ["uplink.gaussian.quantile=0.5"]),
     "uplink.topk.fraction": (["uplink=topk", "uplink.topk.fraction=0.5", "uplink.topk.k=3"], ["uplink.topk.k=null"]),
     "clock.late": (["clock=devices", "clock.late=partial"], ["clock.deadline=1"]),
+    "clock.compute": (
+        ["clock=devices", "clock.compute=0.5", "clock.devices={compute:[0.1]}"],
+        ["clock.devices=null"],
+    ),
+    "clock.down": (
+        ["clock=devices", "clock.down=9", "clock.devices={compute:[0.1],down:[4]}"],
+        ["clock.devices={compute:[0.1]}"],
+    ),
+    "clock.up": (
+        ["clock=devices", "clock.up=9", "clock.devices={compute:[0.1],up:[4]}"],
+        ["clock.devices={compute:[0.1]}"],
+    ),
+    "clock.compute_law": (["clock=devices", "clock.compute_law=pareto"], ["clock.compute_spread=0.5"]),
     "clock.link_spread": (["clock=devices", "clock.link_spread=0.5"], ["clock.up=1000"]),
     "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
     "shift.box": ([*LOCATION, "shift.box=[0,9]", "shift.references=none"], ["shift.references=auto"]),
