@@ -20,6 +20,7 @@ from fedsim.data.partition import Dirichlet
 from fedsim.evaluation.personal import Personal
 from fedsim.local import PG, SGD
 from fedsim.models import Mean
+from fedsim.run.together import run_together
 from fedsim.shift import Contribution, Location
 from fedsim.strategies import FedBuff
 
@@ -390,3 +391,18 @@ def test_asynchronous_runs_drift_too():
     assert torch.equal(run(Linear(0.0), 0.4), run(None, 0.4))
     assert (run(Linear(0.1)) - run(None)).abs().min() > 1
     assert torch.allclose(run(Linear(0.1)), run(Linear(0.1), 0.0), atol=1e-12)
+
+
+@pytest.mark.slow
+def test_runs_in_lockstep_have_the_numbers_that_they_have_alone():
+    def simulations():
+        for speed, moves in ((0.3, "features"), (-0.2, "labels"), (0.0, "features")):
+            yield Simulation(
+                blobs(), Softmax, clients=3, local=SGD(lr=0.3, steps=2, batch_size=4), rounds=4, seeds=[0, 1],
+                drift=Linear(speed, moves=moves), ridge=0.1, evaluation=EVERY, execution=DOUBLE,
+            )  # fmt: skip
+
+    for together, simulation in zip(run_together(list(simulations())), simulations(), strict=True):
+        alone = simulation.run()
+        assert torch.allclose(together.state.model, alone.state.model, atol=1e-12)
+        assert together.history[-1]["dynamic_regret"] == pytest.approx(alone.history[-1]["dynamic_regret"], abs=1e-9)

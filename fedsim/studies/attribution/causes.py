@@ -88,6 +88,7 @@ CAUSES = (
     Cause("heterogeneity", "heterogeneity", _iid, "IID shares of the same data"),
     Cause("batches", "batch noise", _full_batches, "full batches"),
     Cause("shift", "performative shift", _group("shift", "none"), "data that do not react to the model"),
+    Cause("data_drift", "data drift", _group("drift", "none"), "data whose distribution does not change"),
     Cause("attack", "attack", _group("attack", "none"), "no attacker"),
     Cause("contamination", "contamination", _group("contamination", "none"), "clean samples"),
     Cause("privacy", "privacy noise", _no_uplink(private=True), "neither clipping nor noise"),
