@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.data.drift.movements import weight_type
 from fedsim.data.samples import ClientData
 
 
@@ -39,6 +40,6 @@ class DriftingTestSet:
         samples = {name: value[:, None] for name, value in batch.items()}  # each a batch of one
         drifted = [drift.displaced(samples, by, of, None) for by, of in zip(displacements, replicates, strict=True)]
         if drift.weighs:  # also where a replicate's fractions are as stored
-            ones = torch.ones(len(number), 1, dtype=batch["x"].dtype, device=batch["x"].device)
+            ones = torch.ones(len(number), 1, dtype=weight_type(batch), device=batch["x"].device)
             drifted = [{"weight": ones} | of_replicate for of_replicate in drifted]
         return [{name: value[:, 0] for name, value in of_replicate.items()} for of_replicate in drifted]

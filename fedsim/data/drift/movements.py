@@ -156,9 +156,14 @@ class LabelFractions(Movement):
         held = self.of_test[None] if client is None else self.fractions[replicate, client]
         factors = np.exp(amount[:, None] * self.tilt)  # [c, K]
         total = (np.nan_to_num(held) * factors).sum(1, keepdims=True)
-        of_class = torch.as_tensor(factors / np.where(total > 0, total, 1.0)).to(batch["x"].dtype)
+        of_class = torch.as_tensor(factors / np.where(total > 0, total, 1.0)).to(weight_type(batch))
         weight = of_class.to(batch["x"].device, non_blocking=True).gather(1, batch["y"].to(torch.int64))
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}
+
+
+def weight_type(batch: Batch) -> torch.dtype:
+    """The type of importance weights: that of the inputs, unless these are tokens."""
+    return batch["x"].dtype if batch["x"].is_floating_point() else torch.get_default_dtype()
 
 
 def need_numbers(dataset: Dataset, moves: str) -> None:

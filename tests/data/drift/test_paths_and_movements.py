@@ -152,6 +152,14 @@ def test_label_fractions_are_tilted_and_weights_have_mean_one():
     assert np.array_equal(masked, weight * padded["weight"].numpy())
 
 
+def test_samples_of_tokens_have_real_weights():
+    fractions = np.array([[[0.5, 0.3, 0.2], [0.0, 0.25, 0.75]]])
+    batch = {"x": torch.zeros(2, 3, 4, dtype=torch.int64), "y": torch.arange(3).expand(2, 3)}
+    weight = moved(Linear(moves="labels"), stored((4,), 3), batch, (0.7, -2.0), fractions)["weight"]
+    assert weight.is_floating_point()
+    assert 0 < weight[0, 0] < 1
+
+
 def test_nothing_moves_by_zero():
     batch = batch_of((3,), classes=2)
     for moves in ("features", "rotation", "targets", "labels"):
