@@ -29,6 +29,7 @@ def assert_mean(values, expected, sigma):
     assert abs(values.mean() - expected) <= 5 * sigma / np.sqrt(len(values))
 
 
+@pytest.mark.slow
 def test_the_population_is_that_of_an_infinite_server_queue():
     """M/M/∞ from empty: Poisson with mean λ L (1 − e^{−t/L}), of whom p takes part; none of 60 clients is missing."""
     process = open_population()
@@ -51,6 +52,7 @@ def test_clients_take_part_as_often_as_they_are_present():
     assert np.array_equal(process.probabilities(40), 0.3 * process.present(40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_batches_arrive_together(batch):
     """With constant lifetimes all who arrived in the last L rounds are present: b Poisson(λ L), which has variance b² λ
@@ -63,6 +65,7 @@ def test_batches_arrive_together(batch):
     assert np.var(present) == pytest.approx(batch * mean, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("law", "shape"), [("lognormal", 1.2), ("weibull", 0.5), ("weibull", 3.0)])
 def test_the_mean_population_depends_on_lifetimes_by_their_mean_only(law, shape):
     """M/G/∞ at rest: Poisson(λ L) for these lifetimes too; even the longest tails are at rest after 400 rounds."""
