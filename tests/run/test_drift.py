@@ -195,6 +195,7 @@ def test_replicates_with_different_speeds_are_apart():
             assert np.allclose([row[name] for row in rows], [row[name] for row in alone.history], atol=1e-9), name
 
 
+@pytest.mark.slow
 def test_random_walks_of_replicates_are_those_of_their_seeds():
     def run(seeds):
         return mean_estimation(RandomWalk(0.3), Location(0.3), seeds=seeds, rounds=6).run().state.model

@@ -44,6 +44,7 @@ def test_a_file_in_fedscales_units_is_read(build, tmp_path):
     assert times.link == pytest.approx(np.full(8, (1280 + 2560) / (5648 * 128)))
 
 
+@pytest.mark.slow
 def test_equal_devices_are_the_settings_bit_for_bit(build):
     of_table, of_settings = (
         run_of(build(clock=clock))
