@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from fedsim.availability.availability import Population
-from fedsim.availability.lengths import LAWS, check_shape, standard_lengths
+from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape, standard_lengths
 from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli
 from fedsim.availability.trajectories import Trajectory
@@ -93,14 +93,14 @@ class Arrivals(Bernoulli):
         super().__init__(base, trajectory, floor)
         self.initial, self.rate, self.batch, self.joins, self.order = initial, rate, batch, joins, order
         self.lifetime, self.lifetimes, self.shape, self.leaves = lifetime, law, shape, leaves
-        if law in LAWS:
+        if law in SHAPE_RANGE_BY_LAW:
             check_shape(law, shape)
         if joins is None and initial == 0 and rate == 0:
             raise ConfigError(key="rate", value=0, needs="lets no client join a population that is empty; raise it")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        draws = rng.of_seeds(population.seeds, self._times, rng.Purpose.ARRIVAL)  # [R, 2, m]
+        draws = rng.draws_by_seed(population.seeds, self._times, rng.Purpose.ARRIVAL)  # [R, 2, m]
         self._joins = self._given("joins", self.joins, draws[:, 0])
         self._leaves = self._given("leaves", self.leaves, self._joins + draws[:, 1])
 

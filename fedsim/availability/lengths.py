@@ -6,7 +6,11 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError
 
-LAWS = {"exponential": (1.0, 1.0), "lognormal": (0.0, 3.0), "weibull": (0.3, 20.0)}  # and what `shape` may be
+SHAPE_RANGE_BY_LAW = {
+    "exponential": (1.0, 1.0),
+    "lognormal": (0.0, 3.0),
+    "weibull": (0.3, 20.0),
+}  # and what `shape` may be
 
 
 def check_shape(law: str, shape: float) -> None:
@@ -15,7 +19,7 @@ def check_shape(law: str, shape: float) -> None:
     Raises:
         ConfigError: naming what it may be.
     """
-    minimum, maximum = LAWS[law]
+    minimum, maximum = SHAPE_RANGE_BY_LAW[law]
     if law != "exponential" and not minimum <= shape <= maximum:
         raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
 

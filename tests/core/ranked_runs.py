@@ -25,7 +25,7 @@ from fedsim.data import drift as data_drift
 from fedsim.data.contamination import Gaussian
 from fedsim.data.datasets import Dataset, GaussianMean, Pricing
 from fedsim.data.partition import Natural
-from fedsim.evaluation.diagnostics import NAMES
+from fedsim.evaluation.diagnostics import DIAGNOSTIC_NAMES
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PerFedAvg, ProFL
 from fedsim.models import MLP, Linear, Mean
@@ -150,7 +150,11 @@ CASES = {
     "uplink": lambda: {"uplink": Uplink(TopK(k=5), QSGD(3))},
     "diagnostics": lambda: (
         VALIDATED
-        | {"evaluation": EvaluationOptions(every=2, diagnostics=[name for name in NAMES if name != "presence"])}
+        | {
+            "evaluation": EvaluationOptions(
+                every=2, diagnostics=[name for name in DIAGNOSTIC_NAMES if name != "presence"]
+            )
+        }
     ),
     "drift": lambda: {
         "drift": data_drift.Linear(0.2, moves="labels", spread=0.5),

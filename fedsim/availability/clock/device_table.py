@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing, read_columns
 
 KEY = "clock.devices"
 BACKWARD = 3.0  # a training sample takes as long as so many inferences, as FedScale assumes
@@ -35,7 +35,7 @@ class DeviceTable:
     """
 
     def __init__(self, source: Any) -> None:
-        table = columns(source, key=KEY)
+        table = read_columns(source, key=KEY)
         label = f"{KEY}={source}" if isinstance(source, (str, Path)) else KEY
         self.down: np.ndarray | None
         self.up: np.ndarray | None
@@ -58,7 +58,7 @@ class DeviceTable:
         more clients.
         """
         count = len(self.compute)
-        orders = rng.of_seeds(seeds, lambda draw: draw.permutation(count), rng.Purpose.DEVICE)
+        orders = rng.draws_by_seed(seeds, lambda draw: draw.permutation(count), rng.Purpose.DEVICE)
         return np.asarray(orders[:, np.arange(clients) % count].reshape(-1))
 
     def record_of(self) -> dict[str, np.ndarray]:

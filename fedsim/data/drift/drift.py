@@ -19,8 +19,8 @@ from fedsim.core.constraints import CountOrZero, NonNegative, OneOf, Positive, R
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import per_client
-from fedsim.core.per_seed import PerSeed, Setting
+from fedsim.core.heterogeneity import numbers_per_client
+from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift.movements import MOVEMENTS, Features, LabelFractions, Movement, Rotation, Targets
 
@@ -98,7 +98,9 @@ class Drift(Validated, ABC):
             dataset: of the run.
         """
         factors: Real | Sequence[Real] = 1.0 if self.factors is None else self.factors
-        drawn = per_client("drift.factors", factors, self.spread, federation.clients, self.seed, rng.Purpose.DRIFT)
+        drawn = numbers_per_client(
+            "drift.factors", factors, self.spread, federation.clients, self.seed, rng.Purpose.DRIFT
+        )
         self._factors, self.seeds = drawn.numpy(), federation.seeds
         self._movement = self._movement_of(federation, dataset)
 
@@ -152,6 +154,6 @@ class NoDrift(Drift):
         return np.zeros(len(t))
 
 
-def of_replicates(setting: Setting, replicate: np.ndarray) -> np.ndarray | float:
+def of_replicates(setting: NumberOrPerSeed, replicate: np.ndarray) -> np.ndarray | float:
     """A setting's number of each of these replicates [c], or the number that all share."""
     return np.asarray(setting.values)[replicate] if isinstance(setting, PerSeed) else setting

@@ -113,7 +113,7 @@ class RandomWalk(Drift):
             return
         positions = np.concatenate([self._positions, np.zeros((max(t + 1 - known, known), self._positions.shape[1]))])
         for step in range(known, len(positions)):
-            drawn = rng.of_seeds(self.seeds, lambda draws: draws.standard_normal(), rng.Purpose.DRIFT, step)
+            drawn = rng.draws_by_seed(self.seeds, lambda draws: draws.standard_normal(), rng.Purpose.DRIFT, step)
             positions[step] = (1 - self.reversion) * positions[step - 1] + drawn
         self._positions = positions
 
@@ -158,16 +158,16 @@ class ByClient(Drift):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)
-        clients, given = federation.clients, self.rounds_of_clients
-        if given is None:
+        clients, given_rounds = federation.clients, self.rounds_of_clients
+        if given_rounds is None:
             spread = np.rint(np.linspace(self.first, self.last, clients)).astype(np.int64)
             self._changes = rng.generator(self.seed, rng.Purpose.ONSET).permutation(spread)
             return
-        if len(given) != clients:
+        if len(given_rounds) != clients:
             raise ConfigError(
-                f"drift.rounds_of_clients has {len(given)} entries, but clients={clients}; give one per client"
+                f"drift.rounds_of_clients has {len(given_rounds)} entries, but clients={clients}; give one per client"
             )
-        self._changes = np.asarray(given, dtype=np.int64)
+        self._changes = np.asarray(given_rounds, dtype=np.int64)
 
     def path(self, t: np.ndarray, replicate: np.ndarray) -> np.ndarray:
         return np.broadcast_to(np.asarray(of_replicates(self.size, replicate), dtype=np.float64), t.shape)

@@ -18,15 +18,21 @@ from fedsim.evaluation.performative.optimal import optimal_point
 from fedsim.evaluation.performative.references import (
     MINIMISER,
     References,
-    Solved,
+    ReplicateReferences,
     points_at,
     reason_not_computed,
     sought_points,
 )
 from fedsim.evaluation.performative.risk import Risk
-from fedsim.evaluation.performative.search import Search
-from fedsim.evaluation.performative.solvers import FLAT_CURVATURE_RATIO, Box, find_zero, free, slowest_decay
-from fedsim.evaluation.performative.stable import MOST_PARAMETERS, TOLERANCE, stable_point
+from fedsim.evaluation.performative.search import EvaluationCounter
+from fedsim.evaluation.performative.solvers import (
+    FLAT_CURVATURE_RATIO,
+    BoxBounds,
+    find_zero,
+    free_coordinates,
+    slowest_decay,
+)
+from fedsim.evaluation.performative.stable import MAX_JACOBIAN_PARAMETERS, STABLE_POINT_TOLERANCE, stable_point
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 
@@ -47,7 +53,7 @@ class ReferencePath(References):
         by_round: round → reference points of every replicate, of all evaluated rounds.
     """
 
-    def __init__(self, risks: Sequence[Risk], by_round: dict[int, list[Solved]]) -> None:
+    def __init__(self, risks: Sequence[Risk], by_round: dict[int, list[ReplicateReferences]]) -> None:
         last = by_round[max(by_round)]
         self.risks, self.by_round, self._expected = list(risks), by_round, sorted(by_round)
         super().__init__(by_round[0])
@@ -81,7 +87,7 @@ class ReferencePath(References):
             ]
         )
 
-    def _solved_in(self, t: int) -> list[Solved]:
+    def _solved_in(self, t: int) -> list[ReplicateReferences]:
         """The points of round t; of one that was not expected to be evaluated, they are searched now."""
         if t not in self.by_round:
             before = max(expected for expected in self._expected if expected <= t)
@@ -112,12 +118,12 @@ def reference_path(
     reason = reason_not_computed(model, data, options.references, group)
     if reason:
         log.info("reference points are %s", reason)
-        return References([Solved(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
-    search = Search(options.references_seconds, group=group)
+        return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
+    search = EvaluationCounter(options.references_seconds, group=group)
     risks = [Risk(model, shift, data, r, search=search) for r in range(len(initial))]
-    twins, by_round = _twins(risks, data, initial, rounds), dict[int, list[Solved]]()
+    twins, by_round = _twins(risks, data, initial, rounds), dict[int, list[ReplicateReferences]]()
     for before, t in zip([-1, *rounds], rounds, strict=False):
-        solutions = list[Solved]()
+        solutions = list[ReplicateReferences]()
         for r, start in enumerate(initial.to(torch.float64)):
             if twins[r] < r:
                 solutions.append(solutions[twins[r]])
@@ -143,13 +149,13 @@ def _twins(risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Seq
     return [signatures.index(signature) for signature in signatures]
 
 
-def follow(risk: Risk, before: Solved, earlier: int, t: int) -> Solved:
+def follow(risk: Risk, before: ReplicateReferences, earlier: int, t: int) -> ReplicateReferences:
     """The reference points of round t of one replicate, searched from those of an earlier round; the same ones where
     the data have not moved since.
     """
     if np.array_equal(risk.displacements(earlier), risk.displacements(t)):
         return before
-    moved, solved, box = risk.at(t), Solved(), risk.shift.box
+    moved, solved, box = risk.at(t), ReplicateReferences(), risk.shift.box
     for column, name in sought_points(risk.shift).items():
         if column not in before.points:
             solved.verdicts[column] = before.verdicts[column]
@@ -164,7 +170,7 @@ def follow(risk: Risk, before: Solved, earlier: int, t: int) -> Solved:
                 point = _followed_optimum(moved, start, [*solved.points.values()], box)
             else:
                 point = nash_point(moved, start, box) if name == "nash" else stable_point(moved, start, box)
-            if column not in solved.slopes and name != "nash" and box is None and len(point) <= MOST_PARAMETERS:
+            if column not in solved.slopes and name != "nash" and box is None and len(point) <= MAX_JACOBIAN_PARAMETERS:
                 solved.slopes[column] = (
                     moved.performative_hessian(point) if name == "optimal" else moved.decoupled_jacobian(point)
                 )
@@ -186,21 +192,21 @@ def _affine_step(risk: Risk, name: str, start: Tensor, slope: Tensor) -> Tensor 
     Where the drift moves the zero of an affine field, this is exact, and what was checked of the slope still holds.
     """
     field = risk.performative_gradient if name == "optimal" else risk.decoupled_gradient
-    risk.search.doing = "following the reference points"
+    risk.search.activity = "following the reference points"
     try:
         point = start - torch.linalg.solve(slope, field(start))
     except RuntimeError:  # a singular slope
         return None
-    return point if float(field(point).norm()) <= TOLERANCE * (1 + float(point.norm())) else None
+    return point if float(field(point).norm()) <= STABLE_POINT_TOLERANCE * (1 + float(point.norm())) else None
 
 
-def _followed_optimum(risk: Risk, start: Tensor, others: list[Tensor], box: Box) -> Tensor:
+def _followed_optimum(risk: Risk, start: Tensor, others: list[Tensor], box: BoxBounds) -> Tensor:
     """[d] a minimum of the performative risk near `start`, by Newton's method; else by a search from these points."""
-    risk.search.doing = "following θ^PO"
-    if len(start) <= MOST_PARAMETERS:
-        point = find_zero(risk.performative_gradient, risk.performative_hessian, start, box, TOLERANCE)
+    risk.search.activity = "following θ^PO"
+    if len(start) <= MAX_JACOBIAN_PARAMETERS:
+        point = find_zero(risk.performative_gradient, risk.performative_hessian, start, box, STABLE_POINT_TOLERANCE)
         if point is not None:
-            moving = free(point, risk.performative_gradient(point), box)
+            moving = free_coordinates(point, risk.performative_gradient(point), box)
             if slowest_decay(risk.performative_hessian(point), moving) > FLAT_CURVATURE_RATIO:
                 return point
     return optimal_point(risk, [start, *others], box)
