@@ -32,6 +32,7 @@ ORDER = (
     "dataset",
     "partition",
     "availability",
+    "drift",
     "shift",
     "contamination",
     "model",

@@ -13,7 +13,7 @@ from fedsim.evaluation.registry import MetricDescription
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 SECTIONS = {
-    "What is measured": registry.MODEL_METRICS,
+    "What is measured": registry.MODEL_METRICS | registry.OVER_TIME,
     "Diagnostics": registry.DIAGNOSTICS,
     "Models of clients": {
         name: metric
@@ -28,8 +28,8 @@ BEFORE = {
     "distances a closed form or a performative shift. If several models are evaluated (`evaluate`), the columns of "
     "further ones have the prefix `global_` (the server's model) or `client_mean_` (the mean of all clients' models).",
     "Diagnostics": "Columns that [`diagnostics`](results.md#metrics-over-clients) adds, in addition to "
-    "statistics over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent` and `…_unseen`, appended "
-    "to the column of a mean over clients.",
+    "statistics over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent`, `…_unseen`, "
+    "`…_present` and `…_departed`, appended to the column of a mean over clients.",
     "Models of clients": "Columns that [`personal`](configuration.md#personal) adds. The prefix names the model: "
     "`personal_` (the client's personal model), `localized_` (the client's model after the local steps of the "
     "next round) or `global_` (the server's model).",

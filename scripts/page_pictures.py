@@ -23,6 +23,7 @@ from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.availability import Availability, Bernoulli, Full, Groups
 from fedsim.data.datasets import GaussianMean
+from fedsim.data.drift import Linear
 from fedsim.data.partition import Natural
 from fedsim.local import PFL, SGD, PoFL
 from fedsim.models import Mean
@@ -41,6 +42,7 @@ STYLE: dict[Any, Any] = {
 CENTRES, SENSITIVITIES = (3.0, 1.0), (0.7, 0.1)
 # Two groups of clients for the bias: half have their optimum at 0, half at 1.
 RARE = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+RATE = 0.1  # of local steps on data that drift
 
 
 def main() -> None:
@@ -238,10 +240,49 @@ def _ended(strategy: Strategy, availability: Availability) -> list[float]:
     return [float(value) for value in simulation.run(tracking=Tracking(progress="none")).state.model[:, 0]]
 
 
+def lag(speed: float, epsilon: np.ndarray, steps: int) -> np.ndarray:
+    """The tracking error at rest under a linear drift, v / ((1 − ε)(1 − ρ)), of clients whose data react to each of E
+    local steps.
+    """
+    return speed / ((1 - epsilon) * (1 - (1 - RATE * (1 - epsilon)) ** steps))
+
+
+def drift_and_reaction() -> Figure:
+    """The tracking error by the strength of the reaction, as a formula and in runs."""
+    figure = Figure((7.2, 3.6), layout="constrained")
+    axes = figure.subplots()
+    epsilon, reactions = np.linspace(-1, 0.85, 200), (-1.0, -0.5, 0.0, 0.4, 0.8)
+    for (steps, speed), colour in {(5, 0.05): TEAL, (1, 0.05): GOLD, (1, 0.2): RED}.items():
+        axes.plot(epsilon, lag(speed, epsilon, steps), color=colour, lw=1.4)
+        errors = [tracked(speed, reaction, steps) for reaction in reactions]
+        axes.plot(reactions, errors, "o", color=colour, ms=6, label=f"v = {speed:g}, E = {steps}")
+    axes.set(xlabel="sensitivity ε of the data to the model", ylabel="tracking error", yscale="log")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    return figure
+
+
+def tracked(speed: float, epsilon: float, steps: int) -> float:
+    """The tracking error after 400 rounds."""
+    simulation = Simulation(
+        GaussianMean(clients=2, mean=1.0, variance=0.0, std=0.0),
+        Mean,
+        clients=2,
+        partition=Natural(),
+        shift=Location(epsilon),
+        drift=Linear(speed),
+        availability=Full(),
+        local=SGD(lr=RATE, steps=steps, batch_size=1),
+        rounds=400,
+        evaluation=EvaluationOptions(every=400),
+    )
+    return float(simulation.run(tracking=Tracking(progress="none")).history[-1]["tracking_error"])
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "matrix": matrix,
     "performative_points": performative_points,
     "participation_bias": participation_bias,
+    "drift_and_reaction": drift_and_reaction,
 }
 
 

@@ -41,6 +41,7 @@ LONG = (  # many runs: slow
     "extending.md",
     "first_run.md",
     "how_to_compare.md",
+    "how_to_drift.md",
     "how_to_events.md",
     "own_data.md",
     "participation.md",

@@ -27,6 +27,7 @@ PARTS = (
     "dataset",
     "partition",
     "availability",
+    "drift",
     "shift",
     "contamination",
     "local",

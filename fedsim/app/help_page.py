@@ -11,7 +11,7 @@ from hydra.core.object_type import ObjectType
 
 LINE_WIDTH = 100
 GROUPS_BY_SECTION = {  # what comes first in a run comes first
-    "data": ("dataset", "dataset/augment", "partition", "contamination"),
+    "data": ("dataset", "dataset/augment", "partition", "drift", "contamination"),
     "availability": ("availability", "availability/base", "availability/trajectory"),
     "performative shift": ("shift",),
     "model": ("model", "columns", "capacity", "personal"),

@@ -10,6 +10,7 @@ from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.targets import Kind
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets.dataset_kinds import AUGMENTATION_KIND, DATASET_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND
+from fedsim.data.drift import Drift
 from fedsim.data.partition import Partition
 from fedsim.data.partition.flwr import PARTITIONER_KIND
 from fedsim.evaluation.personal import Personal
@@ -35,6 +36,7 @@ _KIND_BY_GROUP = {
     "dataset": DATASET_KIND,
     "partition": _kind_of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER_KIND}),
     "availability": _kind_of(Availability, "fedsim.availability"),
+    "drift": _kind_of(Drift, "fedsim.data.drift"),
     "shift": _kind_of(Shift, "fedsim.shift"),
     "contamination": _kind_of(Contamination, "fedsim.data.contamination"),
     "model": MODEL_KIND,

@@ -1,5 +1,6 @@
 """Availability processes: which clients can participate in a round, with probabilities p_i^t = p_i · f_i(t)."""
 
+from fedsim.availability.arrivals import Arrivals
 from fedsim.availability.availability import Availability, Population
 from fedsim.availability.correlated import CommonFactor, CommonShock
 from fedsim.availability.cyclic import Cyclic
@@ -21,6 +22,7 @@ from fedsim.availability.trace_table import TraceTable
 from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase, Stationary, Trajectory
 
 __all__ = [
+    "Arrivals",
     "Availability",
     "Bernoulli",
     "ClassCorrelated",

@@ -70,9 +70,11 @@ class Availability(Validated, ABC):
         law: for algorithms that are defined under one law alone: 'full' everybody, always; 'uniform_k' K clients
             uniformly without replacement; 'multiset' K draws with replacement by the data fractions; the name of any
             other; '' where a process of one's own does not say, which is then taken at its word.
+        changes_population: whether clients join after round 0, or leave for good.
         unknown_reason: why nobody knows the true p_i^t, the rest of a sentence; '' where `probabilities` are true.
     """
 
+    changes_population: bool = False
     law: str = ""
     unknown_reason: str = ""
     population: Population
@@ -81,6 +83,14 @@ class Availability(Validated, ABC):
     def setup(self, population: Population) -> None:
         """Fix who exists. Override to precompute or to check the options against the population."""
         self.population = population
+
+    def present(self, t: int) -> np.ndarray:
+        """[R, m] bool: the clients that have joined by round t and have not left for good."""
+        return np.ones(self.population.shape, dtype=bool)
+
+    def departed(self, t: int) -> np.ndarray:
+        """[R, m] bool: the clients that have left for good by round t."""
+        return np.zeros(self.population.shape, dtype=bool)
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than the process knows (most know them all)."""

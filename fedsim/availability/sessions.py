@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from fedsim.availability.availability import Availability, Population, uniforms
+from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape, standard_lengths
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.processes import Walk
 from fedsim.availability.trajectories import Stationary, Trajectory
@@ -15,12 +16,6 @@ from fedsim.core import rng
 from fedsim.core.constraints import NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-
-SHAPE_RANGE_BY_LAW = {
-    "exponential": (1.0, 1.0),
-    "lognormal": (0.0, 3.0),
-    "weibull": (0.3, 20.0),
-}  # and what `shape` may be
 
 
 @dataclass
@@ -79,9 +74,7 @@ class DeviceSessions(Availability):
             raise ConfigError(key="length", value=length, needs="must be 1 or more rounds; toss coins for shorter ones")
         self.lengths = law
         self.shape = shape
-        minimum, maximum = SHAPE_RANGE_BY_LAW[self.lengths]
-        if self.lengths != "exponential" and not minimum <= self.shape <= maximum:
-            raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
+        check_shape(law, shape)
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -124,16 +117,5 @@ class DeviceSessions(Availability):
     def _session_lengths(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
         """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            lengths = mean * self._standard_lengths(u, biased)
+            lengths = mean * standard_lengths(self.lengths, self.shape, u, biased)
         return np.where(np.isinf(mean), np.inf, lengths)
-
-    def _standard_lengths(self, u: np.ndarray, biased: bool) -> np.ndarray:
-        """Lengths of mean 1, by inversion."""
-        from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
-
-        if self.lengths == "lognormal":
-            normal = ndtri(np.clip(u, 1e-300, None))
-            return np.exp(self.shape * normal + (self.shape**2 / 2 if biased else -(self.shape**2) / 2))
-        k = self.shape if self.lengths == "weibull" else 1.0
-        power = gammaincinv(1 + 1 / k, u) if biased else -np.log1p(-u)
-        return power ** (1 / k) / gamma(1 + 1 / k)

@@ -55,6 +55,10 @@ class Purpose(IntEnum):
     CAPACITY = 34
     CHANNEL = 35
     WIDTH = 36
+    DRIFT = 40
+    ONSET = 41
+    ARRIVAL = 42
+    DEVICE = 43
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

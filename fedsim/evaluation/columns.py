@@ -23,10 +23,12 @@ def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
 PLACE, MEASURED, WORK, TIME = map(
     descriptions, (registry.PROGRESS_COLUMNS, registry.MODEL_METRICS, registry.WORK_COLUMNS, registry.CLOCK_COLUMNS)
 )
-COLUMN_DESCRIPTIONS = PLACE | descriptions(registry.EVALUATED_MODEL_METRICS) | WORK | TIME
+COLUMN_DESCRIPTIONS = (
+    PLACE | descriptions(registry.EVALUATED_MODEL_METRICS) | descriptions(registry.OVER_TIME) | WORK | TIME
+)
 
 # in the names of columns about the spread over clients
-SPREAD_SUFFIXES = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
+SPREAD_SUFFIXES = ("median", "worst", "best", "variance", "jain", "absent", "unseen", "present", "departed")
 
 
 def is_fraction(metric: str) -> bool:

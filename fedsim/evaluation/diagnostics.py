@@ -6,6 +6,7 @@
 | worst5, best20 | mean over this percentage of the clients | none |
 | absent | accuracy of clients absent in the last round, and of clients that never participated | one per client |
 | drift | distance of clients' models from the server's model after local training | one pass over their models |
+| presence | number of clients present; accuracy of clients present and of clients that have left for good | none |
 | staleness | rounds since each client participated: τ_max, τ_avg | three numbers per client |
 | power | how far the evaluated model moves the data distribution | shifting a sample of every client twice |
 | stability | distance to the best model on the data that the evaluated model induces | one minimisation of the risk |
@@ -24,7 +25,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.spread import FAIRNESS_MEASURES, WORST_OR_BEST_PATTERN
 
-DIAGNOSTIC_NAMES = ("fairness", "absent", "drift", "staleness", "utility")
+DIAGNOSTIC_NAMES = ("fairness", "absent", "drift", "presence", "staleness", "utility")
 PERFORMATIVE_DIAGNOSTICS = (
     "power",
     "stability",

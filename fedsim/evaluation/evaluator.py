@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData, ClientSamples
 from fedsim.evaluation.columns import MEASURED
+from fedsim.evaluation.drifting_test_set import DriftingTestSet
 from fedsim.evaluation.measured import (
     TEST,
     TRAINING,
@@ -28,6 +30,7 @@ from fedsim.evaluation.measured import (
 )
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
+from fedsim.evaluation.performative.references import References
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
@@ -41,8 +44,8 @@ class ExtraMetrics(Protocol):
 
     columns: dict[str, str]
 
-    def __call__(self, models: Tensor) -> dict[str, np.ndarray]:
-        """Column → [R], of models [R, d]."""
+    def __call__(self, models: Tensor, t: int = 0) -> dict[str, np.ndarray]:
+        """Column → [R], of models [R, d] on the data of round t."""
 
 
 class Evaluator:
@@ -75,7 +78,13 @@ class Evaluator:
         self.model, self.data, self.federation, self.shift = model, data, federation, shift
         self.dataset = data.dataset
         self.metrics = metrics or Metrics((), model, data)
-        self.references: dict[str, Tensor] = {}
+        self.references = References()
+        self.test_set = DriftingTestSet(data)
+        if data.drift.weighs and len(self.metrics) and self.dataset.test_x is not None:
+            raise ConfigError(
+                f"metrics={self.metrics.names}: drift.moves=labels gives the samples of the test set weights, which "
+                "these metrics do not use; remove them, or use moves=features"
+            )
         self.extra_metrics: ExtraMetrics | None = None  # additional metrics of models
         convolutional_on_cpu = model.convolutional and model.device.type == "cpu"
         self.loop = loop or convolutional_on_cpu or model.traits.evaluation_unvmapped is not None
@@ -93,7 +102,7 @@ class Evaluator:
         weights = federation.client_weights[:, self.everyone]
         uniform = federation.weighting == "uniform"
         self.weights = None if uniform else torch.tensor(weights, dtype=model.dtype, device=device)
-        self.optimum = None if shift.active else optimum(data, model)
+        self.optimum = None if shift.active or data.drift.active else optimum(data, model)
 
     @property
     def columns(self) -> set[str]:
@@ -116,7 +125,12 @@ class Evaluator:
             absent_columns |= {"distance_to_optimum"}
         if not self.shift.active:
             absent_columns |= {"performative_loss", "performative_risk", "decoupled_loss"}
-        absent_columns |= {"distance_to_ps", "distance_to_po", "distance_to_nash"} - self.references.keys()
+        absent_columns |= {
+            "distance_to_ps",
+            "distance_to_po",
+            "distance_to_nash",
+            "tracking_error",
+        } - self.references.keys()
         return MEASURED.keys() - absent_columns
 
     def added_columns(self, of: str = "") -> dict[str, str]:
@@ -144,22 +158,25 @@ class Evaluator:
         return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
     @torch.no_grad()
-    def __call__(self, models: Tensor, deployed: Tensor | None = None) -> EvaluationResult:
+    def __call__(self, models: Tensor, deployed: Tensor | None = None, t: int = 0) -> EvaluationResult:
         """Evaluate the models [R, d]; all results leave the device in one transfer.
 
-        `deployed` [R, d] is what the server deployed last, by default the models themselves.
+        Args:
+            models: [R, d].
+            deployed: [R, d] what the server deployed last, by default the models themselves.
+            t: the round whose law the samples have, if the data drift.
         """
         by_client: dict[str, Tensor] = {}
         results, user_metrics = (
-            self._evaluate_test_set(models, by_client) if self.dataset.test_x is not None else ({}, {})
+            self._evaluate_test_set(models, by_client, t) if self.dataset.test_x is not None else ({}, {})
         )
         if self.validation is not None:
-            loss, accuracy, _ = self._evaluate_clients(self.validation, models, models)
+            loss, accuracy, _ = self._evaluate_clients(self.validation, models, models, t)
             results["validation_loss"] = loss.nanmean(1)
             if accuracy is not None:
                 results["validation_accuracy"] = accuracy.nanmean(1)
             by_client[VALIDATION.format(self.of)] = loss if accuracy is None else accuracy
-        losses, correct, client_metrics = self._evaluate_clients(self.samples, models, models, self.metrics or None)
+        losses, correct, client_metrics = self._evaluate_clients(self.samples, models, models, t, self.metrics or None)
         by_client[TRAINING.format(self.of)] = losses if correct is None else correct
         results["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
@@ -172,11 +189,11 @@ class Evaluator:
             results["performative_loss"] = results["train_loss"]
             results["performative_risk"] = results["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
             losses_before_shift = (
-                losses if deployed is None else self._evaluate_clients(self.samples, models, deployed)[0]
+                losses if deployed is None else self._evaluate_clients(self.samples, models, deployed, t)[0]
             )
             results["decoupled_loss"] = weighted_mean(losses_before_shift, self.weights)
-            for name, point in self.references.items():
-                results[name] = (models - point.to(models)).norm(dim=1)
+        for name, point in self.references.at(t).items():
+            results[name] = (models - point.to(models)).norm(dim=1)
         blocks = [
             torch.stack(list(results.values())),
             losses.T,
@@ -198,7 +215,7 @@ class Evaluator:
                 name: values.cpu().numpy() for name, values in zip(self.metrics.names, client_metrics, strict=True)
             }
         metrics |= {name: values.cpu().numpy() for name, values in user_metrics.items()}
-        metrics |= {} if self.extra_metrics is None else self.extra_metrics(models)
+        metrics |= {} if self.extra_metrics is None else self.extra_metrics(models, t)
         accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
         return EvaluationResult(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
@@ -222,7 +239,7 @@ class Evaluator:
         return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
 
     def _evaluate_test_set(
-        self, models: Tensor, by_client: dict[str, Tensor]
+        self, models: Tensor, by_client: dict[str, Tensor], t: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean loss on the whole test set, accuracy if there are labels, and both by owner of the samples. Also the
         user's metrics: since some are not sums over batches, every rank evaluates all batches for them.
@@ -231,7 +248,9 @@ class Evaluator:
         assert data.test_x is not None
         owners = data.test_owners
         count = 0 if owners is None else data.natural_clients or 0
-        total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
+        rows = 2 + count + count * self.data.drift.weighs
+        total = torch.zeros(rows, len(models), dtype=dtype, device=models.device)
+        by_owner, weights = total[2 : 2 + count], total[2 + count :]  # views; weights are those of a drift of labels
         batch_starts = range(0, len(data.test_x), TEST_BATCH_SIZE)
         local_starts, pooled_metrics = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
         for start in batch_starts if len(self.metrics) else local_starts:
@@ -240,51 +259,60 @@ class Evaluator:
             batch = {"x": x} | data.extra_inputs(data.test_more, pick, dtype)
             if data.test_y is not None:
                 batch["y"] = data.test_y[pick]
-            inputs = self.model.call.inputs(batch)
+            drifted = self.test_set.batches(batch, start, t)
+            shared, batches = drifted is None, drifted or [batch] * len(models)
             if not self.model.tensor_output:
                 total[0] += torch.stack(
-                    [self.model.mean_loss(self.model.evaluate(row, inputs), batch) for row in models]
+                    [
+                        self.model.mean_loss(self.model.evaluate(row, self.model.call.inputs(b)), b)
+                        for row, b in zip(models, batches, strict=True)
+                    ]
                 ) * (len(x) if start in local_starts else 0)
                 continue
-            outputs = self.predict(models, inputs, shared=True)
-            pooled_metrics.update(outputs, target_of(batch))
+            stacked = batch if shared else {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
+            outputs = self.predict(models, self.model.call.inputs(stacked), shared=shared)
+            pooled_metrics.update(outputs, [target_of(batch) for batch in batches])
             if start not in local_starts:
                 continue
             # A loss over the batch is assigned to each of its samples.
-            losses = [self.model.loss(model_output, batch).expand(len(x)) for model_output in outputs]
-            total[0] += torch.stack([loss.sum() for loss in losses])
+            losses = [
+                self.model.loss(model_output, b).expand(len(x))
+                for model_output, b in zip(outputs, batches, strict=True)
+            ]
+            weight = None if shared else stacked.get("weight")
             numbers = torch.stack(losses)
+            total[0] += weighted(numbers, weight).sum(1)
             if self.labelled:
-                labels = batch["y"].expand(len(models), *batch["y"].shape)
-                correct = correct_share(self.model.scores(outputs, 2), labels, 2)
-                total[1] += correct.sum(1)
-                numbers = correct
+                labels = batch["y"].expand(len(models), *batch["y"].shape) if shared else stacked["y"]
+                numbers = correct_share(self.model.scores(outputs, 2), labels, 2)
+                total[1] += weighted(numbers, weight).sum(1)
             if owners is not None:
-                total[2:].index_add_(0, owners[pick], numbers.T.to(dtype))
-        total = self.ranks.sum(total)
+                by_owner.index_add_(0, owners[pick], weighted(numbers, weight).T.to(dtype))
+                if weight is not None:
+                    weights.index_add_(0, owners[pick], weight.T.to(dtype))
+        self.ranks.sum(total)  # in place
         results = {"test_loss": total[0] / len(data.test_x)}
         if self.labelled:
             results["test_accuracy"] = total[1] / len(data.test_x)
         if owners is not None:
             sample_counts = torch.bincount(owners, minlength=count)
+            sums = weights if bool(weights.any()) else sample_counts[:, None]
             # 0/0 is NaN for clients without held-out samples.
-            by_client[TEST.format(self.of)] = (total[2:] / sample_counts[:, None]).T
-            results[TEST.format(self.of)] = (
-                total[2:][sample_counts > 0] / sample_counts[sample_counts > 0, None]
-            ).mean(0)
+            by_client[TEST.format(self.of)] = (by_owner / sums).T
+            results[TEST.format(self.of)] = (by_owner[sample_counts > 0] / sums[sample_counts > 0]).mean(0)
         return results, pooled_metrics.values()
 
     def _evaluate_clients(
-        self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
+        self, samples: ClientSamples, models: Tensor, deployed: Tensor, t: int, metrics: Metrics | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples, shifted by
-        `deployed`.
+        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples of round t,
+        shifted by `deployed`.
         """
         replicates = len(models)
         step = max(1, TEST_BATCH_SIZE * 4 // (replicates * samples.width))
         losses, correct, added = [], [], []
         for start in range(0, len(self.clients), step):
-            batch = self._client_batch(samples, slice(start, start + step))
+            batch = self._client_batch(samples, slice(start, start + step), t)
             if self.shift.active:
                 batch = self._shifted_batch(batch, deployed)
             weight = batch["weight"]
@@ -345,11 +373,11 @@ class Evaluator:
         gathered[..., self.ranks.client_slice] = local_values
         return self.ranks.sum(gathered)
 
-    def _client_batch(self, samples: ClientSamples, pick: slice) -> dict[str, Tensor]:
-        """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients."""
+    def _client_batch(self, samples: ClientSamples, pick: slice, t: int) -> dict[str, Tensor]:
+        """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients in round t."""
         first = torch.arange(self.federation.replicates, device=self.clients.device)[:, None] * self.federation.clients
         rows = first + self.clients[pick]
-        flat = samples.batch(rows.reshape(-1))
+        flat = samples.batch(rows.reshape(-1), t)
         return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
     def _shifted_batch(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
@@ -361,3 +389,8 @@ class Evaluator:
         flat = {name: value.flatten(0, 1) for name, value in batch.items()}
         shifted = self.shift.respond_differentiably_all(flat, models.repeat_interleave(clients, dim=0))
         return {name: value.unflatten(0, (replicates, clients)) for name, value in shifted.items()}
+
+
+def weighted(numbers: Tensor, weight: Tensor | None) -> Tensor:
+    """Numbers of samples, times their weights if they have any."""
+    return numbers if weight is None else numbers * weight

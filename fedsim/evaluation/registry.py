@@ -183,6 +183,12 @@ MODEL_METRICS = _by_column(
         "Euclidean distance of the evaluated model to the performatively optimal point",
     ),
     _distance(
+        "tracking_error",
+        "tracking error",
+        "Euclidean distance of the evaluated model to the minimiser of the risk on the data of the current round, or "
+        "with a shift to the performatively stable point of these data, if the data drift",
+    ),
+    _distance(
         "distance_to_nash",
         "distance to the Nash equilibrium",
         "Euclidean distance of the evaluated model, all players' decisions, to their Nash equilibrium",
@@ -192,8 +198,18 @@ DISTANCE_COLUMNS = (
     "distance_to_optimum",
     "distance_to_ps",
     "distance_to_po",
+    "tracking_error",
     "distance_to_nash",
 )  # on logarithmic axes
+OVER_TIME = _by_column(  # sums over rounds, of data that drift
+    _loss(
+        "dynamic_regret",
+        "dynamic regret",
+        "sum over rounds of the (performative) risk of the evaluated model on the data of the round minus the lowest "
+        "risk on these data; a round that is not evaluated counts like the next one that is",
+    ),
+)
+REGRET = "dynamic_regret"
 WORK_COLUMNS = _by_column(
     MetricDescription(
         "active_clients",
@@ -289,6 +305,12 @@ DIAGNOSTICS = _by_column(  # requested by `diagnostics`
         "diagnostics",
     ),
     MetricDescription(
+        "present_clients",
+        "clients present",
+        "number of clients that have joined and have not left for good",
+        "diagnostics",
+    ),
+    MetricDescription(
         "staleness_mean",
         "staleness, mean over clients",
         "rounds since a client last participated (since round 0 for clients that have not participated): mean over "
@@ -375,12 +397,18 @@ PERSONAL_MODEL_METRICS = {
     for name, column in _metrics_of_model(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
 } | _by_column(VALIDATED_CLIENTS_METRIC)
 METRICS = (
-    PROGRESS_COLUMNS | EVALUATED_MODEL_METRICS | PERSONAL_MODEL_METRICS | WORK_COLUMNS | CLOCK_COLUMNS | DIAGNOSTICS
+    PROGRESS_COLUMNS
+    | EVALUATED_MODEL_METRICS
+    | OVER_TIME
+    | PERSONAL_MODEL_METRICS
+    | WORK_COLUMNS
+    | CLOCK_COLUMNS
+    | DIAGNOSTICS
 )
 
 _MODEL_PREFIX_PATTERN = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
 _SPREAD_PATTERN = re.compile(
-    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|median|{WORST_OR_BEST_PATTERN.pattern})"
+    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|present|departed|median|{WORST_OR_BEST_PATTERN.pattern})"
 )
 _USER_METRIC_PATTERN = re.compile(r"(test|train|validation)_(\w+)")  # columns of users' metrics
 _SPREAD_LABELS = {
@@ -388,6 +416,8 @@ _SPREAD_LABELS = {
     "jain": "Jain's index over clients",
     "absent": "clients absent in the last round",
     "unseen": "clients that never participated",
+    "present": "clients present",
+    "departed": "clients that have left",
     "median": "median over clients",
     f"worst{TENTH_PERCENT}": WORST_DECILE_LABEL,
     f"best{TENTH_PERCENT}": WORST_DECILE_LABEL.replace("worst", "best"),

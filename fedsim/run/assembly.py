@@ -14,6 +14,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
+from fedsim.evaluation.performative.reference_path import reference_path
 from fedsim.evaluation.performative.references import References, references
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
 from fedsim.models import RowModel
@@ -232,11 +233,17 @@ class Assembly:
     def column_descriptions(self) -> dict[str, str]:
         """Columns of this run → what they are."""
         clock = self.pace.clock
-        return self.measurement.columns(clock.active, clock.asynchronous)
+        return self.measurement.columns(clock.active, clock.asynchronous, self.references.has_regret)
 
     @functools.cached_property
     def references(self) -> References:
-        """θ^PS and θ^PO, those there are and are wanted."""
+        """θ^PS and θ^PO, those there are and are wanted; of data that drift, their paths."""
+        if self.data.drift.active:
+            every = self.evaluation.every
+            return reference_path(
+                self.model, self.shift, self.data, self.model.initial(self.federation.seeds),
+                sorted({*range(0, self.rounds, every), self.rounds}), self.federation.ranks.broadcast_object,
+            )  # fmt: skip
         if not self.shift.active:
             return References()
         reference_points = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))

@@ -31,10 +31,10 @@ def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
     """What stands in for everything of this run that may have come from a file, by what it is called."""
     fingerprints = {name: fingerprint(values) for name, values in _arrays_by_name(run)}
     for number, table in enumerate(run.tables):
-        for of, split_table in (("", table), ("'s validation samples", table.validation)):
+        for part_name, split_table in (("", table), ("'s validation samples", table.validation)):
             if split_table is not None:
                 shape = [len(split_table.offsets) + len(split_table.order)]
-                fingerprints[f"the partition{of} of replicate {number}"] = [
+                fingerprints[f"the partition{part_name} of replicate {number}"] = [
                     shape,
                     _digest(split_table.offsets, split_table.order, dtype=np.int64),
                 ]
@@ -65,13 +65,20 @@ def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in vars(run.dataset).items():
         if not name.startswith("_") and name != "optimum":  # which follows from the others
             values_by_name = value if isinstance(value, dict) else {"": value}
-            for of, array in values_by_name.items():
+            for part_name, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):
-                    yield f"{name}{of and f'.{of}'} of the data", _host_array(array)
-    for name, values in run.availability.record_of().items():
-        yield f"the record of availability ({name})", values
+                    yield f"{name}{part_name and f'.{part_name}'} of the data", _host_array(array)
+    yield from _records(run)
     for name, value in run.naming.constants.items():
         yield f"{name}, a frozen part of the model,", _host_array(value)
+
+
+def _records(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
+    """What availability and clock have read from files."""
+    for name, values in run.availability.record_of().items():
+        yield f"the record of availability ({name})", values
+    for name, values in run.pace.clock.record_of().items():
+        yield f"the table of devices ({name})", values
 
 
 def _host_array(values: Tensor | np.ndarray) -> np.ndarray:

@@ -85,6 +85,7 @@ class FoldedRun:
             "on_nonfinite=drop_client": run.on_nonfinite == "drop_client",
             "stop.seconds": run.stop.seconds is not None,
             f"start={run.start}": run.start != "random",
+            "a drift of the data": run.data.drift.active,
             "the reference points of a shift": run.shift.active and run.shift.references != "none",
         }
         return next((name for name, applies in obstacles.items() if applies), None)

@@ -15,11 +15,12 @@ from fedsim.evaluation.columns import (
     columns_of_other_model,
 )
 from fedsim.evaluation.diagnostics import spread_diagnostics
+from fedsim.evaluation.drifting_test_set import DriftingTestSet
 from fedsim.evaluation.metrics import Metrics
 from fedsim.evaluation.performative.answer import PerformativeDiagnostics
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
 from fedsim.evaluation.personal.personal_models import PersonalModelComputer
-from fedsim.evaluation.registry import STALENESS_COLUMN
+from fedsim.evaluation.registry import REGRET, STALENESS_COLUMN
 from fedsim.run.participation import Participation
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
@@ -65,10 +66,11 @@ class Measurement:
         # without `personal.over`, all models are scored on validation samples there
         validated = components.personal.over == "none" or diagnostics
         validation = validation_of(data, tables) if validated else None
+        owners_match = owners_are_clients(data, tables)
         evaluator = evaluator_of(components, server, metrics, data, shift, validation)
+        evaluator.test_set = DriftingTestSet(data, owners_match)
         evaluator.extra_metrics = PerformativeDiagnostics(diagnostics, server.model, shift, data)
         models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns)
-        owners_match = owners_are_clients(data, tables)
         participation = Participation(diagnostics, federation, server.availability, evaluator, owners_match)
         personal = None
         if components.personal.over != "none":
@@ -80,12 +82,13 @@ class Measurement:
         trainers, newcomers = newcomers_of(components, population, server, training, metrics)
         return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
 
-    def columns(self, timed: bool, asynchronous: bool = False) -> dict[str, str]:
+    def columns(self, timed: bool, asynchronous: bool = False, regret: bool = False) -> dict[str, str]:
         """Columns of metrics.csv → what they are: those of COLUMNS in its order, a user's metrics, clients' own models.
 
         Args:
             timed: whether a clock keeps virtual time.
             asynchronous: whether its server steps after a number of arrivals.
+            regret: whether the lowest risk of each round is known.
         """
         measured, added = self.evaluator.columns, self.evaluator.added_columns()
         for model in self.evaluation.models[1:]:
@@ -95,7 +98,9 @@ class Measurement:
                 name: model_descriptions[of] for of, name in columns_of_other_model(model, model_descriptions).items()
             }
         descriptions = {
-            name: description for name, description in COLUMN_DESCRIPTIONS.items() if name in {*PLACE, *measured, *WORK}
+            name: description
+            for name, description in COLUMN_DESCRIPTIONS.items()
+            if name in {*PLACE, *measured, *([REGRET] if regret else []), *WORK}
         }
         descriptions |= {name: TIME[name] for name in TIME if timed and (asynchronous or name != STALENESS_COLUMN)}
         return descriptions | added | (self.personal.columns if self.personal else {}) | self.participation.columns

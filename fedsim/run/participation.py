@@ -1,5 +1,5 @@
-"""Who took part when, and what became of those who did not: `absent`, `drift`, `staleness` and `utility` of a run's
-diagnostics (`fedsim.evaluation.diagnostics`)."""
+"""Who took part when, and what became of those who did not: `absent`, `drift`, `presence`, `staleness` and `utility` of
+a run's diagnostics (`fedsim.evaluation.diagnostics`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.evaluation import EvaluationResult, Evaluator
 from fedsim.evaluation.measured import TEST, client_value_subject
 from fedsim.evaluation.registry import DIAGNOSTICS
 
-DRIFT, UTILITY = "client_drift", "availability_normalised_utility"
+DRIFT, UTILITY, PRESENT = "client_drift", "availability_normalised_utility", "present_clients"
 STALENESS_COLUMNS = ("staleness_mean", "staleness_max")
 
 
@@ -50,6 +51,12 @@ class Participation:
             availability,
             evaluator,
         )
+        if "presence" in diagnostics and not availability.changes_population:
+            raise ConfigError(
+                f"diagnostics={list(diagnostics)}: presence compares clients that are present with those that have "
+                f"left, and under availability={type(availability).__name__} all clients stay; remove it, or use "
+                "availability=arrivals"
+            )
         judged = evaluator.primary_column
         self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
         self.last, self.longest_absence, self.past_staleness = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
@@ -98,6 +105,11 @@ class Participation:
                 f"mean over the clients that did not take part in the last round, of {mean}"
             )
             descriptions[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
+        if "presence" in self.diagnostics:
+            mean = client_value_subject(self.of)
+            descriptions[f"{self.of}_present"] = f"mean over the clients that are present, of {mean}"
+            descriptions[f"{self.of}_departed"] = f"mean over the clients that have left for good, of {mean}"
+            descriptions[PRESENT] = DIAGNOSTICS[PRESENT].description
         if "drift" in self.diagnostics:
             descriptions[DRIFT] = DIAGNOSTICS[DRIFT].description
         descriptions |= {
@@ -114,6 +126,8 @@ class Participation:
             warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
             if "absent" in self.diagnostics:
                 column_values |= self._absent_clients_metric(measured.by_client[self.of], completed)
+            if "presence" in self.diagnostics:
+                column_values |= self._presence(measured.by_client[self.of], completed)
             if "utility" in self.diagnostics:
                 column_values |= self._utility(measured, completed)
         if "drift" in self.diagnostics:
@@ -139,6 +153,17 @@ class Participation:
         column_values = {}
         for name, client_mask in (("absent", last < completed - 1 if completed else last < 0), ("unseen", last < 0)):
             column_values[f"{self.of}_{name}"] = np.nanmean(np.where(client_mask, values, np.nan), axis=1)
+        return column_values
+
+    def _presence(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
+        present, departed = self.availability.present(completed), self.availability.departed(completed)
+        column_values = {PRESENT: present.sum(1).astype(float)}
+        for name, client_mask in (("present", present), ("departed", departed)):
+            if self.of != TEST.format(self.evaluator.of):
+                client_mask = client_mask[:, self.evaluator.everyone]
+            column_values[f"{self.of}_{name}"] = np.nanmean(
+                np.where(client_mask, values[:, : client_mask.shape[1]], np.nan), axis=1
+            )
         return column_values
 
     def _utility(self, measured: EvaluationResult, completed: int) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from fedsim.availability.clock import AllWork, Clock, Delay, NoClock, NoDelay, W
 from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination, NoContamination
 from fedsim.data.datasets import Dataset
+from fedsim.data.drift import Drift, NoDrift
 from fedsim.data.partition import Partition
 from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
@@ -27,7 +28,7 @@ from fedsim.uplink.attack import Attack
 
 KINDS = {  # of the arguments of a `Simulation` that are parts
     "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
-    "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity,
+    "drift": Drift, "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity,
     "personal": Personal,
     "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
     "work": Work, "delay": Delay, "ranks": Ranks,
@@ -50,6 +51,7 @@ class Parts:
     dataset: Dataset
     partition: Partition | None = None
     availability: Availability | None = None
+    drift: Drift = field(default_factory=NoDrift)
     shift: Shift = field(default_factory=NoShift)
     contamination: Contamination = field(default_factory=NoContamination)
     local: LocalRule = field(default_factory=SGD)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.pooled import PooledData
@@ -57,9 +58,10 @@ class Population:
         Raises:
             ConfigError: data, partition, clients, seeds and newcomers do not fit together.
         """
-        per_seed = per_seed_of(components.strategy, components.local, seeds)
+        per_seed = per_seed_of(components.strategy, components.local, components.drift, seeds)
         dataset, clients = clients_of(components.dataset, components.partition, clients)
-        partition, shift = components.partition, components.shift
+        partition, shift, drift = components.partition, components.shift, components.drift
+        check_drift(components)
         if components.local.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
             shift = PooledShift(shift, dataset, clients)
@@ -70,12 +72,42 @@ class Population:
         newcomers = components.personal.newcomers
         members = clients - newcomers
         member_tables = [table.first(members) for table in tables]
-        build_client_data = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
+        build_client_data = functools.partial(
+            client_data, compute=compute, weighting=components.strategy.weighting, drift=drift
+        )
         data = build_client_data(seeds, members, dataset, member_tables, num_newcomers=newcomers)
         everybody = build_client_data(seeds, clients, dataset, tables, members=members) if newcomers else data
+        drift.setup(everybody.federation, dataset)
         return cls(dataset, tables, member_tables, data, everybody, newcomers, shift, per_seed)
 
     @property
     def federation(self) -> Federation:
         """The clients that train."""
         return self.data.federation
+
+
+def check_drift(components: Parts) -> None:
+    """Refuse a drift beside parts that know the samples as they are in round 0.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    drift, shift, rule = components.drift, components.shift, components.local
+    if not drift.active:
+        return
+    name = f"drift={type(drift).__name__}"
+    if rule.pooled:
+        raise ConfigError(
+            f"{name} displaces the samples of each client, and local={type(rule).__name__} has one client with the "
+            "data of all; use drift=none, or another local rule"
+        )
+    if components.personal.newcomers:
+        raise ConfigError(
+            f"personal.newcomers={components.personal.newcomers} join after the last round, and {name} ends with it; "
+            "use drift=none"
+        )
+    if shift.knows_stored_samples:
+        raise ConfigError(
+            f"shift={type(shift).__name__} knows the clients' groups as they are in round 0, and {name} changes them; "
+            "use drift=none, or another shift"
+        )

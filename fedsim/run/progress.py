@@ -28,6 +28,7 @@ class Progress:
         virtual: [R] virtual seconds, where there is a clock.
         staleness: [R] server updates between start and use, summed over the updates used since the last evaluation;
             empty where the run is not asynchronous.
+        regret: [R] dynamic regret up to the last evaluation; empty unless the data drift.
         rows: written to metrics.csv by now; None: an earlier version of fedsim has not counted them.
         crc: checksum of these rows; None: an earlier version has not computed it.
     """
@@ -45,6 +46,7 @@ class Progress:
     unanswered: list[int] = field(default_factory=list)
     virtual: list[float] = field(default_factory=list)
     staleness: list[float] = field(default_factory=list)
+    regret: list[float] = field(default_factory=list)
 
     @classmethod
     def at_start(cls, replicates: int) -> Progress:
@@ -88,6 +90,9 @@ class Progress:
         for name, value in numbers:
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(f"it tells of {str(value)[:40]} {name}")
+        for value in _entries_of("regret", progress.regret):
+            if type(value) not in (int, float) or not math.isfinite(value):
+                raise ValueError(f"it tells of {str(value)[:40]} regret")
         if not progress.rounds:
             raise ValueError("it tells of no round")
         if not isinstance(progress.executors, dict) or not all(isinstance(v, str) for v in progress.executors.values()):

@@ -91,6 +91,11 @@ def check_columns(population: Population, model: RowModel, strategy: Strategy[An
     shift, dataset, tables = population.shift, population.dataset, population.tables
     if shift.active and dataset.tokens:
         raise ConfigError(f"shift={type(shift).__name__} moves numbers, but dataset={dataset.name} has tokens")
+    if population.data.drift.weighs and model.mixes_samples:
+        raise ConfigError(
+            "drift.moves=labels gives samples weights, and this model or loss sees a batch as a whole; use "
+            "moves=features"
+        )
     if shift.active and tables and tables[0].skew is not None:
         raise ConfigError(
             f"shift={type(shift).__name__} knows the data as they are stored, and the partition gives clients "

@@ -77,6 +77,14 @@ class RunFacts:
         return shift.references == "always" or not too_expensive_reason(self.setup.model, self.setup.data)
 
     @property
+    def minimisers_are_solved(self) -> bool:
+        """Is the path of the minimiser of data that drift sought?"""
+        drift = self.setup.data.drift
+        if self.setup.shift.active or not drift.active or drift.references == "none":
+            return False
+        return drift.references == "always" or not too_expensive_reason(self.setup.model, self.setup.data)
+
+    @property
     def rate_moves(self) -> bool:
         """Does the local learning rate change from round to round?"""
         return self.rounds > 1 and not isinstance(self.rule.schedule, Constant)

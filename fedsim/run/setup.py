@@ -15,6 +15,7 @@ from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.checked import check_samples
+from fedsim.data.drift import Drift
 from fedsim.data.partition import Partition
 from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
@@ -53,6 +54,7 @@ class Setup(Assembly):
         strategy: the aggregation algorithm.
         local: the local rule.
         shift, contamination: how data answer the model, and which are rotten.
+        drift: how the law of the data changes from round to round, whatever the model is.
         rounds: T.
         seeds: one replicate each, simulated together.
         loss, ridge: per-sample loss (the data set's by default) and penalty.
@@ -118,6 +120,7 @@ class Setup(Assembly):
         clock: Clock | None = None,
         work: Work | None = None,
         delay: Delay | None = None,
+        drift: Drift | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         check_kinds(KINDS, locals())
@@ -128,7 +131,7 @@ class Setup(Assembly):
             dataset.to(compute.device), evaluation=evaluation, uplink=uplink, partition=partition,
             availability=availability, strategy=strategy, local=local, shift=shift, contamination=contamination,
             attack=attack, columns=columns, capacity=capacity, clock=clock, work=work, delay=delay, personal=personal,
-            stop=stop, trainer=execution,
+            stop=stop, trainer=execution, drift=drift,
         )  # fmt: skip
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
         super().__init__(components, choice, compute, clients, check_seeds(seeds), rounds, start, on_nonfinite)

@@ -19,6 +19,7 @@ from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
 from fedsim.evaluation import EvaluationResult
 from fedsim.evaluation.columns import columns_of_other_model, is_higher_better
+from fedsim.evaluation.registry import REGRET
 from fedsim.run.best import BestModels
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.divergence import DivergenceGuard
@@ -183,7 +184,9 @@ class Tracker:
         self.models = run.models(first, state, memory)
 
         def evaluate(models: Tensor) -> EvaluationResult:
-            return self.guard.evaluate(lambda rows: run.evaluator(rows, deployed), models, self.progress.rounds)
+            return self.guard.evaluate(
+                lambda rows: run.evaluator(rows, deployed, self.progress.rounds), models, self.progress.rounds
+            )
 
         measured = evaluate(self.models)
         for name in further_names:
@@ -196,7 +199,7 @@ class Tracker:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
         measured = self._evaluate_models(state, None if report is None else report.deployed)
-        measured.metrics |= run.participation(measured, completed, report)
+        measured.metrics |= run.participation(measured, completed, report) | self.dynamic_regret(completed)
         if run.personal is not None:
             online = None if report is None else report.cohort
             metrics, measured.histograms = run.personal(state, self.checkpoints.memory, completed, online)
@@ -204,6 +207,16 @@ class Tracker:
         if self.options.watching:
             self.add_histograms(measured, None if report is None else update_lengths(report))
         return measured
+
+    def dynamic_regret(self, completed: int) -> dict[str, np.ndarray]:
+        """The column of the dynamic regret, to which the rounds since the last evaluation are added."""
+        progress, references = self.progress, self.run.references
+        if not references.has_regret:
+            return {}
+        excess = references.excess_risk(self.models, completed) * progress.unevaluated
+        total = (np.array(progress.regret) if progress.regret else np.zeros(len(self.seeds))) + excess
+        progress.regret = np.where(np.isfinite(total), total, 0.0).tolist()
+        return {REGRET: total}
 
     def add_histograms(self, measured: EvaluationResult, lengths: np.ndarray | None) -> None:
         """What observers are shown of the clients; `lengths` [n] of their updates in the last round."""

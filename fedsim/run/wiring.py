@@ -19,6 +19,7 @@ from fedsim.core.federation import Federation
 from fedsim.core.per_seed import given_per_seed
 from fedsim.core.ranks import Ranks
 from fedsim.data.datasets import Dataset
+from fedsim.data.drift import Drift
 from fedsim.data.partition import IID, Natural, Partition, Table
 from fedsim.data.partition.partition import Samples
 from fedsim.data.samples import ClientData, Drawn, Stored
@@ -122,13 +123,16 @@ def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> Non
         )
 
 
-def per_seed_of(strategy: Strategy[Any], rule: LocalRule, seeds: Sequence[int]) -> dict[str, Sequence[float]]:
-    """Key → one number per seed, of those settings of strategy and local rule that were given so.
+def per_seed_of(
+    strategy: Strategy[Any], rule: LocalRule, drift: Drift, seeds: Sequence[int]
+) -> dict[str, Sequence[float]]:
+    """Key → one number per seed, of those settings of strategy, local rule and drift that were given so.
 
     Raises:
         ConfigError: there are not as many numbers as seeds.
     """
     settings = {**given_per_seed("strategy", strategy, Strategy), **given_per_seed("local", rule, LocalRule)}
+    settings |= given_per_seed("drift", drift, Drift)
     for key, numbers in settings.items():
         if len(numbers) != len(seeds):
             raise ConfigError(f"{key} has {len(numbers)} entries, but there are {len(seeds)} seeds; give one per seed")
@@ -247,6 +251,7 @@ def client_data(
     weighting: str,
     members: int | None = None,
     num_newcomers: int = 0,
+    drift: Drift | None = None,
 ) -> ClientData:
     """The samples of every virtual client, and the federation they make: its sizes and label distributions."""
     device, dtype, ranks, storage = compute.device, compute.dtype, compute.ranks, compute.memory
@@ -267,7 +272,7 @@ def client_data(
             members,
             num_newcomers=num_newcomers,
         )
-        return Drawn(dataset, federation)
+        return Drawn(dataset, federation, drift)
     fractions = None
     if dataset.classes is not None and dataset.labels is not None:
         labels = dataset.labels.cpu().numpy()
@@ -279,7 +284,7 @@ def client_data(
         seeds, clients, sizes, fractions, device, dtype, None, ranks, storage, weighting, members,
         tables[0].names if same_names else None, num_newcomers=num_newcomers,
     )  # fmt: skip
-    return Stored(dataset, federation, tables)
+    return Stored(dataset, federation, tables, drift)
 
 
 @contextlib.contextmanager
@@ -320,7 +325,7 @@ def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
 def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
     """The clients' validation samples, where the partition split some off."""
     validation_tables = [t.validation for t in tables if t.validation is not None]
-    return Stored(data.dataset, data.federation, validation_tables) if validation_tables else None
+    return Stored(data.dataset, data.federation, validation_tables, data.drift) if validation_tables else None
 
 
 def as_uplink(uplink: Any) -> Uplink:

@@ -51,6 +51,7 @@ class Contribution(Shift):
     )
 
     estimator = "fractions"
+    knows_stored_samples = True
     groups: int
 
     def __init__(

@@ -65,6 +65,7 @@ class Shift(Validated, ABC):
         nonsmooth: whether the map has kinks, on which a minimum of the performative risk may lie.
         groups, group_entry: K, if the fractions of groups change; and the entry of a batch that holds the group of a
             sample.
+        knows_stored_samples: whether it looks up the clients' samples in `setup`, so that they must not drift.
         unpadded: whether it needs batches without padding, one client at a time, as x − x.mean(0) does. A run detects
             this, and sets it on its copy of the shift (`fedsim.run.rehearsal`).
     """
@@ -83,6 +84,7 @@ class Shift(Validated, ABC):
     group_entry: str = "y"
     nonsmooth: bool = False
     unpadded: bool = False
+    knows_stored_samples: bool = False
     redraw: int | None = None
     mixture: Mixture | None = None
 

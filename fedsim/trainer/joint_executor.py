@@ -139,6 +139,8 @@ class JointExecutor:
 def compatible(first: Trainer, second: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
     first_batches, second_batches = first.batches, second.batches
+    if first_batches.data.drift.active or second_batches.data.drift.active:
+        return False  # a drift looks its clients up in the federation of its own run
     if first_batches.federation.ranks.count > 1 or (first_batches.work, first_batches.keyed) != (
         second_batches.work,
         second_batches.keyed,

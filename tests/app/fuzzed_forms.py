@@ -54,6 +54,9 @@ FORMS: dict[str, list[list[str]]] = {  # choice → one of these beside it
         ["availability.law=weibull", "availability.shape=0.6"], ["availability.law=lognormal"], *TRAJECTORIES,
     ],
     "availability=bernoulli": TRAJECTORIES,
+    "availability=arrivals": [
+        ["availability.lifetime=2"], ["availability.rate=0", "availability.lifetime=3"], *TRAJECTORIES,
+    ],
     "local=dfo": [["local.points=1"], ["local.points=1", "local.baseline=true"]],
     "local=play": [["local.concept=stable"], ["local.concept=social"], ["local.slopes=known"]],
     "local=plugin": [["local.shared=true"]],

@@ -50,6 +50,13 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "availability.k": (["availability=uniform_k", "availability.k=3"], "4"),
     "availability.law": (["availability=device_sessions", "availability.shape=0.6"], "weibull"),
     "availability.shape": (["availability=device_sessions", "availability.law=weibull"], "0.5"),
+    "availability.initial": (["availability=arrivals"], "1.0"),
+    "availability.rate": (["availability=arrivals", "availability.initial=0"], "9.0"),
+    "availability.batch": (["availability=arrivals", "availability.initial=0"], "3"),
+    "availability.joins": (["availability=arrivals", "clients=3"], "[1,0,9]"),
+    "availability.leaves": (["availability=arrivals", "availability.initial=1", "clients=3"], "[1,0,9]"),
+    "availability.lifetime": (["availability=arrivals", "availability.initial=1"], "0.5"),
+    "availability.order": (["availability=arrivals"], "number"),
     "availability.path": (LOGGED, "later.csv"),
     "availability.round": (LOGGED, "3"),
     "availability.client": (LOGGED, "other"),
@@ -146,6 +153,8 @@ WHERE: dict[str, tuple[list[str], str]] = {
         "0.9",
     ),
     "clock.deadline": (TIMED, "0.011"),
+    "clock.devices": (["clock=devices"], "devices.csv"),
+    "clock.compute_law": ([*TIMED, "clock.compute_spread=1"], "pareto"),
     "clock.late": ([*TIMED, "clock.deadline=0.011"], "partial"),
     "clock.link_spread": (["clock=devices", "clock.up=1000"], "1.0"),
     "columns.travels": (["model=mlp", "model.hidden=[4]", "columns=by_name", "columns.travels=[weight]"], "[bias]"),
@@ -171,6 +180,19 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "personal.newcomers": (JOINED, "3"),
     "personal.newcomer_epochs": (JOINED, "3"),
     "personal.train_samples": (JUDGED, "5"),
+    "drift.size": (["drift=abrupt", "drift.at=[1]"], "3.0"),
+    "drift.spread": (["drift=linear"], "0.9"),
+    "drift.at": (["drift=abrupt", "drift.at=[1]"], "[9]"),
+    "drift.alternate": (["drift=abrupt", "drift.at=[1,2]"], "true"),
+    "drift.rounds_of_clients": (["drift=by_client", "clients=3"], "[0,1,1]"),
+    "drift.first": (["drift=by_client", "drift.first=1", "drift.last=1"], "0"),
+    "drift.last": (["drift=by_client", "drift.first=0", "drift.last=0"], "9"),
+    "drift.factors": (["drift=linear", "clients=3"], "[0.1,0.2,0.3]"),
+    "drift.direction": ([*SHIFTED["location"], "drift=linear"], "[2.0]"),
+    "drift.plane": ([*SHIFTED["group_mean"], "dataset.dimension=2", "drift=linear", "drift.moves=rotation"], "[1,0]"),
+    "drift.moves": (["drift=linear", "drift.speed=5"], "targets"),
+    "drift.seed": (["drift=linear", "drift.spread=0.9"], "9"),
+    "drift.references": ([*SHIFTED["location"], "drift=linear"], "none"),
     "shift.box": (MOVED[:-1], "[0,0.1]"),
     "shift.budget": ([*GROUPS, "shift.form=budget"], "30.0"),
     "shift.constant": ([*GROUPS, "shift.form=loss"], "9.0"),
@@ -263,6 +285,7 @@ ELSEWHERE: dict[str, str] = {
     **{f"partition.partitioner.{key}": "is of an extra's class" for key in ("num_partitions", "partition_by", "alpha")},
     "partition.attempts": "is how often a draw is repeated before the partition is refused",
     "shift.references_seconds": "is a limit of patience",
+    "drift.references_seconds": "is a limit of patience",
     **{f"trainer.{key}": NUMBERS for key in ("executor", "trial", "chunk", "workers", "compile", "memory")},
     **{f"tracking.{key}": NUMBERS for key in ("progress", "tensorboard", "checkpoint_every", "observers")},
 }  # fmt: skip
@@ -290,6 +313,7 @@ def more_files(folder: Path) -> None:
     (folder / "people.csv").write_text(
         "\n".join([f"{people[0]},part", *(f"{line},{parts[n % 3]}" for n, line in enumerate(people[1:]))])
     )
+    (folder / "devices.csv").write_text("compute,up\n0.1,10\n0.3,20\n")
     clients = range(12)
     columns = [f"{k},{k},{k + 9},{k % 5},{11 - k},{k + 20}" for k in clients]
     (folder / "log.csv").write_text("\n".join(["client,from,to,begun,other,done", *columns]))

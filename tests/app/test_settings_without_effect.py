@@ -34,6 +34,7 @@ SOMETIMES = ["availability=stationary"]
 UNEQUAL = ["partition=quantity"]
 EQUAL = ["partition=equal"]
 ADAPTIVE = ["local=profl", *BESIDE["shift=demand"], "shift=demand"]
+JOINED = ["availability=arrivals", "availability.joins=[0,0,1,1,2,2]"]
 # For every key that may rest: a composition in which it does, and what wakes it.
 RESTING = {
     "local.alpha_every": (["local=apfl", "local.alpha_every=step"], ["local.adaptive=true"]),
@@ -109,6 +110,19 @@ RESTING = {
     "uplink.gaussian.rate": (["uplink=gaussian", "uplink.gaussian.rate=0.5"], ["uplink.gaussian.quantile=0.5"]),
     "uplink.topk.fraction": (["uplink=topk", "uplink.topk.fraction=0.5", "uplink.topk.k=3"], ["uplink.topk.k=null"]),
     "clock.late": (["clock=devices", "clock.late=partial"], ["clock.deadline=1"]),
+    "clock.compute": (
+        ["clock=devices", "clock.compute=0.5", "clock.devices={compute:[0.1]}"],
+        ["clock.devices=null"],
+    ),
+    "clock.down": (
+        ["clock=devices", "clock.down=9", "clock.devices={compute:[0.1],down:[4]}"],
+        ["clock.devices={compute:[0.1]}"],
+    ),
+    "clock.up": (
+        ["clock=devices", "clock.up=9", "clock.devices={compute:[0.1],up:[4]}"],
+        ["clock.devices={compute:[0.1]}"],
+    ),
+    "clock.compute_law": (["clock=devices", "clock.compute_law=pareto"], ["clock.compute_spread=0.5"]),
     "clock.link_spread": (["clock=devices", "clock.link_spread=0.5"], ["clock.up=1000"]),
     "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
     "shift.box": ([*LOCATION, "shift.box=[0,9]", "shift.references=none"], ["shift.references=auto"]),
@@ -117,6 +131,18 @@ RESTING = {
         ["shift.references=auto"],
     ),
     "shift.epsilon": ([*LOCATION, "shift.epsilon=0.5", "shift.epsilons=[0,0,0,0,0,0]"], ["shift.epsilons=null"]),
+    "availability.initial": ([*JOINED, "availability.initial=0.1"], ["availability.joins=null"]),
+    "availability.rate": ([*JOINED, "availability.rate=0.1"], ["availability.joins=null"]),
+    "availability.order": ([*JOINED, "availability.order=number"], ["availability.joins=null"]),
+    "availability.batch": (
+        ["availability=arrivals", "availability.batch=2", "availability.rate=0"],
+        ["availability.rate=1"],
+    ),
+    "availability.lifetime": (
+        ["availability=arrivals", "availability.lifetime=3", "availability.leaves=[1,2,3,4,5,6]"],
+        ["availability.leaves=null"],
+    ),
+    "availability.law": (["availability=arrivals", "availability.law=constant"], ["availability.lifetime=3"]),
     "availability.floor": (["availability=stationary", "availability.floor=0.1"], ["availability.floor=0.6"]),
     "availability.shape": (["availability=device_sessions", "availability.shape=2"], ["availability.law=weibull"]),
     "availability.persistence": (
@@ -136,6 +162,28 @@ RESTING = {
     "dataset.slope": ([*POINTS, "dataset.slope=0.5"], ["dataset.points=null"]),
     "dataset.variance": ([*MEANS, "dataset.variance=0.5"], ["dataset.means=null"]),
     "partition.exponent": (["partition=quantity", "partition.exponent=2"], ["partition.law=power"]),
+    "drift.direction": (
+        ["drift=linear", "drift.direction=[1]", "drift.moves=targets"],
+        [*MEANS, "drift.moves=features"],
+    ),
+    "drift.plane": (
+        ["drift=linear", "drift.plane=[1,0]", "dataset=binary_gaussians", "dataset.dimension=2", "partition=natural"],
+        ["drift.moves=rotation"],
+    ),
+    "drift.seed": (["drift=linear", "drift.seed=3"], ["drift.spread=0.5"]),
+    "drift.references": ([*LOCATION, "drift=linear", "drift.references=none"], ["shift=none"]),
+    "drift.references_seconds": (
+        ["drift=linear", "drift.references=none", "drift.references_seconds=9"],
+        ["drift.references=always"],
+    ),
+    "drift.first": (
+        ["drift=by_client", "drift.first=3", "drift.rounds_of_clients=[1,1,1,1,1,1]"],
+        ["drift.rounds_of_clients=null"],
+    ),
+    "drift.last": (
+        ["drift=by_client", "drift.last=30", "drift.rounds_of_clients=[1,1,1,1,1,1]"],
+        ["drift.rounds_of_clients=null"],
+    ),
     "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
     "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),
     "contamination.clients": (["contamination.clients=[1]", *ROTTEN], WOKEN),

@@ -36,8 +36,8 @@ MAY_WAIT = {  # once a round: who is to take part, or how much each counts, is c
     # once a sweep: how many there are depends on the data
     "local=profl": {"local/robust_gradient.py"},
 }
-GROUPS = ("availability", "shift", "local", "strategy", "strategy/rule", "uplink", "attack", "work", "delay", "columns",
-          "capacity")  # fmt: skip
+GROUPS = ("availability", "drift", "shift", "local", "strategy", "strategy/rule", "uplink", "attack", "work", "delay",
+          "columns", "capacity")  # fmt: skip
 NOT_HERE = {"availability=trace", "availability=log", "availability=table", "columns=fedbn"}  # files, another model
 CHOICES = [
     f"{group}={choice}"

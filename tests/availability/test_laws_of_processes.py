@@ -25,6 +25,7 @@ from fedsim.availability import (
     Uniform,
 )
 from fedsim.availability.availability import uniforms
+from fedsim.availability.lengths import standard_lengths
 from fedsim.core import rng
 
 PAIRS = 10_000
@@ -221,12 +222,12 @@ LAWS = [("exponential", 1.0), ("lognormal", 1.2), ("weibull", 0.5), ("weibull", 
 @pytest.mark.parametrize(("law", "shape"), LAWS)
 def test_stretches_have_mean_one_and_those_that_cover_a_moment_are_longer(law: str, shape: float) -> None:
     """E X = 1; the stretch that covers a given moment has mean E X²."""
-    process, u = DeviceSessions(law=law, shape=shape), (np.arange(100_000) + 0.5) / 100_000
+    u = (np.arange(100_000) + 0.5) / 100_000
     square = {"exponential": 2.0, "lognormal": np.exp(shape**2)}.get(law) or gamma(1 + 2 / shape) / gamma(
         1 + 1 / shape
     ) ** 2
-    assert process._standard_lengths(u, biased=False).mean() == pytest.approx(1, rel=5e-3)
-    assert process._standard_lengths(u, biased=True).mean() == pytest.approx(square, rel=5e-3)
+    assert standard_lengths(law, shape, u).mean() == pytest.approx(1, rel=5e-3)
+    assert standard_lengths(law, shape, u, biased=True).mean() == pytest.approx(square, rel=5e-3)
 
 
 @pytest.mark.parametrize(("law", "shape"), LAWS)

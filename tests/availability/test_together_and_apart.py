@@ -14,6 +14,7 @@ from told import Given, ready_for
 
 from fedsim import Simulation
 from fedsim.availability import (
+    Arrivals,
     Availability,
     Bernoulli,
     CommonFactor,
@@ -57,7 +58,10 @@ TURNS: dict[str, Callable[[int], Availability]] = {
     "cyclic, new members": lambda m: Cyclic(min(3, m), 2, "members", k=1),
     "separation, drawn": lambda m: MinimumSeparation(halves(m), separation=min(2, m - 1), k=1),
 }
-ALL = MADE | TURNS
+OPEN = {  # whose probabilities depend on who is present, and so on the seed
+    "arrivals": lambda m: Arrivals(halves(m), Sine(), initial=0.5, rate=0.3, lifetime=9.0, law="weibull", shape=0.7),
+}
+ALL = MADE | TURNS | OPEN
 
 
 def seen(process: Availability, rounds: int) -> np.ndarray:

@@ -18,9 +18,10 @@ from ranked_strategies import STRATEGIES
 from safetensors.torch import load_file
 
 from fedsim import EvaluationOptions, Execution, Simulation, Stop
-from fedsim.availability import Bernoulli, Multiset, Sine, Uniform, UniformK
+from fedsim.availability import Arrivals, Bernoulli, Multiset, Sine, Uniform, UniformK
 from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
 from fedsim.core.federation import Cohort
+from fedsim.data import drift as data_drift
 from fedsim.data.contamination import Gaussian
 from fedsim.data.datasets import Dataset, GaussianMean, Pricing
 from fedsim.data.partition import Natural
@@ -149,7 +150,28 @@ CASES = {
     "fedawe": lambda: {"strategy": FedAWE(0.7, clip=0.2), "model": functools.partial(MLP, hidden=(5,))},
     "fedau": lambda: {"strategy": FedAU(cutoff=2), "execution": double("loop", workers=2)},
     "uplink": lambda: {"uplink": Uplink(TopK(k=5), QSGD(3))},
-    "diagnostics": lambda: VALIDATED | {"evaluation": EvaluationOptions(every=2, diagnostics=DIAGNOSTIC_NAMES)},
+    "diagnostics": lambda: (
+        VALIDATED
+        | {
+            "evaluation": EvaluationOptions(
+                every=2, diagnostics=[name for name in DIAGNOSTIC_NAMES if name != "presence"]
+            )
+        }
+    ),
+    "drift": lambda: {
+        "drift": data_drift.Linear(0.2, moves="labels", spread=0.5),
+        "availability": Arrivals(Uniform(0.8), rate=2.0, lifetime=4.0),
+        "evaluation": EvaluationOptions(every=2, diagnostics=["presence"]),
+        "ridge": 0.1,
+    },
+    "random walk": lambda: stream(
+        GaussianMean(clients=M),
+        Mean,
+        SGD(lr=0.1),
+        Location(0.5),
+        drift=data_drift.RandomWalk(0.3),
+        availability=Coins(),
+    ),
     "metrics": lambda: {
         "evaluation": EvaluationOptions(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),
         "personal": Personal(over="all"),

@@ -44,6 +44,7 @@ from fedsim.core.constraints import (
 from fedsim.core.errors import ClientCountError, ConfigError, MissingDataError
 from fedsim.core.per_seed import PerSeed, per_seed
 from fedsim.data.contamination import Contamination
+from fedsim.data.drift import Drift
 from fedsim.data.partition import Partition
 from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
@@ -71,7 +72,7 @@ EXAMPLES: dict[type[Constraint], Any] = {
     OneOf: lambda c: ([f"{c.options[0]}x", None, 3], list(c.options)),
 }
 BASES = (
-    Strategy, LocalRule, Schedule, Availability, Probability, Trajectory, Partition, Shift, Contamination, Stage,
+    Strategy, LocalRule, Schedule, Availability, Probability, Trajectory, Partition, Drift, Shift, Contamination, Stage,
     Attack, Clock, Work, Delay, Selector, Personal, Stop, Tracking, Execution, EvaluationOptions,
 )  # fmt: skip
 
@@ -110,7 +111,7 @@ def test_parts_of_each_group_declare_what_they_take() -> None:
     families = {package for case in CASES for package in case.values[0].__module__.split(".")[1:-1]}
     assert families >= {
         "strategies", "local", "availability", "partition", "shift", "contamination", "uplink", "attack", "clock",
-        "personal", "run", "tracking", "trainer", "evaluation", "models",
+        "drift", "personal", "run", "tracking", "trainer", "evaluation", "models",
     }  # fmt: skip
     assert len(CASES) >= 250
 
@@ -161,6 +162,7 @@ SAMPLE = [
     ("shift", "location", "inertia", -1, "must lie between 0 and 1"),
     ("shift", "elastic", "reach", 0, "must be positive"),
     ("shift", "demand", "spread", -1, "must not be negative"),
+    ("drift", "cyclic", "period", 0, "must be positive"),
     ("contamination", "gaussian", "std", -1, "must not be negative"),
     ("attack", "alie", "fraction", 1.1, "must lie between 0 and 1"),
     ("attack", "mimic", "warmup", 0, "must be a whole number of at least 1"),

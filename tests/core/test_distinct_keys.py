@@ -60,6 +60,9 @@ HOMES = {  # purpose → files of ours that name it; for a purpose of a whole fo
     "DELAY": "availability/clock/delay.py",
     "POINT": "local/exploring.py", "MIXTURE": "shift/shift.py", "CLUSTER": "strategies/ifca.py", "TIE": "core/ties.py",
     "EVENT": "availability/clock/events.py",
+    "DRIFT": "data/drift", "ONSET": "data/drift/paths.py",
+    "ARRIVAL": "availability/arrivals.py",
+    "DEVICE": "availability/clock/device_table.py",
     "CAPACITY": "models/capacity.py", "CHANNEL": "models/capacity.py", "WIDTH": "models/capacity.py",
 }  # fmt: skip
 PASSED_ON = ("rng.py", "client_data.py", "heterogeneity.py")  # they ask for others

@@ -32,6 +32,12 @@ def test_the_bias_of_the_picture_is_that_of_runs() -> None:
     assert np.mean(ended) == pytest.approx(1 / 1.2, abs=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [-1.0, 0.8])
+def test_the_lag_of_the_picture_is_that_of_runs(epsilon: float) -> None:
+    assert SCRIPT["tracked"](0.05, epsilon, 5) == pytest.approx(SCRIPT["lag"](0.05, epsilon, 5), rel=1e-3)
+
+
 def test_the_pages_have_all_pictures() -> None:
     for name in SCRIPT["PICTURES"]:
         assert (ROOT / "docs" / "assets" / f"{name}.png").exists()

@@ -6,12 +6,13 @@ It decides nothing else: every algorithm meets the same times for a seed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedsim.availability import Availability
 from fedsim.availability.availability import by_group
+from fedsim.availability.clock.device_table import DeviceTable
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, OneOf, Positive, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
@@ -19,6 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
 LATE_POLICIES = ("drop", "partial", "deliver")
+SPEED_LAWS = ("lognormal", "pareto")
 
 
 @dataclass
@@ -69,6 +71,10 @@ class Clock(Validated):
     def setup(self, federation: Federation) -> None:
         """Fix who exists."""
 
+    def record_of(self) -> dict[str, np.ndarray]:
+        """What was read from a file, by names of its own: a resumed run must meet the same."""
+        return {}
+
     def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
         """What virtual clients take in round t, who get and send so many bytes each."""
         raise NotImplementedError
@@ -86,8 +92,8 @@ class NoClock(Clock):
 
 class Devices(Clock):
     """Client i takes T_i = bytes down / down_i + samples · compute_i · J_i^t + bytes up / up_i virtual seconds. Speeds
-    are drawn once, log-normal around the given values; the jitter J_i^t is drawn in every round, log-normal with mean
-    1.
+    are drawn once: compute_i by `compute_law`, bandwidths log-normal, around the given values or those of the client's
+    device in a table. The jitter J_i^t is drawn in every round, log-normal with mean 1.
 
     A round lasts until the slowest client that the server waits for has finished, or until the deadline if a client is
     late; a round without selected clients lasts until the deadline, or takes no time without one. Late clients received
@@ -100,6 +106,9 @@ class Devices(Clock):
     Args:
         compute: seconds per training sample, forward and backward; a list has one value per group of clients, in order.
         compute_spread: coefficient of variation of the clients' speeds.
+        compute_law: distribution of compute_i over clients: 'lognormal', or 'pareto', which has a heavy tail:
+            P(compute_i > x) ∝ x^−α with α = 1 + √(1 + 1/c²) for the coefficient of variation c, so that a few clients
+            are much slower than the others.
         jitter: coefficient of variation of the time for the same work from round to round.
         down, up: bytes per second to and from a client; lists as `compute`; null: no transfer time.
         link_spread: coefficient of variation of the clients' bandwidths, with the same factor in both directions.
@@ -110,11 +119,27 @@ class Devices(Clock):
             time for (stragglers of FedProx and FedNova), and is absent if there is time for none; 'deliver': it
             continues, and its update arrives in the round in which it finishes; every round lasts as long as the
             deadline, which is then the clock tick of an asynchronous server.
+        devices: table of measured devices, see `fedsim.availability.clock.device_table.DeviceTable`; it replaces
+            `compute`, and `down` and `up` if it has such columns. Spreads apply in addition. null: no table.
     """
 
     effective_if: Declarations = (
-        EffectiveIf("link_spread", lambda component, run: component.down or component.up, "{at}.down or {at}.up"),
+        EffectiveIf("link_spread", lambda component, run: component.links_take_time, "{at}.down or {at}.up"),
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
+        EffectiveIf("compute", lambda component, run: component.table is None, "{at}.devices=null", "compute_setting"),
+        EffectiveIf(
+            "down",
+            lambda component, run: component.table is None or component.table.down is None,
+            "{at}.devices without such a column",
+            "down_setting",
+        ),
+        EffectiveIf(
+            "up",
+            lambda component, run: component.table is None or component.table.up is None,
+            "{at}.devices without such a column",
+            "up_setting",
+        ),
+        EffectiveIf("compute_law", lambda component, run: component.compute_spread > 0, "{at}.compute_spread above 0"),
     )
 
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
@@ -129,7 +154,12 @@ class Devices(Clock):
         deadline: Positive | None = None,
         first: Count | None = None,
         late: Annotated[str, OneOf(*LATE_POLICIES)] = "drop",
+        compute_law: Annotated[str, OneOf(*SPEED_LAWS)] = "lognormal",
+        devices: Any = None,
     ) -> None:
+        self.compute_law = compute_law
+        self.table = None if devices is None else DeviceTable(devices)
+        self.compute_setting, self.down_setting, self.up_setting = compute, down, up
         self.compute = _has_several_values(compute)
         self.down = None if down is None else _has_several_values(down)
         self.up = None if up is None else _has_several_values(up)
@@ -152,16 +182,28 @@ class Devices(Clock):
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
         draws = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
-        slow, fastest = (
-            _lognormal_numbers(self.compute_spread, draws[:, 0]),
-            _lognormal_numbers(self.link_spread, draws[:, 1]),
-        )
-        self.sample = (by_group("clock.compute", self.compute, m) * slow).reshape(-1)
-        link_speeds = (("clock.down", self.down), ("clock.up", self.up))
-        self.byte = [
-            np.zeros(len(seeds) * m) if rate is None else (1 / (by_group(key, rate, m) * fastest)).reshape(-1)
-            for key, rate in link_speeds
-        ]
+        of_law = _pareto if self.compute_law == "pareto" else _lognormal_numbers
+        slow, fastest = of_law(self.compute_spread, draws[:, 0]), _lognormal_numbers(self.link_spread, draws[:, 1])
+        self.sample = (self._of_clients("compute", self.compute, federation) * slow).reshape(-1)
+        rates = (self._of_clients(way, rate, federation) for way, rate in (("down", self.down), ("up", self.up)))
+        self.byte = [np.zeros(len(seeds) * m) if rate is None else (1 / (rate * fastest)).reshape(-1) for rate in rates]
+
+    def _of_clients(self, name: str, setting: list[float] | None, federation: Federation) -> Any:
+        """[R, m] or [m] the clients' numbers, of their devices or by the setting; None where neither has any."""
+        of_devices = getattr(self.table, name, None)
+        if self.table is None or of_devices is None:
+            return None if setting is None else by_group(f"clock.{name}", setting, federation.clients)
+        rows = self.table.rows(federation.seeds, federation.clients)
+        return of_devices[rows].reshape(len(federation.seeds), federation.clients)
+
+    def record_of(self) -> dict[str, np.ndarray]:
+        return {} if self.table is None else self.table.record_of()
+
+    @property
+    def links_take_time(self) -> bool:
+        """Whether the transfer of models takes time."""
+        given = self.down is not None or self.up is not None
+        return given or (self.table is not None and self.table.down is not None)
 
     def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
         sample = self.sample[virtual]
@@ -226,3 +268,13 @@ def _lognormal_numbers(spread: float, normal: np.ndarray) -> np.ndarray:
     """Of mean 1 and this coefficient of variation, from standard normal numbers."""
     sigma = _lognormal_sigma(spread)
     return np.asarray(np.exp(sigma * normal - sigma**2 / 2))
+
+
+def _pareto(spread: float, normal: np.ndarray) -> np.ndarray:
+    """Of mean 1 and this coefficient of variation, from standard normal numbers, the larger the larger."""
+    if not spread:
+        return np.ones_like(normal)
+    from scipy.special import ndtr  # here: other clocks need not wait for it
+
+    alpha = 1 + np.sqrt(1 + spread**-2)
+    return np.asarray((alpha - 1) / alpha * ndtr(-normal) ** (-1 / alpha))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedsim.availability.clock.clock import Devices, Times
+from fedsim.availability.clock.clock import SPEED_LAWS, Devices, Times
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction, NonNegative, OneOf, Positive
 from fedsim.core.effects import Declarations, EffectiveIf
@@ -37,8 +37,8 @@ class Events(Devices):
     until the deadline; the results are those of `Devices`.
 
     Args:
-        compute, compute_spread, jitter, down, up, link_spread, server: see `Devices`; the jitter is drawn for each
-            client and server update.
+        compute, compute_spread, compute_law, devices, jitter, down, up, link_spread, server: see `Devices`; the jitter
+            is drawn for each client and server update.
         deadline: with `arrivals`, seconds after which the server steps with the updates that have arrived; synchronous:
             see `Devices`.
         first, late: of a synchronous server, see `Devices`.
@@ -50,7 +50,7 @@ class Events(Devices):
     """
 
     effective_if: Declarations = (
-        EffectiveIf("link_spread", lambda component, run: component.down or component.up, "{at}.down or {at}.up"),
+        EffectiveIf("link_spread", lambda component, run: component.links_take_time, "{at}.down or {at}.up"),
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
         EffectiveIf("late", _is_synchronous, "a synchronous strategy"),
         EffectiveIf("first", _is_synchronous, "a synchronous strategy"),
@@ -72,8 +72,12 @@ class Events(Devices):
         arrivals: Count | None = None,
         concurrency: Count | None = None,
         failure: Fraction = 0.0,
+        compute_law: Annotated[str, OneOf(*SPEED_LAWS)] = "lognormal",
+        devices: Any = None,
     ) -> None:
-        super().__init__(compute, compute_spread, jitter, down, up, link_spread, server, deadline, first, late)
+        super().__init__(
+            compute, compute_spread, jitter, down, up, link_spread, server, deadline, first, late, compute_law, devices
+        )
         self.arrivals, self.concurrency, self.failure = arrivals, concurrency, failure
         self.target = arrivals
 

@@ -99,7 +99,8 @@ class Batches:
         load = requested_load if steps is None else dataclasses.replace(requested_load, steps=steps)
         replicate, names = np.divmod(cohort.host.virtual, self.federation.clients)
         seeds = np.array(self.federation.seeds, dtype=np.int64)[replicate]
-        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.client, seeds, names, requested_load, rounds)
+        rows = cohort.virtual
+        return Plan(self, t, load, rows, rows, cohort.client, seeds, names, requested_load, rounds, cohort.host.virtual)
 
 
 @dataclass
@@ -116,6 +117,7 @@ class Plan:
         seeds, names: [n] the replicate's seed of each row, and the client's number (host).
         planned_work: the workload if all clients completed the full work of the round; used by schedules.
         rounds: [n] in which each row began, by which its samples are drawn; None: all in t.
+        virtual: `rows`, on the host; None for rows of several runs.
     """
 
     batches: Batches
@@ -128,6 +130,7 @@ class Plan:
     names: np.ndarray
     planned_work: Workload | None = None
     rounds: np.ndarray | None = None
+    virtual: np.ndarray | None = None
 
     def of(self, rows: np.ndarray) -> Plan:
         """The loads of the rows at these positions, as rows of one round."""
@@ -177,6 +180,8 @@ class Chunk:
         stored = self.rows if plan.stored is plan.rows else plan.stored[pick]
         t = plan.t if plan.rounds is None else plan.rounds[rows]
         redraw_round = None if self._batches.redraw is None else t - t % self._batches.redraw
+        self._drawn_in = t if redraw_round is None else redraw_round
+        self._virtual = None if plan.virtual is None or not self._batches.data.drift.active else plan.virtual[rows]
         names = plan.seeds[rows], plan.names[rows]
         self.clients, self.keys = plan.clients[pick], Keys(*names, self.rows.device, t, redraw_round)
         feed_options = (self.keys, load, self.sizes, self._batches.work.sampling)
@@ -202,7 +207,10 @@ class Chunk:
         if ragged is not None and int(sizes.min()) < width:
             slot = torch.arange(width, device=self.rows.device)
             batch["weight"] = (slot < ragged[pick, step, None]).to(dtype)
-        return batch
+        if self._virtual is None:
+            return batch
+        drawn_in = self._drawn_in[pick] if isinstance(self._drawn_in, np.ndarray) else self._drawn_in
+        return self._batches.data.drifted(batch, self._virtual[pick], drawn_in)
 
     def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
         """The batch of those rows with contaminated samples, added after the shift, which does not affect them."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.core import rng
 from fedsim.core.federation import Federation
 from fedsim.data.datasets import Dataset
+from fedsim.data.drift import Drift, NoDrift
 from fedsim.data.samples.work import LocalWork, Workload
 
 Batch = dict[str, Tensor]
@@ -95,10 +96,19 @@ class ClientData(ABC):
     Args:
         dataset: on the federation's device.
         federation: clients and replicates.
+        drift: how the law of the samples changes from round to round; None: it does not.
     """
 
-    def __init__(self, dataset: Dataset, federation: Federation) -> None:
-        self.dataset, self.federation = dataset, federation
+    def __init__(self, dataset: Dataset, federation: Federation, drift: Drift | None = None) -> None:
+        self.dataset, self.federation, self.drift = dataset, federation, drift or NoDrift()
+
+    def drifted(self, batch: Batch, rows: np.ndarray, t: int | np.ndarray) -> Batch:
+        """A batch of some virtual clients [c], 'x' [c, B, …], with the law of round t, or of its rows' rounds [c]."""
+        if not self.drift.active:
+            return batch
+        replicate, client = np.divmod(rows, self.federation.clients)
+        rounds = np.broadcast_to(np.asarray(t, dtype=np.int64), replicate.shape)
+        return self.drift.displaced(batch, self.drift.displacement(rounds, replicate, client), replicate, client)
 
     @abstractmethod
     def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:

@@ -24,9 +24,11 @@ class ClientSamples:
     def __init__(self, data: ClientData, limit: int | None, dtype: torch.dtype) -> None:
         self.data, self.dtype, self.width = data, dtype, data.width(limit)
 
-    def batch(self, rows: Tensor) -> Batch:
-        """x [n, q, …], y [n, q], weight [n, q], client and row [n] of virtual clients [n]; weight 0 marks padding."""
+    def batch(self, rows: Tensor, t: int = 0) -> Batch:
+        """x [n, q, …], y [n, q], weight [n, q], client and row [n] of virtual clients [n], with the law of round t;
+        weight 0 marks padding.
+        """
         batch = self.data.fixed_samples(rows, self.width, self.dtype, rng.Purpose.EVALUATION, by_seed=True)
         if "weight" not in batch:
             batch["weight"] = torch.ones(len(rows), self.width, dtype=self.dtype, device=rows.device)
-        return batch
+        return self.data.drifted(batch, rows.cpu().numpy(), t) if self.data.drift.active else batch

@@ -56,7 +56,7 @@ class Drawn(ClientData):
         return self.dataset.exact(clients, keys, width, dtype) | {"client": clients, "row": rows}
 
     def shared_by(self, members: Federation, dataset: Dataset) -> Drawn:
-        return Drawn(dataset, members)
+        return Drawn(dataset, members, self.drift)
 
     def same_samples(self, data: ClientData) -> bool:
         return isinstance(data, Drawn) and structurally_equal(self.dataset, data.dataset)

@@ -14,6 +14,7 @@ from fedsim.core import rng
 from fedsim.core.federation import Federation
 from fedsim.core.structural_equality import structurally_equal
 from fedsim.data.datasets import Dataset
+from fedsim.data.drift import Drift
 from fedsim.data.partition import Table
 from fedsim.data.samples.client_data import Batch, ClientData, Keys
 from fedsim.data.samples.work import LocalWork, Workload
@@ -26,6 +27,7 @@ class Stored(ClientData):
         dataset: on the federation's device.
         federation: clients and replicates.
         tables: one index table per replicate.
+        drift: see `ClientData`.
 
     Attributes:
         sizes: [R·m] samples each virtual client holds (host).
@@ -36,8 +38,10 @@ class Stored(ClientData):
 
     several = False
 
-    def __init__(self, dataset: Dataset, federation: Federation, tables: list[Table]) -> None:
-        super().__init__(dataset, federation)
+    def __init__(
+        self, dataset: Dataset, federation: Federation, tables: list[Table], drift: Drift | None = None
+    ) -> None:
+        super().__init__(dataset, federation, drift)
         device = federation.device
         starts = np.concatenate([[0], np.cumsum([len(table.order) for table in tables])])
         offsets = [table.offsets[:-1] + s for table, s in zip(tables, starts[:-1], strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,12 +154,12 @@ class PooledMetricAccumulator:
         self.tallies = [[metric.accumulator.new_like() for _ in range(replicates)] for metric in metrics.metrics]
         self.broken = torch.zeros(replicates, dtype=torch.bool)
 
-    def update(self, outputs: Tensor, target: Tensor) -> None:
-        """Add outputs [R, B, …] and targets [B, …] of a batch."""
+    def update(self, outputs: Tensor, targets: Sequence[Tensor]) -> None:
+        """Add outputs [R, B, …] of a batch, and the targets [B, …] of each replicate."""
         self.broken |= outputs.flatten(1).isnan().any(1).cpu()
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
-                for accumulator, output, broken in zip(tallies, outputs, self.broken, strict=True):
+                for accumulator, output, target, broken in zip(tallies, outputs, targets, self.broken, strict=True):
                     if not broken:
                         accumulator.update(output, target)
 

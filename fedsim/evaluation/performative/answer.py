@@ -66,10 +66,11 @@ class PerformativeDiagnostics:
         return [Risk(self.model, self.shift, self.data, r) for r in range(self.data.federation.replicates)]
 
     @torch.no_grad()
-    def __call__(self, models: Tensor) -> dict[str, np.ndarray]:
-        """Column → [R], of models [R, d]."""
+    def __call__(self, models: Tensor, t: int = 0) -> dict[str, np.ndarray]:
+        """Column → [R], of models [R, d] on the data of round t."""
         measures = {POWER: self._power, GAP: self._gap}
-        pairs = list(zip(self.risks, models.to(torch.float64), strict=True)) if self.columns else []
+        risks = [risk.at(t) for risk in self.risks] if self.columns else []
+        pairs = list(zip(risks, models.to(torch.float64), strict=True)) if self.columns else []
         return {name: np.array([measures[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
 
     def _power(self, risk: Risk, theta: Tensor) -> float:

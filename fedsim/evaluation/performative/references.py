@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad
@@ -31,6 +32,8 @@ POINT_NAME_BY_COLUMN = {
     "distance_to_po": "optimal",
 }  # column of metrics.csv → its name in summary.json
 GAME_POINT_NAME_BY_COLUMN = {"distance_to_nash": "nash"}  # and of a game's players
+MINIMISER = "tracking_error"  # column of the distance to the minimiser of the current risk, of data that drift
+OF_DRIFT = {MINIMISER: "minimiser"}
 FOUND_VERDICT = "found"
 GRADIENT_CHECK_DISTANCES = (
     0.01,
@@ -49,11 +52,13 @@ class ReplicateReferences:
         points: 'distance_to_ps' and 'distance_to_po' → [d] float64, if they exist.
         risks: their performative risks R(θ, θ).
         verdicts: for both, 'found' or a sentence with the reason why not.
+        slopes: Jacobians [d, d] of the fields of which the points are zeros, of points that are followed.
     """
 
     points: dict[str, Tensor] = field(default_factory=dict)
     risks: dict[str, float] = field(default_factory=dict)
     verdicts: dict[str, str] = field(default_factory=dict)
+    slopes: dict[str, Tensor] = field(default_factory=dict)
 
 
 class References(dict[str, Tensor]):
@@ -71,13 +76,27 @@ class References(dict[str, Tensor]):
             {name: torch.stack([f[name] for f in points]) for name in names if all(name in f for f in points)}
         )
 
+    @property
+    def has_regret(self) -> bool:
+        """Whether `excess_risk` can be computed."""
+        return False
+
+    def at(self, t: int) -> dict[str, Tensor]:
+        """The points of round t, which differ between rounds if the data drift."""
+        return self
+
+    def excess_risk(self, models: Tensor, t: int) -> np.ndarray:
+        """[R] performative risk of models [R, d] on the data of round t minus its minimum, if the data drift."""
+        raise NotImplementedError
+
     def summary(self) -> dict[str, Any]:
         """For summary.json: θ^PS ('stable') and θ^PO ('optimal') by replicate, each with the verdict and its norm,
-        performative risk and, up to 100 parameters, values (null if the point does not exist).
+        performative risk and, up to 100 parameters, values (null if the point does not exist). If the data drift, they
+        are those of the last round; without a shift, those of the minimiser of the current risk ('minimiser').
         """
         summary: dict[str, Any] = {}
         verdicts = self.replicates[0].verdicts if self.replicates else {}
-        for column, name in (POINT_NAME_BY_COLUMN | GAME_POINT_NAME_BY_COLUMN).items():
+        for column, name in (POINT_NAME_BY_COLUMN | GAME_POINT_NAME_BY_COLUMN | OF_DRIFT).items():
             if column not in verdicts:
                 continue
             points = [solved.points.get(column) for solved in self.replicates]
@@ -100,26 +119,17 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     """
     if not shift.active or shift.references == "none":
         return References()
-    if model.loss_mixes_samples:
-        reason = "not computed: the loss is defined on batches, but these points are defined for means over samples"
+    reason = reason_not_computed(model, data, shift.references)
+    if reason:
         log.info("θ^PS and θ^PO are %s", reason)
-        return References(
-            [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
-        )
-    expense_reason = too_expensive_reason(model, data)
-    if shift.references == "auto" and expense_reason:
-        log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", expense_reason)
-        reason = f"not computed: {expense_reason}; set shift.references=always to compute them"
-        return References(
-            [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
-        )
+        return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
     solutions, search = list[ReplicateReferences](), EvaluationCounter(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):
         twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
         if twins:  # a stream's law does not depend on the seed
             solutions.append(solutions[twins[0]])
         else:
-            solutions.append(_reference_points(Risk(model, shift, data, r, search=search), start, shift.box))
+            solutions.append(points_at(Risk(model, shift, data, r, search=search), start, shift.box))
     return References(solutions)
 
 
@@ -147,21 +157,36 @@ def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> 
         raise ConfigError(f"start=erm, but {' '.join(str(error).split())}") from error
 
 
-def _are_references_wanted(shift: Shift) -> dict[str, str]:
+def sought_points(shift: Shift) -> dict[str, str]:
+    """Column → name of the points that are searched under a shift; of data that drift alone, the minimiser."""
+    if not shift.active:
+        return OF_DRIFT
     return POINT_NAME_BY_COLUMN | (GAME_POINT_NAME_BY_COLUMN if isinstance(shift, Players) else {})
 
 
-def _reference_points(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
-    """Both points of one replicate, if they exist."""
+def reason_not_computed(model: RowModel, data: ClientData, wish: str, group: str = "shift") -> str:
+    """Why no points are computed, or an empty string; `wish` is what `references` of a group says."""
+    if model.loss_mixes_samples:
+        return "not computed: the loss is defined on batches, but these points are defined for means over samples"
+    expense_reason = too_expensive_reason(model, data)
+    return (
+        f"not computed: {expense_reason}; set {group}.references=always to compute them"
+        if wish == "auto" and expense_reason
+        else ""
+    )
+
+
+def points_at(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
+    """The points of one replicate, if they exist."""
     solved, starts = ReplicateReferences(), [start, torch.zeros_like(start)]
-    for column, name in _are_references_wanted(risk.shift).items():
+    for column, name in sought_points(risk.shift).items():
         try:
             if name == "optimal":
                 check_gradient(risk, start)
             if name == "nash":
                 point = nash_point(risk, start, box)
             else:
-                point = stable_point(risk, start, box) if name == "stable" else optimal_point(risk, starts, box)
+                point = optimal_point(risk, starts, box) if name == "optimal" else stable_point(risk, start, box)
             value = float(risk.performative(point))
         except Exception as error:
             if not isinstance(error, NoReferenceError) and not is_numerical(error):

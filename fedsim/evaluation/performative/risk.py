@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
@@ -31,6 +34,9 @@ class Risk:
         replicate: number of the replicate.
         samples: largest number per client; None: all stored samples, or 1,000 of a stream.
         search: the search that evaluates it, which may stop it.
+
+    Attributes:
+        base: the base sample with the law of round 0, or of another one by `at`, if the data drift.
     """
 
     def __init__(
@@ -47,9 +53,24 @@ class Risk:
         federation = data.federation
         m, device = federation.clients, federation.device
         rows = torch.arange(m, device=device) + replicate * m
-        width = data.width(samples, rows.cpu().numpy())
-        self.base = data.fixed_samples(rows, width, torch.float64, rng.Purpose.EVALUATION)
+        self.data, self._rows = data, rows.cpu().numpy()
+        width = data.width(samples, self._rows)
+        self.first_base = data.fixed_samples(rows, width, torch.float64, rng.Purpose.EVALUATION)
+        self.base = data.drifted(self.first_base, self._rows, 0)
         self.weights = torch.tensor(federation.client_weights[replicate], device=device)  # a copy: see `minimise`
+
+    def at(self, t: int) -> Risk:
+        """The risk on the data of round t; the same one unless the data drift."""
+        if not self.data.drift.active:
+            return self
+        risk = copy.copy(self)
+        risk.base = self.data.drifted(self.first_base, self._rows, t)
+        return risk
+
+    def displacements(self, t: int) -> np.ndarray:
+        """[m] how far the drift has displaced the samples of each client in round t."""
+        replicate, client = np.divmod(self._rows, self.data.federation.clients)
+        return self.data.drift.displacement(np.full(len(client), t), replicate, client)
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""

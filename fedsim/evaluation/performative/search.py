@@ -19,13 +19,17 @@ class EvaluationCounter:
     Args:
         seconds: after which a search is stopped; None: no limit.
         clock: monotonic time in seconds.
+        group: whose settings limit it, 'shift' or 'drift'.
 
     Attributes:
         doing: the current activity.
     """
 
-    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic, group: str = "shift"
+    ) -> None:
         self.seconds, self._clock, self.activity = seconds, clock, "evaluating the risk"
+        self.group = group
         self._start_time = self._last_message = clock()
         self.evaluations = 0
 
@@ -42,9 +46,10 @@ class EvaluationCounter:
                 f"given up after {elapsed:.0f} s and {self.evaluations - 1} evaluations of the "
                 f"risk, while {self.activity}; "
                 "if data react discontinuously, as to a threshold, the point may not exist; set "
-                f"shift.references=none, or raise shift.references_seconds={self.seconds:g} or set it to null"
+                f"{self.group}.references=none, or raise {self.group}.references_seconds={self.seconds:g} or set it "
+                "to null"
             )
         if current_time - self._last_message > MAX_LOG_INTERVAL:
             self._last_message = current_time
-            limit = "" if self.seconds is None else f" of at most {self.seconds:g} (shift.references_seconds)"
+            limit = "" if self.seconds is None else f" of at most {self.seconds:g} ({self.group}.references_seconds)"
             log.info("reference points: %s; %.0f s%s", self.activity, elapsed, limit)

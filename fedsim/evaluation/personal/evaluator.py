@@ -131,7 +131,7 @@ class PersonalEvaluator:
         return {
             f"{model}_{measure}": values
             for model, predictor in predictors.items()
-            for measure, values in self.scores(predictor, block, deployed).items()
+            for measure, values in self.scores(predictor, block, deployed, t).items()
         }
 
     def _reduce_over_clients(

@@ -46,13 +46,13 @@ class ClientScores:
         self.names = ["validation_loss", "training_loss"] + ["validation_accuracy"] * evaluator.labelled
         self.names += self.metric_by_measure
 
-    def __call__(self, predictor: WeightedRows, cohort: Cohort, deployed: Tensor) -> ScoresByName:
+    def __call__(self, predictor: WeightedRows, cohort: Cohort, deployed: Tensor, t: int = 0) -> ScoresByName:
         """Scores of the cohort's predictors, NaN for a client without samples; `deployed` [n, d] shifts the data if
-        `shift.deploy` is 'round'.
+        `shift.deploy` is 'round'; t is the round whose law the samples have, if the data drift.
         """
-        loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
+        loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, t, self.evaluator.metrics)
         same_samples = self.validation is self.training
-        training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed)[0]
+        training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed, t)[0]
         scores = {"validation_loss": loss, "training_loss": training} | dict(
             zip(self.metric_by_measure, added, strict=True)
         )
@@ -64,6 +64,7 @@ class ClientScores:
         predictor: WeightedRows,
         cohort: Cohort,
         deployed: Tensor,
+        t: int,
         metrics: Metrics | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
@@ -76,7 +77,7 @@ class ClientScores:
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
             block = [(share[pick], rows[pick]) for share, rows in predictor]
-            batch = self._shifted_batch(samples.batch(cohort.virtual[pick]), block, deployed[pick])
+            batch = self._shifted_batch(samples.batch(cohort.virtual[pick], t), block, deployed[pick])
             output = self._predictor_output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}

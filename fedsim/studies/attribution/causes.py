@@ -95,6 +95,7 @@ CAUSES = (
     Cause("heterogeneity", "heterogeneity", _iid_partition, "IID shares of the same data"),
     Cause("batches", "batch noise", _full_batches, "full batches"),
     Cause("shift", "performative shift", _choice_replacement("shift", "none"), "data that do not react to the model"),
+    Cause("data_drift", "data drift", _choice_replacement("drift", "none"), "data whose distribution does not change"),
     Cause("attack", "attack", _choice_replacement("attack", "none"), "no attacker"),
     Cause("contamination", "contamination", _choice_replacement("contamination", "none"), "clean samples"),
     Cause("privacy", "privacy noise", _no_uplink(private=True), "neither clipping nor noise"),

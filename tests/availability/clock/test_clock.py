@@ -91,6 +91,26 @@ def test_speeds_and_jitter_have_mean_and_spread(build):
     assert (8 / moved.link).mean() == pytest.approx(4.0, abs=0.02)
 
 
+def test_pareto_speeds_have_their_tail(build):
+    """P(X > x) = (x_m / x)^α with α = 1 + √(1 + 1/c²) and x_m = (α − 1) / α, which has mean 1 and CV c = ½."""
+
+    class Many:
+        seeds, clients = (5,), 100_000
+
+    clock = Devices(2.0, compute_spread=0.5, compute_law="pareto")
+    clock.setup(Many)
+    alpha, speeds = 1 + math.sqrt(5), clock.sample / 2
+    assert (1 / (alpha * (alpha - 2))) ** 0.5 == pytest.approx(0.5)
+    least = (alpha - 1) / alpha
+    assert speeds.min() == pytest.approx(least, rel=1e-3)
+    for x in (0.8, 1.5, 4.0):
+        tail = (least / x) ** alpha
+        assert abs((speeds > x).mean() - tail) <= 5 * math.sqrt(tail * (1 - tail) / 1e5)
+    alike = Devices(2.0, compute_law="pareto")
+    alike.setup(Many)
+    assert (alike.sample == 2).all()
+
+
 def test_equal_times_add_up_to_rounds_times_t(build):
     result = run_of(build(clock=Devices(0.1), rule={"batch_size": 2}))
     assert column(result, "virtual_seconds") == pytest.approx(np.arange(7) * 5 * 2 * 0.1)

@@ -66,6 +66,19 @@ def test_with_a_limit_of_clients_in_flight_the_mean_staleness_is_one_less():
     assert staleness.mean() == pytest.approx(2, rel=0.02)
 
 
+@pytest.mark.parametrize("limit", [2, 4])
+def test_throughput_obeys_littles_law(limit):
+    """Updates per second × mean time from start to arrival = clients in flight, of which there are always `limit`."""
+    draw, queue, duration, seconds = np.random.default_rng(7), EventQueue(), {}, []
+    for _ in range(5000):
+        idle = draw.permutation([i for i in range(len(RATES)) if i not in duration])
+        drawn = draw.lognormal(0.0, 1.0, len(RATES)) / RATES
+        step = queue.until_update(Candidates(idle, drawn[idle], INFINITE[: len(idle)]), 1, limit)
+        duration |= {client: drawn[client] for client in step.started}
+        seconds.append(duration.pop(step.used[0]))
+    assert len(seconds) / queue.now * np.mean(seconds) == pytest.approx(limit, rel=0.01)
+
+
 def test_a_queue_that_is_empty_ends_at_once_or_at_the_deadline():
     nobody = Candidates(np.zeros(0, int), np.zeros(0), np.zeros(0))
     queue = EventQueue(3.0)
@@ -122,8 +135,11 @@ def test_failing_clients_of_a_synchronous_round_are_absent_and_nobody_waits_for_
     assert run_of(build(clock=Events(0.1, failure=1.0), rounds=6)).state.model.isfinite().all()
 
 
-def test_without_deadline_it_waits_for_all_and_is_fedavg_without_a_clock(build):
-    assert torch.equal(run_of(build(clock=Events(0.1))).state.model, run_of(build()).state.model)
+def test_without_deadline_or_with_a_late_one_it_waits_for_all_and_is_fedavg_without_a_clock(build):
+    without_clock = run_of(build()).state.model
+    for deadline in (None, 1e9):
+        assert torch.equal(run_of(build(clock=Events(0.1, deadline=deadline))).state.model, without_clock)
+        assert torch.equal(run_of(build(clock=Devices(0.1, deadline=deadline))).state.model, without_clock)
 
 
 ASYNCHRONOUS = {

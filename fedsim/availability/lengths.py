@@ -1,0 +1,38 @@
+"""Random lengths of mean 1: of sessions, absences and lifetimes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError
+
+SHAPE_RANGE_BY_LAW = {
+    "exponential": (1.0, 1.0),
+    "lognormal": (0.0, 3.0),
+    "weibull": (0.3, 20.0),
+}  # and what `shape` may be
+
+
+def check_shape(law: str, shape: float) -> None:
+    """Refuse a shape parameter that the law does not have.
+
+    Raises:
+        ConfigError: naming what it may be.
+    """
+    minimum, maximum = SHAPE_RANGE_BY_LAW[law]
+    if law != "exponential" and not minimum <= shape <= maximum:
+        raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
+
+
+def standard_lengths(law: str, shape: float, u: np.ndarray, biased: bool = False) -> np.ndarray:
+    """Lengths of mean 1, by inversion of uniform numbers; `biased`: of the one that covers a given moment, of density ∝
+    x f(x).
+    """
+    from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
+
+    if law == "lognormal":
+        normal = ndtri(np.clip(u, 1e-300, None))
+        return np.asarray(np.exp(shape * normal + (shape**2 / 2 if biased else -(shape**2) / 2)))
+    k = shape if law == "weibull" else 1.0
+    power = gammaincinv(1 + 1 / k, u) if biased else -np.log1p(-u)
+    return np.asarray(power ** (1 / k) / gamma(1 + 1 / k))

@@ -1,0 +1,212 @@
+"""Reference points of data that drift: θ^PS_t and θ^PO_t, or the minimiser of the current risk, round by round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import NoReferenceError
+from fedsim.core.numerical import is_numerical
+from fedsim.data.samples import ClientData
+from fedsim.evaluation.performative.nash import nash_point
+from fedsim.evaluation.performative.optimal import optimal_point
+from fedsim.evaluation.performative.references import (
+    MINIMISER,
+    References,
+    ReplicateReferences,
+    points_at,
+    reason_not_computed,
+    sought_points,
+)
+from fedsim.evaluation.performative.risk import Risk
+from fedsim.evaluation.performative.search import EvaluationCounter
+from fedsim.evaluation.performative.solvers import (
+    FLAT_CURVATURE_RATIO,
+    BoxBounds,
+    find_zero,
+    free_coordinates,
+    slowest_decay,
+)
+from fedsim.evaluation.performative.stable import MAX_JACOBIAN_PARAMETERS, STABLE_POINT_TOLERANCE, stable_point
+from fedsim.models import RowModel
+from fedsim.shift import Shift
+
+log = logging.getLogger(__name__)
+
+STABLE, OPTIMAL = "distance_to_ps", "distance_to_po"
+
+
+class ReferencePath(References):
+    """The reference points as functions of the round. As a dictionary, those of round 0.
+
+    The points of round 0 are searched as those of data that do not drift. From there on each search starts from the
+    point of the previous evaluated round, so that a path follows one minimum (which may cease to be the lowest). With a
+    shift the tracking error is the distance to θ^PS_t, else to the minimiser of the risk on the data of round t.
+
+    Args:
+        risks: of every replicate.
+        by_round: round → reference points of every replicate, of all evaluated rounds.
+    """
+
+    def __init__(self, risks: Sequence[Risk], by_round: dict[int, list[ReplicateReferences]]) -> None:
+        last = by_round[max(by_round)]
+        self.risks, self.by_round, self._expected = list(risks), by_round, sorted(by_round)
+        super().__init__(by_round[0])
+        for name in [name for name in self if not all(name in solved.points for solved in last)]:
+            del self[name]
+        if STABLE in self:
+            self[MINIMISER] = self[STABLE]
+        self.replicates = last
+
+    @property
+    def has_regret(self) -> bool:
+        return OPTIMAL in self or (MINIMISER in self and STABLE not in self)
+
+    def at(self, t: int) -> dict[str, Tensor]:
+        solutions = self._solved_in(t)
+        points: dict[str, Tensor] = {}
+        for name in self:
+            of = STABLE if name == MINIMISER and STABLE in self else name
+            missing = torch.full_like(self[name][0], torch.nan)
+            points[name] = torch.stack([solved.points.get(of, missing) for solved in solutions])
+        return points
+
+    @torch.no_grad()
+    def excess_risk(self, models: Tensor, t: int) -> np.ndarray:
+        name = OPTIMAL if OPTIMAL in self else MINIMISER
+        pairs = zip(self.risks, models.to(torch.float64), self._solved_in(t), strict=True)
+        return np.array(
+            [
+                float(risk.at(t).performative(theta)) - solved.risks.get(name, float("nan"))
+                for risk, theta, solved in pairs
+            ]
+        )
+
+    def _solved_in(self, t: int) -> list[ReplicateReferences]:
+        """The points of round t; of one that was not expected to be evaluated, they are searched now."""
+        if t not in self.by_round:
+            before = max(expected for expected in self._expected if expected <= t)
+            pairs = zip(self.risks, self.by_round[before], strict=True)
+            self.by_round[t] = [follow(risk, solved, before, t) for risk, solved in pairs]
+        return self.by_round[t]
+
+
+def reference_path(
+    model: RowModel,
+    shift: Shift,
+    data: ClientData,
+    initial: Tensor,
+    rounds: Sequence[int],
+    share: Callable[[Any], Any] = lambda solved: solved,
+) -> References:
+    """The reference points of drifting data in these rounds, if they exist; missing points are logged.
+
+    Args:
+        model, shift, data: of the run.
+        initial: [R, d] initial models, from which the search in round 0 starts.
+        rounds: that are evaluated, 0 among them, ascending.
+        share: makes the points of one of several ranks those of all.
+    """
+    group, options = ("shift", shift) if shift.active else ("drift", data.drift)
+    if options.references == "none":
+        return References()
+    reason = reason_not_computed(model, data, options.references, group)
+    if reason:
+        log.info("reference points are %s", reason)
+        return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
+    search = EvaluationCounter(options.references_seconds, group=group)
+    risks = [Risk(model, shift, data, r, search=search) for r in range(len(initial))]
+    twins, by_round = _twins(risks, data, initial, rounds), dict[int, list[ReplicateReferences]]()
+    for before, t in zip([-1, *rounds], rounds, strict=False):
+        solutions = list[ReplicateReferences]()
+        for r, start in enumerate(initial.to(torch.float64)):
+            if twins[r] < r:
+                solutions.append(solutions[twins[r]])
+            elif before < 0:
+                solutions.append(points_at(risks[r].at(t), start, shift.box))
+            else:
+                solutions.append(follow(risks[r], by_round[before][r], before, t))
+        by_round[t] = solutions
+    search.seconds = None  # a point of another round, searched during the run, is no part of this search
+    return ReferencePath(risks, share(by_round))
+
+
+def _twins(risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Sequence[int]) -> list[int]:
+    """[R] the first replicate with the same law in all these rounds and the same initial model: a stream's law does not
+    depend on the seed, unless the drift does.
+    """
+    if not data.dataset.stream:
+        return list(range(len(risks)))
+    signatures = [
+        (np.stack([risk.displacements(t) for t in rounds]).tobytes(), model.cpu().numpy().tobytes())
+        for risk, model in zip(risks, initial, strict=True)
+    ]
+    return [signatures.index(signature) for signature in signatures]
+
+
+def follow(risk: Risk, before: ReplicateReferences, earlier: int, t: int) -> ReplicateReferences:
+    """The reference points of round t of one replicate, searched from those of an earlier round; the same ones where
+    the data have not moved since.
+    """
+    if np.array_equal(risk.displacements(earlier), risk.displacements(t)):
+        return before
+    moved, solved, box = risk.at(t), ReplicateReferences(), risk.shift.box
+    for column, name in sought_points(risk.shift).items():
+        if column not in before.points:
+            solved.verdicts[column] = before.verdicts[column]
+            continue
+        start, slope = before.points[column], before.slopes.get(column)
+        try:
+            point = None if slope is None else _affine_step(moved, name, start, slope)
+            if point is not None:
+                assert slope is not None
+                solved.slopes[column] = slope
+            elif name == "optimal":
+                point = _followed_optimum(moved, start, [*solved.points.values()], box)
+            else:
+                point = nash_point(moved, start, box) if name == "nash" else stable_point(moved, start, box)
+            if column not in solved.slopes and name != "nash" and box is None and len(point) <= MAX_JACOBIAN_PARAMETERS:
+                solved.slopes[column] = (
+                    moved.performative_hessian(point) if name == "optimal" else moved.decoupled_jacobian(point)
+                )
+            value = float(moved.performative(point))
+        except Exception as error:
+            if not isinstance(error, NoReferenceError) and not is_numerical(error):
+                raise
+            message = " ".join(str(error).split())
+            log.info("no %s from round %d on: %s", column, t, message)
+            solved.verdicts[column] = f"lost in round {t}: {message}"
+            continue
+        solved.points[column], solved.verdicts[column], solved.risks[column] = point, before.verdicts[column], value
+    return solved
+
+
+def _affine_step(risk: Risk, name: str, start: Tensor, slope: Tensor) -> Tensor | None:
+    """[d] a point after one Newton step with the slope of an earlier round; None unless it is a zero of its field.
+
+    Where the drift moves the zero of an affine field, this is exact, and what was checked of the slope still holds.
+    """
+    field = risk.performative_gradient if name == "optimal" else risk.decoupled_gradient
+    risk.search.activity = "following the reference points"
+    try:
+        point = start - torch.linalg.solve(slope, field(start))
+    except RuntimeError:  # a singular slope
+        return None
+    return point if float(field(point).norm()) <= STABLE_POINT_TOLERANCE * (1 + float(point.norm())) else None
+
+
+def _followed_optimum(risk: Risk, start: Tensor, others: list[Tensor], box: BoxBounds) -> Tensor:
+    """[d] a minimum of the performative risk near `start`, by Newton's method; else by a search from these points."""
+    risk.search.activity = "following θ^PO"
+    if len(start) <= MAX_JACOBIAN_PARAMETERS:
+        point = find_zero(risk.performative_gradient, risk.performative_hessian, start, box, STABLE_POINT_TOLERANCE)
+        if point is not None:
+            moving = free_coordinates(point, risk.performative_gradient(point), box)
+            if slowest_decay(risk.performative_hessian(point), moving) > FLAT_CURVATURE_RATIO:
+                return point
+    return optimal_point(risk, [start, *others], box)
