@@ -76,7 +76,7 @@ def test_throughput_obeys_littles_law(limit):
         step = queue.until_update(Candidates(idle, drawn[idle], INFINITE[: len(idle)]), 1, limit)
         duration |= {client: drawn[client] for client in step.started}
         seconds.append(duration.pop(step.used[0]))
-    assert len(seconds) / queue.now * np.mean(seconds) == pytest.approx(limit, rel=0.01)
+    assert len(seconds) / queue.current_time * np.mean(seconds) == pytest.approx(limit, rel=0.01)
 
 
 def test_a_queue_that_is_empty_ends_at_once_or_at_the_deadline():
