@@ -78,7 +78,7 @@ class DivergenceGuard:
         eval_every: rounds between evaluations.
         dropped: those dropped so far, in the order of their dropping; new ones are appended. Per client 'replicate',
             'seed', 'client', its first 'round' and how many 'times'; or per replicate 'replicate', 'seed', 'round' and
-            its 'clients' that were non-finite then.
+            its 'clients' that were non-finite then; of one that an observer gave up none, and its 'reason'.
         remedy: what a run that ends by it should try.
 
     Attributes:
@@ -114,6 +114,18 @@ class DivergenceGuard:
     def replicates_left_out(self, t: int) -> list[int]:
         """Those that were given up, as far as round t is concerned."""
         return [r for r, at in self.given_up.items() if t >= (at // self.eval_every + 1) * self.eval_every]
+
+    def drop(self, replicate: int, completed: int, reason: str) -> None:
+        """Give up a replicate after an evaluation, when so many rounds are completed.
+
+        Raises:
+            ConfigError: there is no such replicate.
+        """
+        if not 0 <= replicate < self.federation.replicates:
+            raise ConfigError(f"an observer drops replicate {replicate}, but there are {self.federation.replicates}")
+        if replicate not in self.given_up:
+            seed, at = self.federation.seeds[replicate], max(completed - 1, 0)
+            self.dropped.append({"replicate": replicate, "seed": seed, "round": at, "clients": [], "reason": reason})
 
     def without(self, replicates: list[int], cohort: Cohort) -> Cohort:
         """The rows of all replicates but these."""

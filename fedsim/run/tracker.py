@@ -152,7 +152,9 @@ class Tracker:
             self._observers = Observers(self.options.watching)
             watched = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
             self._observers.begin(watched)
-        if first is not None:
+        if first is None:
+            self._drop_replicates()
+        else:
             self.record(first)
 
     def rounds(self) -> Iterator[int]:
@@ -303,7 +305,15 @@ class Tracker:
             progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
         )
         self._wish = self._observers.evaluated(event)
+        self._drop_replicates()
         self._view.evaluated(progress.rounds, facts_line(rows, self._speed()), float(self.active.mean()))
+
+    def _drop_replicates(self) -> None:
+        """Give up the replicates that an observer names; the first rank tells the others."""
+        if self.options.observers:
+            dropped = self.ranks.broadcast_object(self._observers.replicates_to_drop())
+            for replicate, reason in dropped.items():
+                self.guard.drop(replicate, self.progress.rounds, reason)
 
     def _speed(self) -> float | None:
         """Samples a second since the run began or went on; None before the first round."""
