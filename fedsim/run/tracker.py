@@ -173,7 +173,8 @@ class Tracker:
     @property
     def _replicates_left(self) -> list[int]:
         """The replicates that were not given up."""
-        return [r for r in range(len(self.seeds)) if r not in self.guard.given_up]
+        given_up = self.guard.given_up
+        return [r for r in range(len(self.seeds)) if r not in given_up]
 
     def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
@@ -281,10 +282,10 @@ class Tracker:
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
         progress.participants, progress.staleness, progress.unevaluated = [0.0] * len(self.seeds), [], 0
         rows: list[Row] = []
+        given_up = self.guard.given_up
         for r, seed in enumerate(self.seeds):
             row: Row = {"round": progress.rounds, "seed": seed}
-            given_up = r in self.guard.given_up
-            row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
+            row |= {name: math.nan if r in given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self.active[r]), "mean_active_clients": float(mean_active[r])}
             sent, unanswered, pace = float(self.linked[r]), progress.unanswered[r], self.run.pace
             heard = (sent + int(self.unheard[r]), sent), (progress.links[r] + unanswered, progress.links[r])

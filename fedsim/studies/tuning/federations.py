@@ -7,8 +7,8 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.app.cli import steps
 from fedsim.app.composition import hydra_context
+from fedsim.app.config import identity
 from fedsim.app.folding import per_seed_keys
 from fedsim.core.errors import ConfigError, DivergenceError
+from fedsim.run.branching import branch
 from fedsim.run.checkpoint import NAME as CHECKPOINT
 from fedsim.run.checkpoint import completed_rounds
 from fedsim.run.determinism import deterministic
@@ -77,7 +79,12 @@ class TrialFederation:
     folder: Path
     trusted: tuple[str, ...] = ()
     failure: str | None = None
-    _rows: dict[int, list[Row]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint of it says that it is."""
+        strategy = str(self.config.strategy._target_).rpartition(".")[2]
+        return {"seeds": list(self.config.seeds), "strategy": strategy} | identity(self.config)
 
     @property
     def completed(self) -> int:
@@ -144,25 +151,31 @@ def federations_of(
     """
     federations = []
     with hydra_context():
-        for group in _groups(trials, overrides):
+        for group, config, choices in _groups(trials, overrides):
             for first in range(0, len(group), at_most or len(group)):
                 batch = group[first : first + (at_most or len(group))]
-                federations.append(_federation(batch, overrides, list(seeds), folder, trusted))
+                federations.append(_federation(batch, config, choices, list(seeds), folder, trusted))
     return federations
 
 
-def _groups(trials: Sequence[Trial], overrides: Sequence[str]) -> list[list[Trial]]:
-    """Trials that differ only in numbers that rows can hold; inside `hydra_context`."""
+def _groups(
+    trials: Sequence[Trial], overrides: Sequence[str]
+) -> Iterator[tuple[list[Trial], DictConfig, dict[str, str]]]:
+    """Trials that differ only in numbers that rows can hold, with the configuration of the first; inside
+    `hydra_context`."""
     by_words: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in trials:  # what is not a number needs a configuration of its own, and decides which numbers are rows
         by_words.setdefault(tuple(entry for entry in trial if not is_number(entry[1])), []).append(trial)
-    groups: dict[tuple[Any, ...], list[Trial]] = {}
     for same_words in by_words.values():
-        row_keys = _row_keys(compose(_overrides(same_words[0], overrides))[0])
+        config, choices = compose(_overrides(same_words[0], overrides))
+        row_keys, groups = _row_keys(config), dict[tuple[Any, ...], list[Trial]]()
         for trial in same_words:
             shared = tuple(entry for entry in trial if not (is_number(entry[1]) and entry[0] in row_keys))
             groups.setdefault(shared, []).append(trial)
-    return list(groups.values())
+        for group in groups.values():
+            if group[0] != same_words[0]:
+                config, choices = compose(_overrides(group[0], overrides))
+            yield group, config, choices
 
 
 def _row_keys(config: DictConfig) -> set[str]:
@@ -179,20 +192,26 @@ def _overrides(trial: Trial, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _federation(
-    trials: list[Trial], overrides: Sequence[str], seeds: list[int], folder: Path, trusted: tuple[str, ...]
+    trials: list[Trial],
+    config: DictConfig,
+    choices: dict[str, str],
+    seeds: list[int],
+    folder: Path,
+    trusted: tuple[str, ...],
 ) -> TrialFederation:
-    config, choices = compose(_overrides(trials[0], overrides))
     if config.on_nonfinite == "drop_client":
         raise ConfigError("on_nonfinite=drop_client: trials that diverge are dropped in tuning; leave it out")
+    joint = config.copy()
     for key, value in trials[0]:
-        values = [dict(trial)[key] for trial in trials]
-        if any(other != value for other in values):
-            OmegaConf.update(config, key, [number for number in values for _ in seeds])
-    config.seeds = seeds * len(trials)
-    config.on_nonfinite = "drop_replicate"
-    config.tracking.progress, config.tracking.tensorboard = "none", False
-    name = f"{choices['strategy']}-{digest(config)}"
-    return TrialFederation(trials, seeds, config, choices, folder / name, trusted)
+        if is_number(value):
+            values = [dict(trial)[key] for trial in trials]
+            differing = any(other != value for other in values)
+            OmegaConf.update(joint, key, [number for number in values for _ in seeds] if differing else value)
+    joint.seeds = seeds * len(trials)
+    joint.on_nonfinite = "drop_replicate"
+    joint.tracking.progress, joint.tracking.tensorboard = "none", False
+    name = f"{choices['strategy']}-{digest(joint)}"
+    return TrialFederation(trials, seeds, joint, choices, folder / name, trusted)
 
 
 def advance(federations: Sequence[TrialFederation], completed: int, dropped: Sequence[Trial], last: bool) -> None:
@@ -219,6 +238,23 @@ def advance(federations: Sequence[TrialFederation], completed: int, dropped: Seq
                 waiting[number].failure = str(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+
+
+def without_dropped(
+    federation: TrialFederation, active: Sequence[Trial], completed: int
+) -> TrialFederation:
+    """A federation of the trials that continue after a rung; the same one if all do, or if it cannot be divided: then
+    the replicates of the others are given up."""
+    trials = [trial for trial in federation.trials if trial in active]
+    if len(trials) == len(federation.trials) or federation.failure is not None:
+        return federation
+    folder, trusted = federation.folder.parent, federation.trusted
+    smaller = _federation(trials, federation.config, federation.choices, federation.seeds, folder, trusted)
+    if smaller.completed < completed:
+        replicates, total = federation.replicates(trials), len(federation.config.seeds)
+        if not branch(federation.folder, smaller.folder, replicates, total, smaller.identity):
+            return federation
+    return smaller
 
 
 def plan_digest(plan: Mapping[str, Any]) -> str:

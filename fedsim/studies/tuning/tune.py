@@ -31,7 +31,7 @@ from fedsim.evaluation.columns import is_higher_better, validation_metric
 from fedsim.run.tracking.result import result_columns
 from fedsim.studies.reproduce.runner import compose, trusted_by
 from fedsim.studies.tuning.choice import PREFERENCES, Choice, choose
-from fedsim.studies.tuning.federations import TrialFederation, advance, federations_of, plan_digest
+from fedsim.studies.tuning.federations import TrialFederation, advance, federations_of, plan_digest, without_dropped
 from fedsim.studies.tuning.proposals import Proposals
 from fedsim.studies.tuning.schedule import Halving, promoted
 from fedsim.studies.tuning.space import Grid, Interval, Knob, Trial, as_override, parse, product
@@ -251,27 +251,35 @@ class _Tuner:
         if {int(of.config.rounds) for of in federations} != {tuning.rungs[-1]}:
             raise ConfigError("trials have different numbers of rounds; tune with the same for all")
         values: dict[Trial, list[np.ndarray]] = {trial: [] for trial in trials}
+        everything = list(federations)
         active = list(trials)
         for number, completed in enumerate(tuning.rungs):
             last = completed == tuning.rungs[-1]
-            running = [of for of in federations if any(trial in active for trial in of.trials)]
+            running = [of for of in federations if holds(of, active)]
             advance(running, completed, [trial for trial in trials if trial not in active], last)
             for of in running:
                 for trial, numbers in zip(of.trials, of.values(tuning.metric, completed), strict=True):
                     if trial in active:
                         values[trial].append(numbers)
             active = self._continuing(number, values, active)
-            log.info("after round %d: %d of %d trials continue", completed, len(active), len(trials))
-            if not active:
+            if last or not active:
                 break
+            log.info("after round %d: %d of %d trials continue", completed, len(active), len(trials))
+            federations = [without_dropped(of, active, completed) for of in running if holds(of, active)]
+            everything += [of for of in federations if of not in running]
         tuning.values |= values
-        tuning.federations += federations
+        tuning.federations += everything
 
     def _continuing(self, rung: int, values: dict[Trial, list[np.ndarray]], active: list[Trial]) -> list[Trial]:
         before = [of[rung] for of in self.tuning.values.values() if len(of) > rung]
         scores = [self.tuning.score(numbers) for numbers in (*before, *(values[trial][rung] for trial in active))]
         candidates = list(range(len(before), len(scores)))
         return [active[position - len(before)] for position in promoted(scores, candidates, self.halving)]
+
+
+def holds(federation: TrialFederation, trials: Sequence[Trial]) -> bool:
+    """Whether a federation has one of these trials."""
+    return any(trial in trials for trial in federation.trials)
 
 
 def compose_one(overrides: Sequence[str]) -> Any:
