@@ -13,6 +13,7 @@ WORDS = {
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
     "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, what they remember, send and assume",
     "audit": "the ε that a private run claims, beside a lower bound from simulated attacks with canary clients",
+    "tune": "the values of settings with which a run performs best: successive halving, seeds, standard errors",
     "watch": "the runs of a folder on a local page: curves that grow, last values, which runs are still going",
     "why": "how much availability, client drift, heterogeneity and other causes take from a run's performance",
     "export": "a model of a run as .safetensors or .pt, by the names its module has",
@@ -22,6 +23,7 @@ WORDS = {
 ELSEWHERE = {
     "export": "fedsim.studies.results.export_cli",
     "table": "fedsim.studies.results.table_cli",
+    "tune": "fedsim.studies.tuning.tune_cli",
     "watch": "fedsim.studies.watch.watch_cli",
     "why": "fedsim.studies.attribution.why_cli",
 }

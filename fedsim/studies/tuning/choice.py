@@ -47,7 +47,7 @@ class Choice:
 
 
 def choose(
-    values: Mapping[Trial, np.ndarray], higher_is_better: bool, prefer: str = "smallest", confidence: float = 0.95
+    values: Mapping[Trial, np.ndarray], higher_is_better: bool, prefer: str = "smallest", confidence: float = 0.68
 ) -> Choice:
     """Choose among trials that were run on the same seeds.
 

@@ -119,6 +119,14 @@ class TrialFederation:
             rows.setdefault(int(row["round"]), []).append(row)
         return rows
 
+    def curves(self, metric: str) -> dict[Trial, tuple[np.ndarray, np.ndarray]]:
+        """Trial → completed rounds [E] of its evaluations, and the metric [E, R] then."""
+        history = self.history()
+        rounds = np.array(list(history), dtype=int)
+        shape = len(rounds), len(self.trials), len(self.seeds)
+        numbers = np.array([[row[metric] for row in rows] for rows in history.values()], dtype=float).reshape(shape)
+        return {trial: (rounds, numbers[:, position]) for position, trial in enumerate(self.trials)}
+
     def values(self, metric: str, completed: int) -> np.ndarray:
         """[trials, R] a metric after so many rounds; NaN where it was not measured."""
         rows = self.history().get(completed)

@@ -106,7 +106,7 @@ def parse(words: Sequence[str]) -> tuple[tuple[str, ...], list[Knob]]:
     try:
         parsed = OverridesParser(functions).parse_overrides(list(words))
     except Exception as error:
-        raise ConfigError(f"{explain(error)}; write KEY=VALUE, and for a knob KEY=A,B,C") from error
+        raise ConfigError(explain(error)) from error
     fixed = tuple(word for word, override in zip(words, parsed, strict=True) if not override.is_sweep_override())
     knobs = [_knob(override) for override in parsed if override.is_sweep_override()]
     if not knobs:

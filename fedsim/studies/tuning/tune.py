@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 WITHOUT_VALIDATION = ("performative_risk", "distance_to_optimum", "train_loss")  # the first that a run has
 EXTENSIONS = 3  # how often a grid is extended
-CONFIDENCE = 0.95
+CONFIDENCE = 0.68  # of the intervals of differences: with many seeds, one standard error to each side
 
 
 @dataclass
@@ -74,10 +74,14 @@ class Tuning:
         """Trials that reached the last rung, with the metric of each seed."""
         return {trial: values[-1] for trial, values in self.values.items() if len(values) == len(self.rungs)}
 
+    @property
+    def sign(self) -> float:
+        """Turns the metric into a score, of which larger ones are better."""
+        return 1.0 if self.higher_is_better else -1.0
+
     def score(self, values: np.ndarray) -> float:
         """Larger is better; −∞ if a seed diverged."""
-        sign = 1.0 if self.higher_is_better else -1.0
-        return sign * float(values.mean()) if np.isfinite(values).all() else -np.inf
+        return self.sign * float(values.mean()) if np.isfinite(values).all() else -np.inf
 
     def rounds_of(self, trial: Trial) -> int:
         """Rounds that a trial was run."""
@@ -128,6 +132,7 @@ def tune(
     extensions: int = EXTENSIONS,
     out: str | Path | None = "tune",
     at_most: int | None = None,
+    confidence: float = CONFIDENCE,
 ) -> Outcome:
     """Tune settings of a run.
 
@@ -142,6 +147,7 @@ def tune(
         extensions: how often the grid is extended if the choice, or the best trial, is at an edge of it.
         out: folder of the runs; a repeated call continues there. None: a temporary folder.
         at_most: trials in one federation; None: no limit.
+        confidence: of the intervals by which a trial is distinguished from the best one.
 
     Raises:
         ConfigError: a configuration cannot be run, or no trial ends with finite values.
@@ -151,12 +157,14 @@ def tune(
         raise ConfigError(f"seeds={seed_list} must be at least two different ones, since noise is estimated from them")
     checks.choice("prefer", prefer, PREFERENCES)
     checks.whole_number("extensions", extensions, minimum=0)
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence={confidence} must lie between 0 and 1")
     fixed, knobs = parse(words)
     if reserved := {"seeds", "out", "resume"} & set(map(key_of, fixed)):
         raise ConfigError(f"{', '.join(sorted(reserved))} cannot be set here; use the option --seeds or --out")
     with _folder(out) as folder:
         tuner = _Tuner(fixed, knobs, seed_list, metric, halving or Halving(), trials, folder, at_most)
-        return tuner.run(prefer, extensions)
+        return tuner.run(prefer, extensions, confidence)
 
 
 @contextmanager
@@ -206,15 +214,18 @@ class _Tuner:
         simulation, _, _ = build(config, trusted=self.trusted)
         return int(config.rounds), dict(simulation.column_descriptions)
 
-    def run(self, prefer: str, extensions: int) -> Outcome:
+    def run(self, prefer: str, extensions: int, confidence: float) -> Outcome:
         """All generations, then extensions of the grid until the choice is inside."""
         tuning = self.tuning
         for size in self.proposals.sizes:
             bracket = self.proposals.generation(size)
             self._run_bracket(bracket)
-            means = {trial: [(r, float(v.mean())) for r, v in zip(tuning.rungs, tuning.values[trial])] for trial in bracket}
+            means = {
+                trial: [(completed, float(of.mean())) for completed, of in zip(tuning.rungs, tuning.values[trial], strict=False)]
+                for trial in bracket
+            }
             self.proposals.tell(means, tuning.rungs[-1])
-        choice = choose(tuning.finalists, tuning.higher_is_better, prefer, CONFIDENCE)
+        choice = choose(tuning.finalists, tuning.higher_is_better, prefer, confidence)
         for _ in range(extensions):
             extension = self._extension(choice)
             if extension is None:
@@ -230,7 +241,7 @@ class _Tuner:
             tuning.knobs[position] = Grid(grid.key, tuple(sorted((*grid.values, value))))
             tuning.extended.append(as_override(grid.key, value))
             log.info("the grid of %s is extended by %s", grid.key, value)
-            choice = choose(tuning.finalists, tuning.higher_is_better, prefer, CONFIDENCE)
+            choice = choose(tuning.finalists, tuning.higher_is_better, prefer, confidence)
         return Outcome(tuning, choice)
 
     def _extension(self, choice: Choice) -> tuple[int, Any] | None:
