@@ -1,0 +1,161 @@
+"""What successive halving saves in `fedsim tune`, and what it loses; and how long many trials take beside one run.
+
+Tuning problems are combinations of availability, heterogeneity, number of local steps and strategy, each with 64 trials
+(16 local rates × 4 of the server). Both the full grid and halving choose by validation accuracy or loss; the chosen
+trials are compared by the test accuracy of the same seeds, which no choice has seen, or by the distance to the optimum.
+Client-steps are the training samples that both processed. The time of 64 trials is divided by that of one run with the
+same seeds and rounds, both measured in this process, folders and start included.
+
+usage: python scripts/bench_tuning.py [--json FILE] [--problems 24] [--rounds 108] [--seeds 3] [--timed-rounds 600]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bench_record
+import numpy as np
+import torch
+
+from fedsim.evaluation.columns import is_higher_better
+from fedsim.studies.results.paired import Paired
+from fedsim.studies.tuning.schedule import Halving
+from fedsim.studies.tuning.tune import Outcome, compose_one, tune
+
+COMMON = ["device=cpu", "trainer.trial=false", "tracking.progress=none", "tracking.tensorboard=false"]
+LOGISTIC = ["dataset=digits", "model=linear", "clients=20", "batch_size=10"]
+MEANS = ["dataset=gaussian_mean", "model=mean", "partition=natural", "clients=20", "batch_size=10"]
+AVAILABILITY = ("stationary", "sine", "markov", "cyclic")
+SERVER = "strategy.server_lr=0.3,1,1.7,3"
+RATES = {"logistic": "lr=log(0.003,3,16)", "means": "lr=log(0.003,0.6,16)"}
+
+
+def problems() -> list[tuple[str, str, list[str], str | None, str]]:
+    """Name, workload, overrides, the metric of the choice (None: validation), and that of the comparison."""
+    of_labels = [
+        (f"{process}, alpha={alpha}, {strategy}", "logistic",
+         [*LOGISTIC, f"availability={process}", f"partition.alpha={alpha}", f"local_steps={steps}",
+          f"strategy={strategy}", "partition.validation=0.2"], None, "test_accuracy")
+        for process in AVAILABILITY
+        for alpha, steps in ((0.1, 3), (1.0, 5))
+        for strategy in ("fedavg", "fedavgm")
+    ]  # fmt: skip
+    of_means = [
+        (f"means, {process}, {steps} steps", "means",
+         [*MEANS, f"availability={process}", f"local_steps={steps}"], "train_loss", "distance_to_optimum")
+        for process in AVAILABILITY
+        for steps in (2, 5)
+    ]  # fmt: skip
+    return [*of_labels, *of_means]
+
+
+def score(outcome: Outcome, metric: str) -> float:
+    """The comparison's metric of the chosen trial after the last round, mean over seeds."""
+    tuning, trial = outcome.tuning, outcome.choice.trial
+    federation = next(of for of in reversed(tuning.federations) if trial in of.trials)
+    return float(federation.values(metric, tuning.rungs[-1])[federation.trials.index(trial)].mean())
+
+
+def samples(outcome: Outcome) -> float:
+    """Training samples that all trials processed."""
+    tuning, total = outcome.tuning, 0.0
+    for trial in tuning.values:
+        federation = next(of for of in reversed(tuning.federations) if trial in of.trials)
+        numbers = federation.values("samples", tuning.rounds_of(trial))
+        total += float(numbers[federation.trials.index(trial)].sum())
+    return total
+
+
+def compare(problem: tuple[str, str, list[str], str | None, str], rounds: int, seeds: int) -> dict[str, Any]:
+    """The full grid and halving on one problem."""
+    name, workload, overrides, metric, of_comparison = problem
+    words = [*COMMON, *overrides, f"rounds={rounds}", RATES[workload], SERVER]
+    every = f"eval_every={Halving().first_rung(rounds, 64)}"
+    row: dict[str, Any] = {"problem": name, "metric": of_comparison}
+    with tempfile.TemporaryDirectory() as folder:
+        for way, halving, more in (("full", Halving(eta=1), [every]), ("halving", Halving(), [])):
+            outcome = tune([*words, *more], seeds, metric, halving, extensions=0, out=Path(folder) / way)
+            row[way] = {
+                "chosen": dict(outcome.choice.trial),
+                "score": score(outcome, of_comparison),
+                "samples": samples(outcome),
+            }
+    row["times_fewer"] = row["full"]["samples"] / row["halving"]["samples"]
+    sign = 1 if is_higher_better(of_comparison) else -1
+    row["gain"] = sign * (row["halving"]["score"] - row["full"]["score"])
+    row["gain_relative"] = row["gain"] / abs(row["full"]["score"])
+    return row
+
+
+def timed(workload: str, rounds: int, seeds: int) -> dict[str, Any]:
+    """The time of 64 trials beside that of one run."""
+    overrides = [*COMMON, *(LOGISTIC if workload == "logistic" else MEANS), "local_steps=5", f"rounds={rounds}"]
+    every = f"eval_every={Halving().first_rung(rounds, 64)}"
+    seconds = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way, knobs in (("one run", None), ("64 trials", [RATES[workload], SERVER])):
+            begin = time.monotonic()
+            if knobs is None:
+                one_run([*overrides, every], seeds, Path(folder) / "one")
+            else:
+                tune([*overrides, *knobs], seeds, "train_loss", extensions=0, out=Path(folder) / "many")
+            seconds[way] = time.monotonic() - begin
+    return {"workload": workload, "seconds": seconds, "times_one_run": seconds["64 trials"] / seconds["one run"]}
+
+
+def one_run(overrides: Sequence[str], seeds: int, folder: Path) -> None:
+    """A single run with the same seeds, in a folder."""
+    from fedsim.app.build import build
+
+    simulation, tracking, identity = build(compose_one([*overrides, "lr=0.05", f"seeds={list(range(seeds))}"]))
+    simulation.run(folder, False, tracking, identity)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    parser.add_argument("--problems", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=108)
+    parser.add_argument("--seeds", type=int, default=3, help="of the tuning problems (%(default)s); timed are 5")
+    parser.add_argument("--timed-rounds", type=int, default=600)
+    parser.add_argument("--repeat", type=int, default=2, help="of the timing (%(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("fedsim").setLevel(logging.ERROR)
+    timings = []
+    for workload in RATES:
+        timed(workload, 2 * Halving().eta, 2)  # what a process imports and compiles once
+        repeated = [timed(workload, options.timed_rounds, 5) for _ in range(options.repeat)]
+        times = statistics.median(of["times_one_run"] for of in repeated)
+        timings.append(
+            {"workload": workload, "times_one_run": times, "repetitions": [of["seconds"] for of in repeated]}
+        )
+        print(f"| {workload} | 64 trials take {times:.1f} times the time of one run |", flush=True)
+    every = problems()
+    positions = np.linspace(0, len(every) - 1, min(options.problems, len(every))).round().astype(int)
+    rows = []
+    for position in positions:
+        rows.append(compare(every[position], options.rounds, options.seeds))
+        row = rows[-1]
+        scores = f"{row['full']['score']:.4g} | {row['halving']['score']:.4g}"
+        print(f"| {row['problem']} | {row['metric']} | {scores} | {row['times_fewer']:.1f} |", flush=True)
+    summary = {"times_fewer": float(np.mean([row["times_fewer"] for row in rows]))}
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        of_metric = Paired(np.array([row["gain"] for row in rows if row["metric"] == metric]))
+        interval = of_metric.interval
+        summary |= {metric: {"problems": of_metric.pairs, "gain": of_metric.mean, "interval": list(interval)}}
+        print(f"{metric}: gain of halving {of_metric.mean:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]")
+    print(f"{summary['times_fewer']:.1f} times fewer client-steps")
+    rows = [{"summary": summary, "timings": timings, "problems": rows}]
+    bench_record.save(options.json, rows, problems=len(positions), rounds=options.rounds, seeds=options.seeds)
+
+
+if __name__ == "__main__":
+    main()
