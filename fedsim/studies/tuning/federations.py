@@ -91,6 +91,10 @@ class TrialFederation:
         """Rounds after which its checkpoint was written."""
         return completed_rounds(self.folder / CHECKPOINT) or 0
 
+    def holds(self, trials: Sequence[Trial]) -> bool:
+        """Whether it has one of these trials."""
+        return any(trial in trials for trial in self.trials)
+
     def replicates(self, trials: Sequence[Trial]) -> list[int]:
         """The replicates of these trials, those of other federations left out."""
         count = len(self.seeds)
@@ -246,6 +250,15 @@ def advance(federations: Sequence[TrialFederation], completed: int, dropped: Seq
                 waiting[number].failure = str(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+
+
+def measured(federations: Sequence[TrialFederation], metric: str, completed: int) -> dict[Trial, np.ndarray]:
+    """Trial → [R] the metric after so many rounds, of all trials of these federations."""
+    return {
+        trial: numbers
+        for of in federations
+        for trial, numbers in zip(of.trials, of.values(metric, completed), strict=True)
+    }
 
 
 def without_dropped(

@@ -31,7 +31,14 @@ from fedsim.evaluation.columns import is_higher_better, validation_metric
 from fedsim.run.tracking.result import result_columns
 from fedsim.studies.reproduce.runner import compose, trusted_by
 from fedsim.studies.tuning.choice import PREFERENCES, Choice, choose
-from fedsim.studies.tuning.federations import TrialFederation, advance, federations_of, plan_digest, without_dropped
+from fedsim.studies.tuning.federations import (
+    TrialFederation,
+    advance,
+    federations_of,
+    measured,
+    plan_digest,
+    without_dropped,
+)
 from fedsim.studies.tuning.proposals import Proposals
 from fedsim.studies.tuning.schedule import Halving, promoted
 from fedsim.studies.tuning.space import Grid, Interval, Knob, Trial, as_override, parse, product
@@ -53,7 +60,7 @@ class Tuning:
         metric: by which trials are compared.
         higher_is_better: of the metric.
         rungs: completed rounds at each rung.
-        values: trial → at each rung that it reached, the metric of each seed.
+        values: trial → at each rung that it reached, the metric of each seed, in each cell where there are several.
         federations: of the trials.
         extended: values by which grids were extended, as overrides.
         refusals: why a grid could not be extended.
@@ -133,6 +140,7 @@ def tune(
     out: str | Path | None = "tune",
     at_most: int | None = None,
     confidence: float = CONFIDENCE,
+    cells: Sequence[Sequence[str]] = ((),),
 ) -> Outcome:
     """Tune settings of a run.
 
@@ -148,6 +156,8 @@ def tune(
         out: folder of the runs; a repeated call continues there. None: a temporary folder.
         at_most: trials in one federation; None: no limit.
         confidence: of the intervals by which a trial is distinguished from the best one.
+        cells: environments, as overrides; each trial is run in all of them, and a pair of trials is compared cell by
+            cell and seed by seed.
 
     Raises:
         ConfigError: a configuration cannot be run, or no trial ends with finite values.
@@ -163,7 +173,7 @@ def tune(
     if reserved := {"seeds", "out", "resume"} & set(map(key_of, fixed)):
         raise ConfigError(f"{', '.join(sorted(reserved))} cannot be set here; use the option --seeds or --out")
     with _folder(out) as folder:
-        tuner = _Tuner(fixed, knobs, seed_list, metric, halving or Halving(), trials, folder, at_most)
+        tuner = _Tuner(fixed, knobs, seed_list, metric, halving or Halving(), trials, folder, at_most, cells)
         return tuner.run(prefer, extensions, confidence)
 
 
@@ -187,11 +197,13 @@ class _Tuner:
         trials: int | None,
         folder: Path,
         at_most: int | None,
+        cells: Sequence[Sequence[str]],
     ) -> None:
+        self.cells = [tuple(cell) for cell in cells]
         self.halving, self.at_most, self.trusted = halving, at_most, trusted_by(fixed)
         if at_most is not None:
             checks.whole_number("at_most", at_most)
-        rounds, columns = self._facts(fixed, knobs, seeds)
+        rounds, columns = self._facts((*fixed, *self.cells[0]), knobs, seeds)
         chosen_metric = _metric(metric, columns)
         higher = is_higher_better(chosen_metric, columns)
         self.proposals = Proposals(knobs, trials, higher)
@@ -205,7 +217,7 @@ class _Tuner:
             self.overrides = (*fixed, f"eval_every={every}")
         rungs = halving.completed_rounds(rounds, every, count)
         self.tuning = Tuning(list(knobs), seeds, chosen_metric, higher, rungs)
-        plan = [fedsim.__version__, self.overrides, knobs, seeds, chosen_metric, halving, trials, at_most]
+        plan = [fedsim.__version__, self.overrides, knobs, seeds, chosen_metric, halving, trials, at_most, self.cells]
         self.folder = folder / "runs" / plan_digest({"plan": [str(entry) for entry in plan]})
 
     def _facts(self, fixed: Sequence[str], knobs: list[Knob], seeds: list[int]) -> tuple[int, dict[str, str]]:
@@ -258,26 +270,31 @@ class _Tuner:
     def _run_bracket(self, trials: list[Trial]) -> None:
         """Run trials rung by rung, dropping those that are not among the best of all that reached the rung."""
         tuning = self.tuning
-        federations = federations_of(trials, self.overrides, tuning.seeds, self.folder, self.trusted, self.at_most)
-        if {int(of.config.rounds) for of in federations} != {tuning.rungs[-1]}:
+        by_cell = [
+            federations_of(trials, (*self.overrides, *cell), tuning.seeds, self.folder, self.trusted, self.at_most)
+            for cell in self.cells
+        ]
+        if {int(of.config.rounds) for federations in by_cell for of in federations} != {tuning.rungs[-1]}:
             raise ConfigError("trials have different numbers of rounds; tune with the same for all")
         values: dict[Trial, list[np.ndarray]] = {trial: [] for trial in trials}
-        everything = list(federations)
+        everything = [of for federations in by_cell for of in federations]
         active = list(trials)
         for number, completed in enumerate(tuning.rungs):
             last = completed == tuning.rungs[-1]
-            running = [of for of in federations if holds(of, active)]
+            running = [of for federations in by_cell for of in federations]
             advance(running, completed, [trial for trial in trials if trial not in active], last)
-            for of in running:
-                for trial, numbers in zip(of.trials, of.values(tuning.metric, completed), strict=True):
-                    if trial in active:
-                        values[trial].append(numbers)
+            of_cells = [measured(federations, tuning.metric, completed) for federations in by_cell]
+            for trial in active:
+                values[trial].append(np.concatenate([numbers[trial] for numbers in of_cells]))
             active = self._continuing(number, values, active)
             if last or not active:
                 break
             log.info("after round %d: %d of %d trials continue", completed, len(active), len(trials))
-            federations = [without_dropped(of, active, completed) for of in running if holds(of, active)]
-            everything += [of for of in federations if of not in running]
+            by_cell = [
+                [without_dropped(of, active, completed) for of in federations if of.holds(active)]
+                for federations in by_cell
+            ]
+            everything += [of for federations in by_cell for of in federations if of not in running]
         tuning.values |= values
         tuning.federations += everything
 
@@ -286,11 +303,6 @@ class _Tuner:
         scores = [self.tuning.score(numbers) for numbers in (*before, *(values[trial][rung] for trial in active))]
         candidates = list(range(len(before), len(scores)))
         return [active[position - len(before)] for position in promoted(scores, candidates, self.halving)]
-
-
-def holds(federation: TrialFederation, trials: Sequence[Trial]) -> bool:
-    """Whether a federation has one of these trials."""
-    return any(trial in trials for trial in federation.trials)
 
 
 def compose_one(overrides: Sequence[str]) -> Any:

@@ -127,6 +127,15 @@ def test_a_grid_that_ends_too_early_is_extended_until_the_choice_is_inside():
     assert (stopped.tuning.extended, stopped.edges) == (["lr=0.1"], ["lr=0.1"])
 
 
+def test_trials_of_several_environments_are_compared_cell_by_cell():
+    cells = (["availability=cyclic"], ["availability=full", "partition.alpha=1"])
+    outcome = tune([*SMALL, "lr=0.1,0.3,0.03", "eval_every=2"], 2, halving=HALVING, extensions=0, out=None, cells=cells)
+    for trial, values in outcome.tuning.values.items():
+        histories = [alone(trial, "eval_every=2", *cell) for cell in cells]
+        for completed, numbers in zip(outcome.tuning.rungs, values, strict=False):
+            assert np.array_equal(numbers, np.concatenate([at(history, completed) for history in histories]))
+
+
 @pytest.mark.parametrize("installed", [True, False], ids=["optuna", "random"])
 def test_intervals_are_searched_with_optuna_or_at_random(monkeypatch, installed):
     if installed:
