@@ -54,8 +54,6 @@ def quiet(*observers) -> Tracking:
     return Tracking(progress="none", tensorboard=False, observers=list(observers))
 
 
-
-
 @pytest.mark.parametrize("strategy", [FedAWE, MIFA], ids=lambda strategy: strategy.__name__)
 def test_replicates_that_branch_off_end_as_in_the_run_of_all(digits, tmp_path: Path, strategy):
     whole = simulation(digits, strategy=strategy()).run()

@@ -10,6 +10,7 @@ from fedsim.core.errors import ConfigError
 WORDS = {
     "info": "versions, devices, threads, extras, and where data are looked for",
     "data": "what each data set needs and whether it is there; `fedsim data NAME` gets it",
+    "judge": "whether a strategy's advantage is due to its mechanism, to tuning, or to the seeds",
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
     "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, what they remember, send and assume",
     "audit": "the ε that a private run claims, beside a lower bound from simulated attacks with canary clients",
@@ -22,6 +23,7 @@ WORDS = {
 # Words whose modules lie elsewhere: they read finished runs, and the command line imports nothing that does.
 ELSEWHERE = {
     "export": "fedsim.studies.results.export_cli",
+    "judge": "fedsim.studies.judgement.judge_cli",
     "table": "fedsim.studies.results.table_cli",
     "tune": "fedsim.studies.tuning.tune_cli",
     "watch": "fedsim.studies.watch.watch_cli",

@@ -51,7 +51,13 @@ def trials_picture(curves: Sequence[TrialCurve], metric: str, knob: str, labels:
             over_rounds.plot(trial.rounds, means, color=colour, linewidth=2 if trial.chosen else 1)
             error = Paired(trial.values[-1]).error
             over_knob.errorbar(
-                trial.position, means[-1], error, color=colour, marker="o", markersize=7 if trial.chosen else 4, capsize=2
+                trial.position,
+                means[-1],
+                error,
+                color=colour,
+                marker="o",
+                markersize=7 if trial.chosen else 4,
+                capsize=2,
             )
         positions = [trial.position for trial in curves]
         if labels is not None:

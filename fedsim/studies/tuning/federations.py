@@ -241,9 +241,7 @@ def advance(federations: Sequence[TrialFederation], completed: int, dropped: Seq
     """
     waiting = [of for of in federations if of.failure is None and of.completed < completed]
     shared: dict[str, Any] = {}
-    runs = [
-        functools.partial(of.steps, None if last else completed, of.replicates(dropped), shared) for of in waiting
-    ]
+    runs = [functools.partial(of.steps, None if last else completed, of.replicates(dropped), shared) for of in waiting]
     with deterministic(any(of.config.deterministic is True for of in waiting)):
         for number, outcome in Lockstep[Result]()(runs):
             if isinstance(outcome, DivergenceError):
@@ -261,9 +259,7 @@ def measured(federations: Sequence[TrialFederation], metric: str, completed: int
     }
 
 
-def without_dropped(
-    federation: TrialFederation, active: Sequence[Trial], completed: int
-) -> TrialFederation:
+def without_dropped(federation: TrialFederation, active: Sequence[Trial], completed: int) -> TrialFederation:
     """A federation of the trials that continue after a rung; the same one if all do, or if it cannot be divided: then
     the replicates of the others are given up."""
     trials = [trial for trial in federation.trials if trial in active]

@@ -43,7 +43,9 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
             | {"standard_error": Paired(values[-1]).error}
             | {"behind_best": float(difference.mean()) if finalist else np.nan, "its_error": error}
         )
-    return sorted(rows, key=lambda row: (-row["rounds"], -tuning.sign * np.nan_to_num(row["mean"], nan=-np.inf * tuning.sign)))
+    return sorted(
+        rows, key=lambda row: (-row["rounds"], -tuning.sign * np.nan_to_num(row["mean"], nan=-np.inf * tuning.sign))
+    )
 
 
 def as_csv(outcome: Outcome) -> str:
@@ -62,7 +64,9 @@ def table(outcome: Outcome, most: int = 20) -> list[str]:
     heading = [*keys, "result", "rounds", "mean", "error", "behind the best"]
     lines = [heading]
     for row in rows[:most]:
-        behind = "" if np.isnan(row["its_error"]) else f"{scale * row['behind_best']:.3g} ± {scale * row['its_error']:.2g}"
+        behind = (
+            "" if np.isnan(row["its_error"]) else f"{scale * row['behind_best']:.3g} ± {scale * row['its_error']:.2g}"
+        )
         numbers = [f"{scale * row['mean']:.4g}", f"{scale * row['standard_error']:.2g}"]
         lines.append([*(str(row[key]) for key in keys), row["status"], str(row["rounds"]), *numbers, behind])
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]

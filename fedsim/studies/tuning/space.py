@@ -19,7 +19,9 @@ from fedsim.core.errors import ConfigError
 Trial: TypeAlias = tuple[tuple[str, Any], ...]  # key and value of each knob, in their order
 
 LOG = "log"  # Hydra's tag of a logarithmic scale
-GEOMETRIC = 1.25  # the largest quotient of two ratios of neighbours in a grid that counts as geometric: 0.1, 0.3, 1 does
+GEOMETRIC = (
+    1.25  # the largest quotient of two ratios of neighbours in a grid that counts as geometric: 0.1, 0.3, 1 does
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ def parse(words: Sequence[str]) -> tuple[tuple[str, ...], list[Knob]]:
     if duplicates := {key for key in keys if keys.count(key) > 1}:
         raise ConfigError(f"{', '.join(sorted(duplicates))} is given twice; give all its values at once")
     if reserved := {"seeds", "out", "resume", "rounds"} & set(keys):
-        raise ConfigError(f"{', '.join(sorted(reserved))} cannot be tuned; seeds are set by --seeds, and rounds by one value")
+        raise ConfigError(
+            f"{', '.join(sorted(reserved))} cannot be tuned; seeds are set by --seeds, and rounds by one value"
+        )
     return fixed, knobs
 
 
@@ -124,7 +128,9 @@ def _knob(override: Override) -> Knob:
     if isinstance(sweep, IntervalSweep):
         low, high = float(sweep.start or 0.0), float(sweep.end or 0.0)
         if not low < high or (LOG in sweep.tags and low <= 0):
-            raise ConfigError(f"{override.input_line}: an interval needs a lower bound below the upper one, and above 0 for log")
+            raise ConfigError(
+                f"{override.input_line}: an interval needs a lower bound below the upper one, and above 0 for log"
+            )
         return Interval(key, low, high, LOG in sweep.tags)
     try:
         elements = list(override.sweep_iterator(transformer=Transformer.identity))

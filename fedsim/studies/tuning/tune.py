@@ -233,7 +233,10 @@ class _Tuner:
             bracket = self.proposals.generation(size)
             self._run_bracket(bracket)
             means = {
-                trial: [(completed, float(of.mean())) for completed, of in zip(tuning.rungs, tuning.values[trial], strict=False)]
+                trial: [
+                    (completed, float(of.mean()))
+                    for completed, of in zip(tuning.rungs, tuning.values[trial], strict=False)
+                ]
                 for trial in bracket
             }
             self.proposals.tell(means, tuning.rungs[-1])
@@ -334,5 +337,7 @@ def _metric(name: str | None, columns: dict[str, str]) -> str:
     if default is None:
         raise ConfigError(f"give --metric, one of {', '.join(measured)}")
     if not default.endswith(("accuracy", "validation_loss")) and "validation" not in default:
-        log.info("trials are compared by %s; add partition.validation=0.2 to compare them on validation samples", default)
+        log.info(
+            "trials are compared by %s; add partition.validation=0.2 to compare them on validation samples", default
+        )
     return default

@@ -54,7 +54,10 @@ def write(outcome: Outcome, folder: Path) -> list[Path]:
     picture, rows, everything = folder / "tune.png", folder / "trials.csv", folder / "tune.json"
     drawn, knob, labels = curves(outcome)
     trials_picture(drawn, outcome.tuning.metric, knob, labels).savefig(picture)
-    for path, text in ((rows, as_csv(outcome)), (everything, json.dumps(without_nan(as_json(outcome)), indent=2) + "\n")):
+    for path, text in (
+        (rows, as_csv(outcome)),
+        (everything, json.dumps(without_nan(as_json(outcome)), indent=2) + "\n"),
+    ):
         with replacement_file(path) as file:
             file.write(text)
     return [picture, rows, everything]

@@ -110,7 +110,11 @@ def test_of_trials_not_distinguishable_from_the_best_the_smallest_is_chosen() ->
 
 def test_what_is_not_a_number_stays_that_of_the_best_trial_and_divergence_is_never_chosen() -> None:
     one, other = (("strategy", "fedavg"), ("lr", 0.1)), (("strategy", "mifa"), ("lr", 0.01))
-    values = {one: 0.9 + NOISE, other: 0.899 + NOISE[::-1], (("strategy", "fedavg"), ("lr", 0.03)): 0.95 + NOISE * np.nan}
+    values = {
+        one: 0.9 + NOISE,
+        other: 0.899 + NOISE[::-1],
+        (("strategy", "fedavg"), ("lr", 0.03)): 0.95 + NOISE * np.nan,
+    }
     choice = choose(values, True)
     assert (choice.trial, set(choice.near)) == (one, {one, other})
     with pytest.raises(ConfigError, match="no trial ended with finite values"):
