@@ -2,8 +2,8 @@
 
 Tuning problems are combinations of availability, heterogeneity, number of local steps and strategy, each with 64 trials
 (16 local rates × 4 of the server). Both the full grid and halving choose by validation accuracy or loss; the chosen
-trials are compared by the test accuracy of the same seeds, which no choice has seen, or by the distance to the optimum; so are the trials of the best mean, to see what the rule
-for noise changes.
+trials are compared by the test accuracy of the same seeds, which no choice has seen, or by the distance to the optimum;
+so are the trials of the best mean, to see what the rule for noise changes.
 Client-steps are the training samples that both processed. The time of 64 trials is divided by that of one run with the
 same seeds and rounds, both measured in this process, folders and start included.
 

@@ -1,8 +1,8 @@
 """How often `fedsim judge` errs: 40 null variants of FedAvg and 10 with a mechanism, written here, judged one by one.
 
 Null variants compute FedAvg, up to names, a factor of the server's step, noise on the initial model, or terms without
-effect. The others treat absent clients differently (memory, weights by participation). All are judged beside FedAvg in a
-setting where availability is correlated with the labels, in an order that mixes both kinds, with one ledger for all.
+effect. The others treat absent clients differently (memory, weights by participation). All are judged beside FedAvg in
+a setting where availability is correlated with the labels, in an order that mixes both kinds, with one ledger for all.
 Started again with the same --out, the script goes on behind the last variant that was judged.
 
 usage: python scripts/judge_variants.py [--out judge_variants] [--rounds 60] [--most 50] [--json FILE]
@@ -52,7 +52,8 @@ RENAMED = (
     "sent = report.cohort.mean(report.end)\\nstay = report.cohort.mean(report.start)\\n"
     "return replace(state, model=state.model + {eta}(sent - stay))",
     "pull = -report.innovation\\nreturn replace(state, model=state.model + {eta}report.cohort.mean(pull))",
-    "half = report.cohort.mean(0.5 * report.innovation)\\nreturn replace(state, model=state.model - {eta}(half + half))",
+    "half = report.cohort.mean(0.5 * report.innovation)\\n"
+    "return replace(state, model=state.model - {eta}(half + half))",
 )
 WITHOUT_EFFECT = (
     "model = state.model - {eta}step\\nreturn replace(state, model=model + 0.0 * step.square())",
@@ -92,13 +93,15 @@ FREQUENCY = (
 MECHANISMS = {
     "Memory": STORE + "step = federation.mean_over_clients(state.memory)",
     "MemoryOfSeen": STORE + "step = federation.mean_over_clients(state.memory)\\n" + SHARE + "step = step / share",
-    "VarianceReduced": "fresh = cohort.mean(report.innovation - old)\\nstep = fresh + federation.mean_over_clients(state.memory)\\n"
-    + STORE,
+    "VarianceReduced": "fresh = cohort.mean(report.innovation - old)\\n"
+    "step = fresh + federation.mean_over_clients(state.memory)\\n" + STORE,
     "Frequency": FREQUENCY + "step = cohort.sum(report.innovation, 1 / (federation.clients * frequency))",
     "FrequencyNormalised": FREQUENCY + "step = cohort.mean(report.innovation, 1 / frequency)",
-    "Probability": "average = state.average\\nstep = cohort.sum(report.innovation, 1 / (federation.clients * cohort.probability))",
+    "Probability": "average = state.average\\n"
+    "step = cohort.sum(report.innovation, 1 / (federation.clients * cohort.probability))",
     "ProbabilityNormalised": "average = state.average\\nstep = cohort.mean(report.innovation, 1 / cohort.probability)",
-    "SlowMemory": "mixed = torch.where(state.seen[cohort.rows, None] > 0, 0.5 * old + 0.5 * report.innovation, report.innovation)\\n"
+    "SlowMemory": "mixed = torch.where("
+    "state.seen[cohort.rows, None] > 0, 0.5 * old + 0.5 * report.innovation, report.innovation)\\n"
     "cohort.scatter(state.memory, mixed)\\nstate.seen[cohort.rows] += 1\\naverage = state.average\\n"
     "step = federation.mean_over_clients(state.memory)",
     "MemoryWithMomentum": STORE
@@ -131,8 +134,9 @@ def variants() -> list[tuple[str, bool, str]]:
         rate = number % 2 == 0
         null.append((f"Renamed{number}", plain(f"Renamed{number}", "FedAvg.", RENAMED[number // 2], rate)))
         scaled = f"step = {FACTORS[number]} * report.cohort.mean(report.innovation)\n"
+        scaled += "return replace(state, model=state.model - {eta}step)"
         null.append((f"Rescaled{number}", plain(
-            f"Rescaled{number}", "FedAvg with a factor.", scaled + "return replace(state, model=state.model - {eta}step)", rate
+            f"Rescaled{number}", "FedAvg with a factor.", scaled, rate
         )))  # fmt: skip
         noise = f"""
     def initial(self, model, federation):

@@ -70,4 +70,5 @@ def _of(rows: Tensor, replicates: Sequence[int], total: int) -> Tensor:
     """The rows of some replicates, of [R·k, …]."""
     if not len(rows):
         return rows
-    return rows.unflatten(0, (total, -1))[list(replicates)].flatten(0, 1).contiguous()
+    divided: Tensor = rows.unflatten(0, (total, -1))[list(replicates)].flatten(0, 1).contiguous()
+    return divided

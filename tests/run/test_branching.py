@@ -17,7 +17,7 @@ from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.run.branching import branch
 from fedsim.run.tracking import Observer
-from fedsim.strategies import FedAWE, MIFA
+from fedsim.strategies import MIFA, FedAWE
 
 pytestmark = pytest.mark.slow
 SEEDS, RATES = (0, 1, 0, 1), (0.1, 0.1, 0.4, 0.4)

@@ -104,8 +104,8 @@ class Observer(Validated):
         written, and `resume` goes on with it."""
 
     def replicates_to_drop(self) -> Mapping[int, str]:
-        """Replicates that the run gives up, and why; asked for as the run begins and after each evaluation. Their metrics
-        are NaN from the next evaluation on, and none of their clients computes any more."""
+        """Replicates that the run gives up, and why; asked for as the run begins and after each evaluation. Their
+        metrics are NaN from the next evaluation on, and none of their clients computes any more."""
         return {}
 
     def finish(self, event: RunEnded) -> None:

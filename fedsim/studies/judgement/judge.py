@@ -25,6 +25,7 @@ from fedsim.evaluation.registry import describe
 from fedsim.studies.judgement.tries import record, tries
 from fedsim.studies.judgement.verdict import MECHANISM, NOT_SHOWN, SEED, TUNING, Evidence, confidence_of, verdict
 from fedsim.studies.results.paired import Paired
+from fedsim.studies.tuning.choice import ChoiceRule
 from fedsim.studies.tuning.federations import advance, federations_of, measured
 from fedsim.studies.tuning.schedule import Halving
 from fedsim.studies.tuning.space import Interval, Trial, as_override, named, parse
@@ -117,6 +118,7 @@ def contender(name: str, knobs: Sequence[str] = ()) -> Contender:
     Raises:
         ConfigError: there is no such strategy.
     """
+    overrides: tuple[str, ...]
     if "." not in name:
         checks.choice("strategy", name, groups()["strategy"])
         from fedsim.app.config import target
@@ -246,7 +248,7 @@ class _Measured:
         # the source is part of the folder's name: a class that was edited is run again
         runs = folder / f"{one.name}-{one.source}"
         outcome = tune(
-            (*fixed, *one.knobs), contest.tuning_seeds, choosing, halving, prefer="best", out=runs,
+            (*fixed, *one.knobs), contest.tuning_seeds, choosing, halving, rule=ChoiceRule("best"), out=runs,
             extensions=2, cells=contest.tuning_cells,
         )  # fmt: skip
         quiet = (*fixed, f"eval_every={contest.rounds}")

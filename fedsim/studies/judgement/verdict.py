@@ -45,7 +45,8 @@ def verdict(evidence: list[Evidence], margin: float, number: int = 1) -> str:
     An advantage over a reference is shown by differences whose interval lies above the margin.
 
     'mechanism': held out, the challenger has an advantage over the best finalist of each reference.
-    'tuning': it has not, but held out it has one over each reference with its default settings, or with the chosen ones.
+    'tuning': it has not, but held out it has one over each reference with its default settings, or with its chosen
+    ones.
     'seed': it has none of these, but on the cells and seeds of tuning it has one over each reference, with the chosen
     or with the default settings.
     'not shown': otherwise.

@@ -18,6 +18,25 @@ PREFERENCES = ("smallest", "largest", "best")
 
 
 @dataclass(frozen=True)
+class ChoiceRule:
+    """Which of the trials not distinguishable from the best one is chosen.
+
+    Attributes:
+        prefer: 'smallest': the one with the smallest numbers, the first knob's compared first; 'largest': with the
+            largest; 'best': the best trial itself.
+        confidence: of the intervals of differences; 0.68 is, with many seeds, one standard error to each side.
+    """
+
+    prefer: str = "smallest"
+    confidence: float = 0.68
+
+    def __post_init__(self) -> None:
+        checks.choice("prefer", self.prefer, PREFERENCES)
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence={self.confidence} must lie between 0 and 1")
+
+
+@dataclass(frozen=True)
 class Choice:
     """The chosen trial.
 
@@ -46,37 +65,33 @@ class Choice:
         return Paired(self.values).error
 
 
-def choose(
-    values: Mapping[Trial, np.ndarray], higher_is_better: bool, prefer: str = "smallest", confidence: float = 0.68
-) -> Choice:
+def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: ChoiceRule | None = None) -> Choice:
     """Choose among trials that were run on the same seeds.
 
     A trial is not distinguishable from the best one if the interval of its paired differences (Student's t) contains
-    zero. Of these, and with the best one's values where they are not numbers, the rule prefers the smallest numbers, the
-    first knob's first; 'largest': the largest; 'best': the best trial itself.
+    zero. The rule prefers one of these, with the best one's values where they are not numbers.
 
     Args:
         values: trial → one number for each seed; a trial with a number that is not finite is left out.
         higher_is_better: of these numbers.
-        prefer: one of `PREFERENCES`.
-        confidence: of the intervals.
+        rule: which trial is preferred; None: the default.
 
     Raises:
         ConfigError: no trial has finite numbers.
     """
-    checks.choice("prefer", prefer, PREFERENCES)
+    rule = rule or ChoiceRule()
     finite = {trial: numbers for trial, numbers in values.items() if np.isfinite(numbers).all()}
     if not finite:
         raise ConfigError("no trial ended with finite values for all seeds; lower the rates")
     sign = 1.0 if higher_is_better else -1.0
     best = max(finite, key=lambda trial: sign * float(finite[trial].mean()))
-    losses = {trial: Paired(sign * (finite[best] - numbers), confidence) for trial, numbers in finite.items()}
+    losses = {trial: Paired(sign * (finite[best] - numbers), rule.confidence) for trial, numbers in finite.items()}
     near = [trial for trial in finite if trial == best or _contains_zero(losses[trial])]
     alike = [trial for trial in near if _words(trial) == _words(best)]
-    if prefer == "best":
+    if rule.prefer == "best":
         chosen = best
     else:
-        chosen = (min if prefer == "smallest" else max)(alike, key=_numbers)
+        chosen = (min if rule.prefer == "smallest" else max)(alike, key=_numbers)
     return Choice(chosen, best, near, finite[chosen], losses[chosen])
 
 

@@ -25,7 +25,6 @@ from fedsim.run.checkpoint import NAME as CHECKPOINT
 from fedsim.run.checkpoint import completed_rounds
 from fedsim.run.determinism import deterministic
 from fedsim.run.simulation import Simulation
-from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
 from fedsim.run.tracking import Result, Tracking
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME

@@ -41,11 +41,11 @@ class Proposals:
         if count is None:
             raise ConfigError("an interval needs the number of trials, such as --trials 32")
         if importlib.util.find_spec("optuna") is None:
-            log.warning("optuna is not installed: trials are drawn at random; pip install 'fedsim-torch[tune]'")
+            log.warning("optuna is not installed: trials are drawn at random; pip install 'fedsim-torch[optuna]'")
             return
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(logging.WARNING)
         direction = "maximize" if higher_is_better else "minimize"
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=SEED), direction=direction)
 

@@ -85,8 +85,8 @@ def sentence(outcome: Outcome) -> str:
     unit = " %" if scale > 1 else ""
     label, others = describe(tuning.metric).label, len(choice.near) - 1
     text = (
-        f"{named(choice.trial)}: {label} {scale * choice.mean:.4g} ± {scale * choice.error:.2g}{unit} (mean ± standard error "
-        f"of {len(tuning.seeds)} seeds)"
+        f"{named(choice.trial)}: {label} {scale * choice.mean:.4g} ± {scale * choice.error:.2g}{unit} (mean ± standard "
+        f"error of {len(choice.values)} replicates)"
     )
     if choice.trial == choice.best:
         text += f", the best of {len(tuning.values)} trials"

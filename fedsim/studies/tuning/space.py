@@ -134,7 +134,7 @@ def _knob(override: Override) -> Knob:
         return Interval(key, low, high, LOG in sweep.tags)
     try:
         elements = list(override.sweep_iterator(transformer=Transformer.identity))
-        texts = list(override.sweep_iterator(transformer=Transformer.encode))
+        texts = [str(text) for text in override.sweep_iterator(transformer=Transformer.encode)]
     except Exception as error:
         raise ConfigError(f"{override.input_line}: {error}; list the values") from error
     values = tuple(

@@ -30,7 +30,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better, validation_metric
 from fedsim.run.tracking.result import result_columns
 from fedsim.studies.reproduce.runner import compose, trusted_by
-from fedsim.studies.tuning.choice import PREFERENCES, Choice, choose
+from fedsim.studies.tuning.choice import Choice, ChoiceRule, choose
 from fedsim.studies.tuning.federations import (
     TrialFederation,
     advance,
@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 
 WITHOUT_VALIDATION = ("performative_risk", "distance_to_optimum", "train_loss")  # the first that a run has
 EXTENSIONS = 3  # how often a grid is extended
-CONFIDENCE = 0.68  # of the intervals of differences: with many seeds, one standard error to each side
 
 
 @dataclass
@@ -135,11 +134,9 @@ def tune(
     metric: str | None = None,
     halving: Halving | None = None,
     trials: int | None = None,
-    prefer: str = "smallest",
+    rule: ChoiceRule | None = None,
     extensions: int = EXTENSIONS,
     out: str | Path | None = "tune",
-    at_most: int | None = None,
-    confidence: float = CONFIDENCE,
     cells: Sequence[Sequence[str]] = ((),),
 ) -> Outcome:
     """Tune settings of a run.
@@ -151,11 +148,9 @@ def tune(
         metric: a column of metrics.csv; None: validation accuracy or loss if there are validation samples.
         halving: when trials are dropped; None: the default schedule.
         trials: how many, if a knob is an interval.
-        prefer: which of the trials not distinguishable from the best one is chosen; see `choose`.
+        rule: which of the trials not distinguishable from the best one is chosen; None: the smallest.
         extensions: how often the grid is extended if the choice, or the best trial, is at an edge of it.
         out: folder of the runs; a repeated call continues there. None: a temporary folder.
-        at_most: trials in one federation; None: no limit.
-        confidence: of the intervals by which a trial is distinguished from the best one.
         cells: environments, as overrides; each trial is run in all of them, and a pair of trials is compared cell by
             cell and seed by seed.
 
@@ -165,16 +160,13 @@ def tune(
     seed_list = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if len(set(seed_list)) < 2 or len(set(seed_list)) < len(seed_list):
         raise ConfigError(f"seeds={seed_list} must be at least two different ones, since noise is estimated from them")
-    checks.choice("prefer", prefer, PREFERENCES)
     checks.whole_number("extensions", extensions, minimum=0)
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence={confidence} must lie between 0 and 1")
     fixed, knobs = parse(words)
     if reserved := {"seeds", "out", "resume"} & set(map(key_of, fixed)):
         raise ConfigError(f"{', '.join(sorted(reserved))} cannot be set here; use the option --seeds or --out")
     with _folder(out) as folder:
-        tuner = _Tuner(fixed, knobs, seed_list, metric, halving or Halving(), trials, folder, at_most, cells)
-        return tuner.run(prefer, extensions, confidence)
+        tuner = _Tuner(fixed, knobs, seed_list, metric, halving or Halving(), trials, folder, cells)
+        return tuner.run(rule or ChoiceRule(), extensions)
 
 
 @contextmanager
@@ -196,13 +188,10 @@ class _Tuner:
         halving: Halving,
         trials: int | None,
         folder: Path,
-        at_most: int | None,
         cells: Sequence[Sequence[str]],
     ) -> None:
         self.cells = [tuple(cell) for cell in cells]
-        self.halving, self.at_most, self.trusted = halving, at_most, trusted_by(fixed)
-        if at_most is not None:
-            checks.whole_number("at_most", at_most)
+        self.halving, self.trusted = halving, trusted_by(fixed)
         rounds, columns = self._facts((*fixed, *self.cells[0]), knobs, seeds)
         chosen_metric = _metric(metric, columns)
         higher = is_higher_better(chosen_metric, columns)
@@ -217,7 +206,7 @@ class _Tuner:
             self.overrides = (*fixed, f"eval_every={every}")
         rungs = halving.completed_rounds(rounds, every, count)
         self.tuning = Tuning(list(knobs), seeds, chosen_metric, higher, rungs)
-        plan = [fedsim.__version__, self.overrides, knobs, seeds, chosen_metric, halving, trials, at_most, self.cells]
+        plan = [fedsim.__version__, self.overrides, knobs, seeds, chosen_metric, halving, trials, self.cells]
         self.folder = folder / "runs" / plan_digest({"plan": [str(entry) for entry in plan]})
 
     def _facts(self, fixed: Sequence[str], knobs: list[Knob], seeds: list[int]) -> tuple[int, dict[str, str]]:
@@ -226,7 +215,7 @@ class _Tuner:
         simulation, _, _ = build(config, trusted=self.trusted)
         return int(config.rounds), dict(simulation.column_descriptions)
 
-    def run(self, prefer: str, extensions: int, confidence: float) -> Outcome:
+    def run(self, rule: ChoiceRule, extensions: int) -> Outcome:
         """All generations, then extensions of the grid until the choice is inside."""
         tuning = self.tuning
         for size in self.proposals.sizes:
@@ -240,7 +229,7 @@ class _Tuner:
                 for trial in bracket
             }
             self.proposals.tell(means, tuning.rungs[-1])
-        choice = choose(tuning.finalists, tuning.higher_is_better, prefer, confidence)
+        choice = choose(tuning.finalists, tuning.higher_is_better, rule)
         for _ in range(extensions):
             extension = self._extension(choice)
             if extension is None:
@@ -256,7 +245,7 @@ class _Tuner:
             tuning.knobs[position] = Grid(grid.key, tuple(sorted((*grid.values, value))))
             tuning.extended.append(as_override(grid.key, value))
             log.info("the grid of %s is extended by %s", grid.key, value)
-            choice = choose(tuning.finalists, tuning.higher_is_better, prefer, confidence)
+            choice = choose(tuning.finalists, tuning.higher_is_better, rule)
         return Outcome(tuning, choice)
 
     def _extension(self, choice: Choice) -> tuple[int, Any] | None:
@@ -274,7 +263,9 @@ class _Tuner:
         """Run trials rung by rung, dropping those that are not among the best of all that reached the rung."""
         tuning = self.tuning
         by_cell = [
-            federations_of(trials, (*self.overrides, *cell), tuning.seeds, self.folder, self.trusted, self.at_most)
+            federations_of(
+                trials, (*self.overrides, *cell), tuning.seeds, self.folder, self.trusted, self.halving.together
+            )
             for cell in self.cells
         ]
         if {int(of.config.rounds) for federations in by_cell for of in federations} != {tuning.rungs[-1]}:

@@ -12,7 +12,7 @@ from fedsim.app.commands import WORDS
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.plots.trials import trials_picture
-from fedsim.studies.tuning.choice import PREFERENCES
+from fedsim.studies.tuning.choice import PREFERENCES, ChoiceRule
 from fedsim.studies.tuning.report import as_csv, as_json, curves, sentence, table
 from fedsim.studies.tuning.schedule import Halving
 from fedsim.studies.tuning.tune import EXTENSIONS, Outcome, tune
@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> None:
         raise ConfigError(f"{stray[0]} is not an override KEY=VALUE")
     logging.getLogger("fedsim").setLevel(logging.WARNING)  # each rung starts its federations anew, and would say so
     logging.getLogger("fedsim.studies.tuning").setLevel(logging.INFO)
-    halving = Halving(options.eta, options.rungs, options.finalists)
+    halving = Halving(options.eta, options.rungs, options.finalists, options.together)
     outcome = tune(
-        options.overrides, options.seeds, options.metric, halving, options.trials, options.prefer, options.extend,
-        options.out, options.together,
+        options.overrides, options.seeds, options.metric, halving, options.trials, ChoiceRule(options.prefer),
+        options.extend, options.out,
     )  # fmt: skip
     print("\n".join([*table(outcome), "", sentence(outcome)]))
     files = write(outcome, Path(options.out))

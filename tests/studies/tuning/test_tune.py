@@ -14,8 +14,8 @@ import pytest
 from fedsim.app import commands
 from fedsim.app.build import build
 from fedsim.core.errors import ConfigError
-from fedsim.studies.reproduce.runner import compose
 from fedsim.studies.tuning import proposals
+from fedsim.studies.tuning.choice import ChoiceRule
 from fedsim.studies.tuning.schedule import Halving
 from fedsim.studies.tuning.space import as_override
 from fedsim.studies.tuning.tune import compose_one, tune
@@ -82,7 +82,8 @@ def test_a_repeated_call_computes_nothing_and_a_killed_one_goes_on(full, tmp_pat
     program = f"""if True:
         import os
         from fedsim.run.tracker import Tracker
-        from fedsim.studies.tuning.schedule import Halving
+        from fedsim.studies.tuning.choice import ChoiceRule
+from fedsim.studies.tuning.schedule import Halving
         from fedsim.studies.tuning.tune import tune
         rounds, count = Tracker.round, [0]
         def until_killed(self, t, state, report):
@@ -91,7 +92,8 @@ def test_a_repeated_call_computes_nothing_and_a_killed_one_goes_on(full, tmp_pat
             if count[0] == 5:
                 os._exit(9)
         Tracker.round = until_killed
-        tune({words!r} + ["tracking.checkpoint_every=1"], 2, halving=Halving(2, 3, 1), extensions=0, out={str(tmp_path)!r})
+        words = {words!r} + ["tracking.checkpoint_every=1"]
+        tune(words, 2, halving=Halving(2, 3, 1), extensions=0, out={str(tmp_path)!r})
     """
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 9
     assert not list(tmp_path.rglob("tune.json"))
@@ -117,13 +119,15 @@ def test_what_rows_cannot_hold_and_updates_on_the_way_give_the_same_as_runs_alon
 
 
 def test_a_grid_that_ends_too_early_is_extended_until_the_choice_is_inside():
-    words = ["dataset=quadratics", "dataset.points=[0.0,1.0,5.0]", "partition=natural", "model=mean", "clients=3",
-             "rounds=4", "local_steps=1", "batch_size=null", "availability=full", "device=cpu", "trainer.trial=false"]  # fmt: skip
-    outcome = tune([*words, "lr=0.01,0.1"], 2, "distance_to_optimum", prefer="best", extensions=5, out=None)
+    words = [
+        "dataset=quadratics", "dataset.points=[0.0,1.0,5.0]", "partition=natural", "model=mean", "clients=3",
+        "rounds=4", "local_steps=1", "batch_size=null", "availability=full", "device=cpu", "trainer.trial=false",
+    ]  # fmt: skip
+    outcome = tune([*words, "lr=0.01,0.1"], 2, "distance_to_optimum", rule=ChoiceRule("best"), extensions=5, out=None)
     # x ← x − lr · (x − mean): lr=1 is exact, 10 diverges
     assert outcome.tuning.extended == ["lr=1.0", "lr=10.0"]
     assert (outcome.choice.trial, outcome.edges) == ((("lr", 1.0),), [])
-    stopped = tune([*words, "lr=0.001,0.01"], 2, "distance_to_optimum", prefer="best", extensions=1, out=None)
+    stopped = tune([*words, "lr=0.001,0.01"], 2, "distance_to_optimum", rule=ChoiceRule("best"), extensions=1, out=None)
     assert (stopped.tuning.extended, stopped.edges) == (["lr=0.1"], ["lr=0.1"])
 
 
@@ -156,7 +160,6 @@ def test_mistakes_are_refused_before_a_run(tmp_path: Path):
         ([*SMALL, RATES], {"trials": 5}, "--trials 5 needs an interval"),
         ([*SMALL, "lr=log(0.1,1)"], {}, "an interval needs the number of trials"),
         ([*SMALL, RATES, "out=here"], {}, "use the option --seeds or --out"),
-        ([*SMALL, RATES], {"prefer": "fastest"}, "prefer='fastest' is unknown|prefer=fastest is unknown"),
     ):
         with pytest.raises(ConfigError, match=message):
             tune(words, **({"out": tmp_path / "tune"} | options))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.tuning.choice import choose
+from fedsim.studies.tuning.choice import ChoiceRule, choose
 from fedsim.studies.tuning.schedule import Halving, promoted
 from fedsim.studies.tuning.space import Grid, Interval, as_override, parse, product
 
@@ -98,14 +98,14 @@ def test_of_trials_not_distinguishable_from_the_best_the_smallest_is_chosen() ->
     assert choice.mean == pytest.approx(0.895)
     assert choice.error == pytest.approx(NOISE.std(ddof=1) / math.sqrt(5))
     assert choice.loss.mean == pytest.approx(0.005)
-    assert choose(values, True, "best").trial == lr(0.3)
-    assert choose(values, True, "largest").trial == lr(0.3)
+    assert choose(values, True, ChoiceRule("best")).trial == lr(0.3)
+    assert choose(values, True, ChoiceRule("largest")).trial == lr(0.3)
     losses = {trial: 1 - numbers for trial, numbers in values.items()}
     assert choose(losses, False).trial == lr(0.1)
     difference = 0.005 + NOISE - NOISE[::-1]
     errors = difference.mean() / (difference.std(ddof=1) / math.sqrt(5))
     assert errors == pytest.approx(math.sqrt(1.25))  # Student's t with 4 degrees: 1.13 bounds 68 %, 0.13 bounds 10 %
-    assert choose(values, True, confidence=0.1).trial == lr(0.3)  # a narrower interval tells them apart
+    assert choose(values, True, ChoiceRule(confidence=0.1)).trial == lr(0.3)  # a narrower interval tells them apart
 
 
 def test_what_is_not_a_number_stays_that_of_the_best_trial_and_divergence_is_never_chosen() -> None:
@@ -117,5 +117,7 @@ def test_what_is_not_a_number_stays_that_of_the_best_trial_and_divergence_is_nev
     }
     choice = choose(values, True)
     assert (choice.trial, set(choice.near)) == (one, {one, other})
+    with pytest.raises(ConfigError, match="prefer='fastest' is unknown"):
+        ChoiceRule("fastest")
     with pytest.raises(ConfigError, match="no trial ended with finite values"):
         choose({one: NOISE * np.nan}, True)
