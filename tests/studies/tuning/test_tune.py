@@ -82,8 +82,7 @@ def test_a_repeated_call_computes_nothing_and_a_killed_one_goes_on(full, tmp_pat
     program = f"""if True:
         import os
         from fedsim.run.tracker import Tracker
-        from fedsim.studies.tuning.choice import ChoiceRule
-from fedsim.studies.tuning.schedule import Halving
+        from fedsim.studies.tuning.schedule import Halving
         from fedsim.studies.tuning.tune import tune
         rounds, count = Tracker.round, [0]
         def until_killed(self, t, state, report):
