@@ -7,7 +7,7 @@ so are the trials of the best mean, to see what the rule for noise changes.
 Client-steps are the training samples that both processed. The time of 64 trials is divided by that of one run with the
 same seeds and rounds, both measured in this process, folders and start included.
 
-usage: python scripts/bench_tuning.py [--json FILE] [--problems 20] [--rounds 81] [--seeds 3] [--timed-rounds 600]
+usage: python scripts/bench_tuning.py [--json FILE] [--problems 20] [--rounds 54] [--seeds 3] [--timed-rounds 600]
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fedsim.studies.tuning.space import Trial
 from fedsim.studies.tuning.tune import Outcome, compose_one, tune
 
 COMMON = ["device=cpu", "trainer.trial=false", "tracking.progress=none", "tracking.tensorboard=false"]
-LOGISTIC = ["dataset=digits", "model=linear", "clients=20", "batch_size=10"]
-MEANS = ["dataset=gaussian_mean", "model=mean", "partition=natural", "clients=20", "batch_size=10"]
+LOGISTIC = ["dataset=digits", "model=linear", "clients=10", "batch_size=10"]
+MEANS = ["dataset=gaussian_mean", "model=mean", "partition=natural", "clients=10", "batch_size=10"]
 AVAILABILITY = ("stationary", "sine", "markov", "cyclic")
 SERVER = "strategy.server_lr=0.3,1,1.7,3"
 RATES = {"logistic": "lr=log(0.003,3,16)", "means": "lr=log(0.003,0.6,16)"}
@@ -79,10 +79,9 @@ def compare(problem: tuple[str, str, list[str], str | None, str], rounds: int, s
     """The full grid and halving on one problem."""
     name, workload, overrides, metric, of_comparison = problem
     words = [*COMMON, *overrides, f"rounds={rounds}", RATES[workload], SERVER]
-    every = f"eval_every={Halving().first_rung(rounds, 64)}"
     row: dict[str, Any] = {"problem": name, "metric": of_comparison}
     with tempfile.TemporaryDirectory() as folder:
-        for way, halving, more in (("full", Halving(eta=1), [every]), ("halving", Halving(), [])):
+        for way, halving, more in (("full", Halving(eta=1), [f"eval_every={rounds}"]), ("halving", Halving(), [])):
             outcome = tune([*words, *more], seeds, metric, halving, extensions=0, out=Path(folder) / way)
             row[way] = {
                 "chosen": dict(outcome.choice.trial),
@@ -125,13 +124,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     parser.add_argument("--problems", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=81)
+    parser.add_argument("--rounds", type=int, default=54)
     parser.add_argument("--seeds", type=int, default=3, help="of the tuning problems (%(default)s); timed are 5")
     parser.add_argument("--timed-rounds", type=int, default=600)
     parser.add_argument("--repeat", type=int, default=1, help="of the timing (%(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("fedsim").setLevel(logging.ERROR)
+    every = problems()
+    positions = np.linspace(0, len(every) - 1, min(options.problems, len(every))).round().astype(int)
+    rows = []
+    for position in positions:
+        rows.append(compare(every[position], options.rounds, options.seeds))
+        row = rows[-1]
+        scores = f"{row['full']['score']:.4g} | {row['halving']['score']:.4g}"
+        save(options, rows, [])
+        print(f"| {row['problem']} | {row['metric']} | {scores} | {row['times_fewer']:.1f} |", flush=True)
     timings = []
     for workload in RATES:
         timed(workload, 2 * Halving().eta, 2)  # what a process imports and compiles once
@@ -141,24 +149,26 @@ def main() -> None:
             {"workload": workload, "times_one_run": times, "repetitions": [of["seconds"] for of in repeated]}
         )
         print(f"| {workload} | 64 trials take {times:.1f} times the time of one run |", flush=True)
-    every = problems()
-    positions = np.linspace(0, len(every) - 1, min(options.problems, len(every))).round().astype(int)
-    rows = []
-    for position in positions:
-        rows.append(compare(every[position], options.rounds, options.seeds))
-        row = rows[-1]
-        scores = f"{row['full']['score']:.4g} | {row['halving']['score']:.4g}"
-        print(f"| {row['problem']} | {row['metric']} | {scores} | {row['times_fewer']:.1f} |", flush=True)
+        save(options, rows, timings)
+    summary = save(options, rows, timings)
+    for name, of in summary.items():
+        print(f"{name}: {of}")
+
+
+def save(options: argparse.Namespace, rows: list[dict[str, Any]], timings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write what is measured so far, and return its summary: means over problems, with intervals."""
     summary: dict[str, Any] = {"times_fewer": float(np.mean([row["times_fewer"] for row in rows]))}
     for metric in dict.fromkeys(row["metric"] for row in rows):
         for key in ("score", "score_of_best"):
             gains = Paired(np.array([row[f"gain_in_{key}"] for row in rows if row["metric"] == metric]))
-            low, high = gains.interval
-            summary[f"{metric}, {key}"] = {"problems": gains.pairs, "gain": gains.mean, "interval": [low, high]}
-            print(f"{metric}, {key}: gain of halving {gains.mean:.4g} [{low:.4g}, {high:.4g}], {gains.pairs} problems")
-    print(f"{summary['times_fewer']:.1f} times fewer client-steps")
-    rows = [{"summary": summary, "timings": timings, "problems": rows}]
-    bench_record.save(options.json, rows, problems=len(positions), rounds=options.rounds, seeds=options.seeds)
+            summary[f"{metric}, {key}"] = {
+                "problems": gains.pairs,
+                "gain": gains.mean,
+                "interval": list(gains.interval),
+            }
+    content = [{"summary": summary, "timings": timings, "problems": rows}]
+    bench_record.save(options.json, content, problems=len(rows), rounds=options.rounds, seeds=options.seeds)
+    return summary
 
 
 if __name__ == "__main__":
