@@ -42,6 +42,7 @@ LONG = (  # many runs: slow
     "first_run.md",
     "how_to_compare.md",
     "how_to_events.md",
+    "how_to_tune.md",
     "own_data.md",
     "participation.md",
     "performative.md",

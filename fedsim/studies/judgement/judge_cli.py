@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import logging
 import re
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedsim.app.commands import WORDS
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.judgement.judge import MARGIN, Contest, judge, rounds_within
+from fedsim.studies.tuning.tune_cli import only_tuning_logged
 
 BUDGET = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -40,17 +40,17 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     if stray := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{stray[0]} is not an override KEY=VALUE")
-    logging.getLogger("fedsim").setLevel(logging.WARNING)
     against = options.against.split(",")
     contest = Contest(knobs=tuple(options.knob), margin=options.margin)
     contest = dataclasses.replace(contest, setting=(*contest.setting, *options.overrides))
-    rounds = options.rounds
-    if rounds is None:
-        rounds = rounds_within(seconds_of(options.budget), options.challenger, against, contest, options.out)
-        print(f"{rounds} rounds in each run", file=sys.stderr)
-    judgement = judge(
-        options.challenger, against, dataclasses.replace(contest, rounds=rounds), options.out, options.ledger
-    )
+    with only_tuning_logged():
+        rounds = options.rounds
+        if rounds is None:
+            rounds = rounds_within(seconds_of(options.budget), options.challenger, against, contest, options.out)
+            print(f"{rounds} rounds in each run", file=sys.stderr)
+        judgement = judge(
+            options.challenger, against, dataclasses.replace(contest, rounds=rounds), options.out, options.ledger
+        )
     path = Path(options.out) / f"{options.challenger}.json"
     with replacement_file(path) as file:
         file.write(json.dumps(without_nan(judgement.as_json()), indent=2) + "\n")

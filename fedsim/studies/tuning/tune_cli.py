@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.app.commands import WORDS
@@ -37,16 +39,29 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     if stray := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{stray[0]} is not an override KEY=VALUE")
-    logging.getLogger("fedsim").setLevel(logging.WARNING)  # each rung starts its federations anew, and would say so
-    logging.getLogger("fedsim.studies.tuning").setLevel(logging.INFO)
     halving = Halving(options.eta, options.rungs, options.finalists, options.together)
-    outcome = tune(
-        options.overrides, options.seeds, options.metric, halving, options.trials, ChoiceRule(options.prefer),
-        options.extend, options.out,
-    )  # fmt: skip
+    with only_tuning_logged():
+        outcome = tune(
+            options.overrides, options.seeds, options.metric, halving, options.trials, ChoiceRule(options.prefer),
+            options.extend, options.out,
+        )  # fmt: skip
     print("\n".join([*table(outcome), "", sentence(outcome)]))
     files = write(outcome, Path(options.out))
     print(f"\n{', '.join(map(str, files))}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def only_tuning_logged() -> Iterator[None]:
+    """Within the block runs log warnings alone: each rung starts its federations anew, and would say so."""
+    levels = {"fedsim": logging.WARNING, "fedsim.studies.tuning": logging.INFO}
+    before = {name: logging.getLogger(name).level for name in levels}
+    try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def write(outcome: Outcome, folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ NAMES = [field.name for field in dataclasses.fields(Evidence)]
 
 def advantage(*names: str) -> Evidence:
     """Differences of 0.05, of these kinds alone."""
-    return dataclasses.replace(NOTHING, **{name: NOISE + 0.05 for name in names})
+    return dataclasses.replace(NOTHING, **dict.fromkeys(names, NOISE + 0.05))
 
 
 @pytest.mark.parametrize(
