@@ -39,7 +39,7 @@ def test_there_are_forty_null_variants_and_ten_others() -> None:
 def models(strategy) -> torch.Tensor:
     return (
         Simulation(
-            Digits(), Linear, clients=6, rounds=6, strategy=strategy, availability=Bernoulli(Uniform(0.5)),
+            Digits(), Linear, clients=6, rounds=6, strategy=strategy, availability=Bernoulli(Uniform(0.8)),
             local=SGD(lr=0.1, steps=2, batch_size=8), execution=Execution(executor="loop", dtype="float64"),
         )
         .run()
@@ -75,6 +75,7 @@ def test_null_variants_are_fedavg_and_three_others_are_strategies_of_the_library
 
 @pytest.mark.slow
 def test_a_judgement_is_stored_and_not_repeated(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
     words = [
         "--out",
         str(tmp_path / "out"),
@@ -83,7 +84,7 @@ def test_a_judgement_is_stored_and_not_repeated(tmp_path: Path) -> None:
         "--only",
         "Renamed0",
         "--json",
-        str(tmp_path / "figures.json"),
+        str(figures),
     ]
     for most in ("1", "0"):
         command = [sys.executable, str(SCRIPTS / "judge_variants.py"), *words, "--most", most]
