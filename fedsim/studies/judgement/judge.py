@@ -28,7 +28,7 @@ from fedsim.studies.results.paired import Paired
 from fedsim.studies.tuning.choice import ChoiceRule
 from fedsim.studies.tuning.federations import advance, federations_of, measured
 from fedsim.studies.tuning.schedule import Halving
-from fedsim.studies.tuning.space import Interval, Trial, as_override, named, parse
+from fedsim.studies.tuning.space import Interval, Trial, as_override, overrides_of, parse
 from fedsim.studies.tuning.tune import Outcome, tune
 
 log = logging.getLogger(__name__)
@@ -128,8 +128,10 @@ def contender(name: str, knobs: Sequence[str] = ()) -> Contender:
         cls, overrides = _class(name), ("strategy=custom", f"strategy._target_={name}")
     has_rate = "server_lr" in inspect.signature(cls).parameters
     if "." in name:  # strategy=custom has no keys of its own
-        own = [knob for knob in parse(knobs)[1] if knob.key.startswith("strategy.")] if knobs else []
-        firsts = [as_override(knob.key, knob.low if isinstance(knob, Interval) else knob.values[0]) for knob in own]
+        strategy_knobs = [knob for knob in parse(knobs)[1] if knob.key.startswith("strategy.")] if knobs else []
+        firsts = [
+            as_override(knob.key, knob.low if isinstance(knob, Interval) else knob.values[0]) for knob in strategy_knobs
+        ]
         overrides = (*overrides, *(f"++{text}" for text in (*["strategy.server_lr=1.0"] * has_rate, *firsts)))
     rates = (f"lr={RATES}", f"strategy.server_lr={SERVER_RATES}") if has_rate else (f"lr={ALONE_RATES}",)
     default = (("lr", 0.1), ("strategy.server_lr", 1.0)) if has_rate else (("lr", 0.1),)
@@ -140,12 +142,12 @@ def contender(name: str, knobs: Sequence[str] = ()) -> Contender:
 def _class(path: str) -> type:
     module, _, name = path.rpartition(".")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        strategy_class: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{path} cannot be imported ({error}); give a class as PACKAGE.MODULE.CLASS") from error
-    if not inspect.isclass(found):
+    if not inspect.isclass(strategy_class):
         raise ConfigError(f"{path} is no class; give a class as PACKAGE.MODULE.CLASS")
-    return found
+    return strategy_class
 
 
 @dataclass
@@ -203,15 +205,17 @@ def judge(
     """
     begin, contest, folder = time.monotonic(), contest or Contest(), Path(out)
     checks.choice("against", against[0] if against else "", [*groups()["strategy"], *(n for n in against if "." in n)])
-    more = REFERENCE_KNOBS[: len(contest.knobs)]
-    contenders = [contender(challenger, contest.knobs), *(contender(name, more) for name in against)]
+    reference_knobs = REFERENCE_KNOBS[: len(contest.knobs)]
+    contenders = [contender(challenger, contest.knobs), *(contender(name, reference_knobs) for name in against)]
     path = folder / "ledger.jsonl" if ledger is None else Path(ledger)
     key = hashlib.sha256(json.dumps([challenger, contenders[0].source, contenders[0].knobs]).encode()).hexdigest()[:16]
     number = tries(path, key)
-    values = [_Measured.of(one, contest, folder, one is not contenders[0]) for one in contenders]
+    values = [_Measured.of(candidate, contest, folder, candidate is not contenders[0]) for candidate in contenders]
     evidence = {name: values[0].against(of) for name, of in zip(against, values[1:], strict=True)}
     decided = verdict(list(evidence.values()), contest.margin, number)
-    chosen = {one.name: named(of.outcome.choice.trial) for one, of in zip(contenders, values, strict=True)}
+    chosen = {
+        candidate.name: overrides_of(of.outcome.choice.trial) for candidate, of in zip(contenders, values, strict=True)
+    }
     judgement = Judgement(challenger, decided, "", number, evidence, chosen, contest, time.monotonic() - begin)
     confidence = confidence_of(number)
     judgement.intervals = {
@@ -241,14 +245,14 @@ class _Measured:
     sign: float
 
     @classmethod
-    def of(cls, one: Contender, contest: Contest, folder: Path, reference: bool) -> _Measured:
-        fixed = (*contest.setting, *one.overrides, f"rounds={contest.rounds}")
+    def of(cls, candidate: Contender, contest: Contest, folder: Path, reference: bool) -> _Measured:
+        fixed = (*contest.setting, *candidate.overrides, f"rounds={contest.rounds}")
         choosing, comparing = contest.metrics
         halving = Halving(finalists=FINALISTS)
         # the source is part of the folder's name: a class that was edited is run again
-        runs = folder / f"{one.name}-{one.source}"
+        runs = folder / f"{candidate.name}-{candidate.source}"
         outcome = tune(
-            (*fixed, *one.knobs), contest.tuning_seeds, choosing, halving, rule=ChoiceRule("best"), out=runs,
+            (*fixed, *candidate.knobs), contest.tuning_seeds, choosing, halving, rule=ChoiceRule("best"), out=runs,
             extensions=2, cells=contest.tuning_cells,
         )  # fmt: skip
         quiet = (*fixed, f"eval_every={contest.rounds}")
@@ -257,7 +261,7 @@ class _Measured:
         def final(trials: Sequence[Trial], cells: Any, seeds: Sequence[int], metric: str) -> dict[Trial, np.ndarray]:
             return final_values(trials, quiet, cells, seeds, metric, runs / "compared")
 
-        default = _complete(one.default, outcome)
+        default = _complete(candidate.default, outcome)
         trials = list(dict.fromkeys([outcome.choice.trial, *outcome.tuning.finalists, default]))
         if not reference:
             trials = [outcome.choice.trial]
@@ -306,13 +310,13 @@ def final_values(
 def rounds_within(seconds: float, challenger: str, against: Sequence[str], contest: Contest, out: str | Path) -> int:
     """The most rounds, among `ROUNDS`, with which judging takes about so many seconds, estimated from runs of a tuning
     federation of the challenger with few rounds."""
-    one = contender(challenger, contest.knobs)
-    trial, times = one.default, []
+    candidate = contender(challenger, contest.knobs)
+    trial, times = candidate.default, []
     for rounds in (3, 9):
         begin = time.monotonic()
         overrides = (
             *contest.setting,
-            *one.overrides,
+            *candidate.overrides,
             f"rounds={rounds}",
             f"eval_every={rounds}",
             "trainer.trial=false",
@@ -343,13 +347,13 @@ def sentence(judgement: Judgement) -> str:
         SEED: "is better on the cells and seeds of tuning, but not on held-out ones",
         NOT_SHOWN: "has no advantage that is shown",
     }
-    parts = []
+    differences = []
     for name, intervals in judgement.intervals.items():
         mean, low, high = (scale * value for value in intervals[key[judgement.verdict]])
-        parts.append(f"{name} {mean:+.2f} [{low:.2f}, {high:.2f}]")
+        differences.append(f"{name} {mean:+.2f} [{low:.2f}, {high:.2f}]")
     of = "best finalists" if key[judgement.verdict] == "held_out_best" else "chosen settings"
     return (
         f"{judgement.verdict}: {judgement.challenger} {meaning[judgement.verdict]}; held-out {label}, challenger less "
-        f"{of} of {', '.join(parts)}{unit} ({100 * confidence_of(judgement.number):.4g} % intervals, try "
+        f"{of} of {', '.join(differences)}{unit} ({100 * confidence_of(judgement.number):.4g} % intervals, try "
         f"{judgement.number})."
     )

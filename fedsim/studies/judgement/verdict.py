@@ -58,14 +58,14 @@ def verdict(evidence: list[Evidence], margin: float, number: int = 1) -> str:
     """
     confidence = confidence_of(number)
 
-    def shown(name: str) -> bool:
+    def is_shown(name: str) -> bool:
         return all(lower_bound(getattr(of, name), confidence) > margin for of in evidence)
 
-    if shown("held_out_best"):
+    if is_shown("held_out_best"):
         return MECHANISM
-    if shown("held_out_chosen") or shown("held_out_default"):
+    if is_shown("held_out_chosen") or is_shown("held_out_default"):
         return TUNING
-    if shown("tuned") or shown("tuned_default"):
+    if is_shown("tuned") or is_shown("tuned_default"):
         return SEED
     return NOT_SHOWN
 

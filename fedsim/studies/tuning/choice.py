@@ -87,11 +87,11 @@ def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: Cho
     best = max(finite, key=lambda trial: sign * float(finite[trial].mean()))
     losses = {trial: Paired(sign * (finite[best] - numbers), rule.confidence) for trial, numbers in finite.items()}
     near = [trial for trial in finite if trial == best or _contains_zero(losses[trial])]
-    alike = [trial for trial in near if _words(trial) == _words(best)]
+    candidates = [trial for trial in near if _words(trial) == _words(best)]
     if rule.prefer == "best":
         chosen = best
     else:
-        chosen = (min if rule.prefer == "smallest" else max)(alike, key=_numbers)
+        chosen = (min if rule.prefer == "smallest" else max)(candidates, key=_numbers)
     return Choice(chosen, best, near, finite[chosen], losses[chosen])
 
 

@@ -216,7 +216,7 @@ def _federation(
     for key, value in trials[0]:
         if is_number(value):
             values = [dict(trial)[key] for trial in trials]
-            differing = any(other != value for other in values)
+            differing = any(number != value for number in values)
             OmegaConf.update(joint, key, [number for number in values for _ in seeds] if differing else value)
     joint.seeds = seeds * len(trials)
     joint.on_nonfinite = "drop_replicate"

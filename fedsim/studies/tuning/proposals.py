@@ -32,8 +32,8 @@ class Proposals:
     def __init__(self, knobs: Sequence[Knob], count: int | None, higher_is_better: bool) -> None:
         self.knobs, self.count = list(knobs), count
         self.study: Any = None
-        self._asked: dict[Trial, Any] = {}
-        self._told: set[Trial] = set()
+        self._optuna_trials: dict[Trial, Any] = {}
+        self._reported: set[Trial] = set()
         if not self.has_intervals:
             if count is not None:
                 raise ConfigError(f"--trials {count} needs an interval; of lists of values all combinations are tried")
@@ -88,38 +88,38 @@ class Proposals:
         from optuna.trial import TrialState
 
         for trial, measured in values.items():
-            asked = self._asked.get(trial)
-            if asked is None or trial in self._told:
+            optuna_trial = self._optuna_trials.get(trial)
+            if optuna_trial is None or trial in self._reported:
                 continue
-            self._told.add(trial)
+            self._reported.add(trial)
             finite = [(completed, value) for completed, value in measured if math.isfinite(value)]
             for completed, value in finite:
-                asked.report(value, completed)
+                optuna_trial.report(value, completed)
             if not finite or len(finite) < len(measured):
-                self.study.tell(asked, state=TrialState.FAIL)
+                self.study.tell(optuna_trial, state=TrialState.FAIL)
             elif finite[-1][0] < rounds:
-                self.study.tell(asked, state=TrialState.PRUNED)
+                self.study.tell(optuna_trial, state=TrialState.PRUNED)
             else:
-                self.study.tell(asked, finite[-1][1])
+                self.study.tell(optuna_trial, finite[-1][1])
 
     def _by_optuna(self) -> Trial | None:
-        asked = self.study.ask()
+        optuna_trial = self.study.ask()
         trial = tuple(
-            (knob.key, asked.suggest_float(knob.key, knob.low, knob.high, log=knob.log))
+            (knob.key, optuna_trial.suggest_float(knob.key, knob.low, knob.high, log=knob.log))
             if isinstance(knob, Interval)
-            else (knob.key, asked.suggest_categorical(knob.key, list(knob.values)))
+            else (knob.key, optuna_trial.suggest_categorical(knob.key, list(knob.values)))
             for knob in self.knobs
         )
-        if trial in self._asked:
+        if trial in self._optuna_trials:
             return None
-        self._asked[trial] = asked
+        self._optuna_trials[trial] = optuna_trial
         return trial
 
     def _random(self) -> Trial | None:
-        number = len(self._asked)
+        number = len(self._optuna_trials)
         generator = np.random.default_rng([SEED, number])
         trial = tuple((knob.key, _drawn(knob, generator)) for knob in self.knobs)
-        self._asked[trial] = number
+        self._optuna_trials[trial] = number
         return trial
 
 

@@ -19,20 +19,20 @@ class Halving:
         eta: of the trials compared at a rung, one in eta continues; 1: no trial is dropped.
         rungs: the most rungs, the last one included.
         finalists: the fewest trials that continue.
-        together: the most trials in one federation, whose models are all in memory; None: no limit.
+        federation_size: the most trials in one federation, whose models are all in memory; None: no limit.
     """
 
     eta: int = 3
     rungs: int = 4
     finalists: int = 3
-    together: int | None = None
+    federation_size: int | None = None
 
     def __post_init__(self) -> None:
         checks.whole_number("eta", self.eta)
         checks.whole_number("rungs", self.rungs)
         checks.whole_number("finalists", self.finalists)
-        if self.together is not None:
-            checks.whole_number("together", self.together)
+        if self.federation_size is not None:
+            checks.whole_number("federation_size", self.federation_size)
 
     def reductions(self, trials: int) -> int:
         """How often trials are dropped."""

@@ -54,8 +54,12 @@ class Grid:
             return None
         following = two_digits(value * ratio if value == max(self.values) else value / ratio)
         if all(isinstance(number, int) for number in self.values):
-            whole = round(following)
-            return whole if whole > 0 and whole not in self.values and math.isclose(whole, following) else None
+            whole_number = round(following)
+            return (
+                whole_number
+                if whole_number > 0 and whole_number not in self.values and math.isclose(whole_number, following)
+                else None
+            )
         return following
 
 
@@ -157,6 +161,6 @@ def as_override(key: str, value: Any) -> str:
     return f"{key}={value!r}" if is_number(value) else f"{key}={value}"
 
 
-def named(trial: Trial) -> str:
+def overrides_of(trial: Trial) -> str:
     """A trial as overrides."""
     return " ".join(as_override(key, value) for key, value in trial)

@@ -200,11 +200,11 @@ class _Tuner:
         evaluations = [text.partition("=")[2] for text in fixed if key_of(text) == "eval_every"]
         if evaluations:
             self.overrides = fixed
-            every = int(compose_one((*fixed, *_first(knobs))).eval_every)
+            eval_every = int(compose_one((*fixed, *_first(knobs))).eval_every)
         else:
-            every = halving.first_rung(rounds, count)
-            self.overrides = (*fixed, f"eval_every={every}")
-        rungs = halving.completed_rounds(rounds, every, count)
+            eval_every = halving.first_rung(rounds, count)
+            self.overrides = (*fixed, f"eval_every={eval_every}")
+        rungs = halving.completed_rounds(rounds, eval_every, count)
         self.tuning = Tuning(list(knobs), seeds, chosen_metric, higher, rungs)
         plan = [fedsim.__version__, self.overrides, knobs, seeds, chosen_metric, halving, trials, self.cells]
         self.folder = folder / "runs" / plan_digest({"plan": [str(entry) for entry in plan]})
@@ -264,7 +264,7 @@ class _Tuner:
         tuning = self.tuning
         by_cell = [
             federations_of(
-                trials, (*self.overrides, *cell), tuning.seeds, self.folder, self.trusted, self.halving.together
+                trials, (*self.overrides, *cell), tuning.seeds, self.folder, self.trusted, self.halving.federation_size
             )
             for cell in self.cells
         ]

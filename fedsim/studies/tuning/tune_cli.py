@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.plots.trials import trials_picture
 from fedsim.studies.tuning.choice import PREFERENCES, ChoiceRule
-from fedsim.studies.tuning.report import as_csv, as_json, curves, sentence, table
+from fedsim.studies.tuning.outcome_report import as_csv, as_json, curves, sentence, table
 from fedsim.studies.tuning.schedule import Halving
 from fedsim.studies.tuning.tune import EXTENSIONS, Outcome, tune
 

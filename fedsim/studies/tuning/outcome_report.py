@@ -12,7 +12,7 @@ from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import describe
 from fedsim.studies.plots.trials import TrialCurve
 from fedsim.studies.results.paired import Paired
-from fedsim.studies.tuning.space import Trial, is_number, named
+from fedsim.studies.tuning.space import Trial, is_number, overrides_of
 from fedsim.studies.tuning.tune import Outcome
 
 CHOSEN, NEAR, WORSE, DROPPED, FAILED = "chosen", "not distinguishable", "worse", "dropped", "diverged"
@@ -57,13 +57,13 @@ def as_csv(outcome: Outcome) -> str:
     return file.getvalue()
 
 
-def table(outcome: Outcome, most: int = 20) -> list[str]:
+def table(outcome: Outcome, limit: int = 20) -> list[str]:
     """The lines that are printed, of the first trials."""
     rows, scale = records(outcome), _scale(outcome)
     keys = [knob.key for knob in outcome.tuning.knobs]
     heading = [*keys, "result", "rounds", "mean", "error", "behind the best"]
     lines = [heading]
-    for row in rows[:most]:
+    for row in rows[:limit]:
         behind = (
             "" if np.isnan(row["its_error"]) else f"{scale * row['behind_best']:.3g} ± {scale * row['its_error']:.2g}"
         )
@@ -71,8 +71,8 @@ def table(outcome: Outcome, most: int = 20) -> list[str]:
         lines.append([*(str(row[key]) for key in keys), row["status"], str(row["rounds"]), *numbers, behind])
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    rest = len(rows) - most
-    return [*texts, *([f"… and {rest} more in trials.csv"] if rest > 0 else [])]
+    num_hidden = len(rows) - limit
+    return [*texts, *([f"… and {num_hidden} more in trials.csv"] if num_hidden > 0 else [])]
 
 
 def _scale(outcome: Outcome) -> float:
@@ -83,18 +83,19 @@ def sentence(outcome: Outcome) -> str:
     """The choice, and why, in one sentence."""
     tuning, choice, scale = outcome.tuning, outcome.choice, _scale(outcome)
     unit = " %" if scale > 1 else ""
-    label, others = describe(tuning.metric).label, len(choice.near) - 1
+    label, num_others = describe(tuning.metric).label, len(choice.near) - 1
+    chosen, best_trial = overrides_of(choice.trial), overrides_of(choice.best)
     text = (
-        f"{named(choice.trial)}: {label} {scale * choice.mean:.4g} ± {scale * choice.error:.2g}{unit} (mean ± standard "
+        f"{chosen}: {label} {scale * choice.mean:.4g} ± {scale * choice.error:.2g}{unit} (mean ± standard "
         f"error of {len(choice.values)} replicates)"
     )
     if choice.trial == choice.best:
         text += f", the best of {len(tuning.values)} trials"
     else:
         best = scale * tuning.finalists[choice.best].mean()
-        text += f", not distinguishable from the best of {len(tuning.values)} trials, {named(choice.best)} ({best:.4g})"
-    if others:
-        text += f"; {others} more finalist{'s are' if others > 1 else ' is'} not distinguishable from the best"
+        text += f", not distinguishable from the best of {len(tuning.values)} trials, {best_trial} ({best:.4g})"
+    if num_others:
+        text += f"; {num_others} more finalist{'s are' if num_others > 1 else ' is'} not distinguishable from the best"
     if outcome.edges:
         text += f"; at the edge of the grid: {', '.join(outcome.edges)}"
     share = tuning.relative_cost
