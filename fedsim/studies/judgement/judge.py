@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import math
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -307,7 +308,7 @@ def final_values(
     return {trial: np.concatenate([numbers[trial] for numbers in of_cells]) for trial in trials}
 
 
-def rounds_within(seconds: float, challenger: str, against: Sequence[str], contest: Contest, out: str | Path) -> int:
+def rounds_within(seconds: float, challenger: str, against: Sequence[str], contest: Contest) -> int:
     """The most rounds, among `ROUNDS`, with which judging takes about so many seconds, estimated from runs of a tuning
     federation of the challenger with few rounds."""
     candidate = contender(challenger, contest.knobs)
@@ -321,8 +322,8 @@ def rounds_within(seconds: float, challenger: str, against: Sequence[str], conte
             f"eval_every={rounds}",
             "trainer.trial=false",
         )
-        folder = Path(out) / "pilot" / str(time.time_ns())
-        final_values([trial], overrides, contest.tuning_cells[:1], range(60), contest.metrics[0], folder)
+        with tempfile.TemporaryDirectory() as folder:
+            final_values([trial], overrides, contest.tuning_cells[:1], range(60), contest.metrics[0], Path(folder))
         times.append(time.monotonic() - begin)
     per_round = max(times[1] - times[0], 1e-3) / 6 / 60  # of one replicate
     trials = 15 * math.prod(max(1, text.count(",") + 1) for text in contest.knobs)

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     with only_tuning_logged():
         rounds = options.rounds
         if rounds is None:
-            rounds = rounds_within(seconds_of(options.budget), options.challenger, against, contest, options.out)
+            rounds = rounds_within(seconds_of(options.budget), options.challenger, against, contest)
             print(f"{rounds} rounds in each run", file=sys.stderr)
         judgement = judge(
             options.challenger, against, dataclasses.replace(contest, rounds=rounds), options.out, options.ledger
