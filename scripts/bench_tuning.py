@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fedsim.evaluation.columns import is_higher_better
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.schedule import Halving
 from fedsim.studies.tuning.space import Trial
 from fedsim.studies.tuning.tune import Outcome, compose_one, tune
@@ -160,7 +160,7 @@ def save(options: argparse.Namespace, rows: list[dict[str, Any]], timings: list[
     summary: dict[str, Any] = {"times_fewer": float(np.mean([row["times_fewer"] for row in rows]))}
     for metric in dict.fromkeys(row["metric"] for row in rows):
         for key in ("score", "score_of_best"):
-            gains = Paired(np.array([row[f"gain_in_{key}"] for row in rows if row["metric"] == metric]))
+            gains = PairedDifference(np.array([row[f"gain_in_{key}"] for row in rows if row["metric"] == metric]))
             summary[f"{metric}, {key}"] = {
                 "problems": gains.pairs,
                 "gain": gains.mean,

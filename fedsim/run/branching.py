@@ -12,10 +12,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.core import checksums
-from fedsim.core.files import regular_path, replacement_file
+from fedsim.core.files import check_regular_path, replacement_file
 from fedsim.core.memory import IN_FLIGHT, QUEUE
 from fedsim.run.checkpoint import CONTENT, NAME, VERSIONS
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, checksum, read_meanings, read_metrics
+from fedsim.run.tracking.metrics_csv import (
+    METRICS_FILENAME,
+    MetricsCSV,
+    checksum,
+    read_column_descriptions,
+    read_metrics,
+)
 
 OF_REPLICATES = ("samples", "participants", "links", "unanswered", "virtual", "staleness")  # of `Progress`
 
@@ -34,7 +40,7 @@ def branch(source: Path, target: Path, replicates: Sequence[int], total: int, id
     Returns:
         False if updates or events are under way, which belong to replicates and cannot be divided; nothing is written.
     """
-    with safe_open(regular_path(source / NAME), framework="pt") as file:
+    with safe_open(check_regular_path(source / NAME), framework="pt") as file:
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     if any(name.startswith((f"{IN_FLIGHT}.", f"{QUEUE}.")) and len(rows) for name, rows in tensors.items()):
@@ -54,7 +60,7 @@ def branch(source: Path, target: Path, replicates: Sequence[int], total: int, id
     rows = [of[replicate] for of in rounds if of[0]["round"] <= progress["rounds"] for replicate in replicates]
     progress["rows"], progress["crc"] = len(rows), checksum(rows)
     target.mkdir(parents=True, exist_ok=True)
-    metrics = MetricsCSV.open(target / METRICS_FILENAME, read_meanings(source / METRICS_FILENAME))
+    metrics = MetricsCSV.open(target / METRICS_FILENAME, read_column_descriptions(source / METRICS_FILENAME))
     metrics.append(rows)
     metrics.on_disk()
     metrics.close()

@@ -21,11 +21,11 @@ import fedsim
 from fedsim.app.config import groups
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import fraction, is_higher_better
+from fedsim.evaluation.columns import is_fraction, is_higher_better
 from fedsim.evaluation.registry import describe
 from fedsim.studies.judgement.tries import record, tries
 from fedsim.studies.judgement.verdict import MECHANISM, NOT_SHOWN, SEED, TUNING, Evidence, confidence_of, verdict
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.choice import ChoiceRule
 from fedsim.studies.tuning.federations import advance, federations_of, measured
 from fedsim.studies.tuning.schedule import Halving
@@ -122,9 +122,9 @@ def contender(name: str, knobs: Sequence[str] = ()) -> Contender:
     overrides: tuple[str, ...]
     if "." not in name:
         checks.choice("strategy", name, groups()["strategy"])
-        from fedsim.app.config import target
+        from fedsim.app.config import choice_target
 
-        cls, overrides = _class(target("strategy", name)), (f"strategy={name}",)
+        cls, overrides = _class(choice_target("strategy", name)), (f"strategy={name}",)
     else:
         cls, overrides = _class(name), ("strategy=custom", f"strategy._target_={name}")
     has_rate = "server_lr" in inspect.signature(cls).parameters
@@ -220,7 +220,7 @@ def judge(
     judgement = Judgement(challenger, decided, "", number, evidence, chosen, contest, time.monotonic() - begin)
     confidence = confidence_of(number)
     judgement.intervals = {
-        name: {k: [float(v.mean()), *Paired(v, confidence).interval] for k, v in vars(of).items()}
+        name: {k: [float(v.mean()), *PairedDifference(v, confidence).interval] for k, v in vars(of).items()}
         for name, of in evidence.items()
     }
     judgement.sentence = sentence(judgement)
@@ -338,7 +338,7 @@ def rounds_within(seconds: float, challenger: str, against: Sequence[str], conte
 
 def sentence(judgement: Judgement) -> str:
     """The verdict in one sentence, with the intervals that it rests on."""
-    scale = 100.0 if fraction(judgement.contest.metrics[1]) else 1.0
+    scale = 100.0 if is_fraction(judgement.contest.metrics[1]) else 1.0
     unit = " percentage points" if scale > 1 else ""
     label = describe(judgement.contest.metrics[1]).label
     key = {MECHANISM: "held_out_best", TUNING: "held_out_best", SEED: "held_out_chosen", NOT_SHOWN: "held_out_best"}

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.judgement.judge import MARGIN, Contest, judge, rounds_within
@@ -21,7 +21,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 def main(arguments: list[str]) -> None:
     """Judge a strategy beside references."""
-    parser = argparse.ArgumentParser("fedsim judge", description=f"Find out {WORDS['judge']}.")
+    parser = argparse.ArgumentParser("fedsim judge", description=f"Find out {COMMAND_DESCRIPTIONS['judge']}.")
     parser.add_argument("challenger", help="a class PACKAGE.MODULE.CLASS, or a choice of the group strategy")
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="of all runs, behind those of the default setting"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
 MECHANISM, TUNING, SEED, NOT_SHOWN = "mechanism", "tuning", "seed", "not shown"
 LEVEL = 0.05  # of an interval, for the first try
@@ -74,4 +74,4 @@ def lower_bound(differences: np.ndarray, confidence: float) -> float:
     """Of the interval; −∞ if a difference is not finite or there are fewer than two."""
     if len(differences) < 2 or not np.isfinite(differences).all():
         return -np.inf
-    return Paired(differences, confidence).interval[0]
+    return PairedDifference(differences, confidence).interval[0]

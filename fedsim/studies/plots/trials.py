@@ -9,8 +9,15 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import COLOURS, literal, measured_in, panels, parameters, percent
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.plots.style import (
+    COLOURS,
+    escape_formula,
+    metric_axis_label,
+    panel_figure,
+    parameters,
+    set_percent_axis,
+)
+from fedsim.studies.results.paired import PairedDifference
 
 GREY = "#B0B0B0"
 
@@ -44,12 +51,12 @@ def trials_picture(curves: Sequence[TrialCurve], metric: str, knob: str, labels:
         labels: of its values, if they are not numbers; positions are then 0, 1, …
     """
     with matplotlib.rc_context(parameters()):
-        figure, (over_rounds, over_knob) = panels(2, columns=2)
+        figure, (over_rounds, over_knob) = panel_figure(2, columns=2)
         for trial in sorted(curves, key=lambda trial: (trial.chosen, trial.finalist)):
             colour = COLOURS[1] if trial.chosen else COLOURS[0] if trial.finalist else GREY
             means = trial.values.mean(1)
             over_rounds.plot(trial.rounds, means, color=colour, linewidth=2 if trial.chosen else 1)
-            error = Paired(trial.values[-1]).error
+            error = PairedDifference(trial.values[-1]).error
             over_knob.errorbar(
                 trial.position,
                 means[-1],
@@ -61,14 +68,14 @@ def trials_picture(curves: Sequence[TrialCurve], metric: str, knob: str, labels:
             )
         positions = [trial.position for trial in curves]
         if labels is not None:
-            over_knob.set_xticks(range(len(labels)), [literal(label) for label in labels])
+            over_knob.set_xticks(range(len(labels)), [escape_formula(label) for label in labels])
         elif min(positions) > 0 and max(positions) >= 10 * min(positions):
             over_knob.set_xscale("log")
         over_rounds.set_xlabel("round")
-        over_knob.set_xlabel(literal(knob))
+        over_knob.set_xlabel(escape_formula(knob))
         for axes in (over_rounds, over_knob):
-            axes.set_ylabel(measured_in(metric, 28))
-            percent(axes.yaxis, metric)
+            axes.set_ylabel(metric_axis_label(metric, 28))
+            set_percent_axis(axes.yaxis, metric)
         finite = np.concatenate([trial.values.mean(1) for trial in curves])
         finite = finite[np.isfinite(finite)]
         if len(finite):  # trials that diverge must not hide the others

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.space import Trial, is_number
 
 PREFERENCES = ("smallest", "largest", "best")
@@ -52,7 +52,7 @@ class Choice:
     best: Trial
     near: list[Trial]
     values: np.ndarray
-    loss: Paired
+    loss: PairedDifference
 
     @property
     def mean(self) -> float:
@@ -62,7 +62,7 @@ class Choice:
     @property
     def error(self) -> float:
         """Standard error of this mean."""
-        return Paired(self.values).error
+        return PairedDifference(self.values).error
 
 
 def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: ChoiceRule | None = None) -> Choice:
@@ -85,7 +85,9 @@ def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: Cho
         raise ConfigError("no trial ended with finite values for all seeds; lower the rates")
     sign = 1.0 if higher_is_better else -1.0
     best = max(finite, key=lambda trial: sign * float(finite[trial].mean()))
-    losses = {trial: Paired(sign * (finite[best] - numbers), rule.confidence) for trial, numbers in finite.items()}
+    losses = {
+        trial: PairedDifference(sign * (finite[best] - numbers), rule.confidence) for trial, numbers in finite.items()
+    }
     near = [trial for trial in finite if trial == best or _contains_zero(losses[trial])]
     candidates = [trial for trial in near if _words(trial) == _words(best)]
     if rule.prefer == "best":
@@ -95,7 +97,7 @@ def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: Cho
     return Choice(chosen, best, near, finite[chosen], losses[chosen])
 
 
-def _contains_zero(difference: Paired) -> bool:
+def _contains_zero(difference: PairedDifference) -> bool:
     low, high = difference.interval
     return not math.isnan(low) and low <= 0 <= high
 

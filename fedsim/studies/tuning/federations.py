@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.cli import steps
+from fedsim.app.cli import run_steps
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import identity
+from fedsim.app.config import run_identity
 from fedsim.app.folding import per_seed_keys
 from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.run.branching import branch
@@ -29,7 +29,7 @@ from fedsim.run.together import Lockstep
 from fedsim.run.tracking import Result, Tracking
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.run.tracking.observer import EvaluationEvent, Observer
-from fedsim.run.tracking.result import Row
+from fedsim.run.tracking.result import MetricsRow
 from fedsim.studies.reproduce.runner import compose, digest
 from fedsim.studies.results.reading import read_rows
 from fedsim.studies.tuning.space import Trial, as_override, is_number
@@ -83,7 +83,7 @@ class TrialFederation:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint of it says that it is."""
         strategy = str(self.config.strategy._target_).rpartition(".")[2]
-        return {"seeds": list(self.config.seeds), "strategy": strategy} | identity(self.config)
+        return {"seeds": list(self.config.seeds), "strategy": strategy} | run_identity(self.config)
 
     @property
     def completed(self) -> int:
@@ -111,13 +111,13 @@ class TrialFederation:
             watching = [*tracking.observers, RungObserver(until, dropped)]
             return run.steps(folder, resume, dataclasses.replace(tracking, observers=watching), *arguments)
 
-        return steps(config, self.folder, self.choices, shared=shared, trusted=self.trusted, drive=drive)
+        return run_steps(config, self.folder, self.choices, shared=shared, trusted=self.trusted, drive=drive)
 
-    def history(self) -> dict[int, list[Row]]:
+    def history(self) -> dict[int, list[MetricsRow]]:
         """Completed rounds → one row per replicate, as in metrics.csv."""
         if not (self.folder / METRICS_FILENAME).exists():
             return {}
-        rows: dict[int, list[Row]] = {}
+        rows: dict[int, list[MetricsRow]] = {}
         for row in read_rows(self.folder / METRICS_FILENAME):
             rows.setdefault(int(row["round"]), []).append(row)
         return rows

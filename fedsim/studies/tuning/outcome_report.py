@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import describe
 from fedsim.studies.plots.trials import TrialCurve
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.space import Trial, is_number, overrides_of
 from fedsim.studies.tuning.tune import Outcome
 
@@ -36,11 +36,11 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
     for trial, values in tuning.values.items():
         difference = outcome.tuning.sign * (tuning.finalists[outcome.choice.best] - values[-1])
         finalist = trial in tuning.finalists and trial != outcome.choice.best
-        error = Paired(difference).error if finalist else np.nan
+        error = PairedDifference(difference).error if finalist else np.nan
         rows.append(
             dict(trial)
             | {"status": status(outcome, trial), "rounds": tuning.rounds_of(trial), "mean": float(values[-1].mean())}
-            | {"standard_error": Paired(values[-1]).error}
+            | {"standard_error": PairedDifference(values[-1]).error}
             | {"behind_best": float(difference.mean()) if finalist else np.nan, "its_error": error}
         )
     return sorted(
@@ -76,7 +76,7 @@ def table(outcome: Outcome, limit: int = 20) -> list[str]:
 
 
 def _scale(outcome: Outcome) -> float:
-    return 100.0 if fraction(outcome.tuning.metric) else 1.0
+    return 100.0 if is_fraction(outcome.tuning.metric) else 1.0
 
 
 def sentence(outcome: Outcome) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import fedsim
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better, validation_metric
@@ -162,7 +162,7 @@ def tune(
         raise ConfigError(f"seeds={seed_list} must be at least two different ones, since noise is estimated from them")
     checks.whole_number("extensions", extensions, minimum=0)
     fixed, knobs = parse(words)
-    if reserved := {"seeds", "out", "resume"} & set(map(key_of, fixed)):
+    if reserved := {"seeds", "out", "resume"} & set(map(override_key, fixed)):
         raise ConfigError(f"{', '.join(sorted(reserved))} cannot be set here; use the option --seeds or --out")
     with _folder(out) as folder:
         tuner = _Tuner(fixed, knobs, seed_list, metric, halving or Halving(), trials, folder, cells)
@@ -197,7 +197,7 @@ class _Tuner:
         higher = is_higher_better(chosen_metric, columns)
         self.proposals = Proposals(knobs, trials, higher)
         count = sum(self.proposals.sizes)
-        evaluations = [text.partition("=")[2] for text in fixed if key_of(text) == "eval_every"]
+        evaluations = [text.partition("=")[2] for text in fixed if override_key(text) == "eval_every"]
         if evaluations:
             self.overrides = fixed
             eval_every = int(compose_one((*fixed, *_first(knobs))).eval_every)

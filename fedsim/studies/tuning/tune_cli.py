@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.plots.trials import trials_picture
@@ -24,7 +24,7 @@ SYNTAX = "KEY=VALUE for all trials; a knob is KEY=A,B,C, KEY=log(LOW,HIGH,COUNT)
 
 def main(arguments: list[str]) -> None:
     """Tune settings of the run that overrides describe."""
-    parser = argparse.ArgumentParser("fedsim tune", description=f"Compute {WORDS['tune']}.")
+    parser = argparse.ArgumentParser("fedsim tune", description=f"Compute {COMMAND_DESCRIPTIONS['tune']}.")
     parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help=SYNTAX)
     parser.add_argument("--seeds", type=int, default=5, help="of each trial (%(default)s)")
     parser.add_argument("--metric", help="a column of metrics.csv (validation accuracy or loss, if there is one)")
