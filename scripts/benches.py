@@ -67,6 +67,12 @@ BENCHMARKS = {
         ["--only", "digits_cnn", "--repeat", "1", "--trials", "1", "--seconds", "0.01"],
         ONE_THREAD,
     ),
+    "tuning": Benchmark(
+        "bench_tuning.py",
+        [],
+        ["--problems", "2", "--rounds", "6", "--timed-rounds", "6", "--repeat", "1"],
+        ONE_THREAD,
+    ),
     "memory": Benchmark("client_memory.py", [], ["--clients", "20"]),
     "peers": Benchmark(
         "bench_peers/run.py",

@@ -43,6 +43,7 @@ LONG = (  # many runs: slow
     "how_to_compare.md",
     "how_to_drift.md",
     "how_to_events.md",
+    "how_to_tune.md",
     "own_data.md",
     "participation.md",
     "performative.md",

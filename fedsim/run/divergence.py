@@ -78,7 +78,7 @@ class DivergenceGuard:
         eval_every: rounds between evaluations.
         dropped: those dropped so far, in the order of their dropping; new ones are appended. Per client 'replicate',
             'seed', 'client', its first 'round' and how many 'times'; or per replicate 'replicate', 'seed', 'round' and
-            its 'clients' that were non-finite then.
+            its 'clients' that were non-finite then; of one that an observer gave up none, and its 'reason'.
         remedy: what a run that ends by it should try.
 
     Attributes:
@@ -118,6 +118,20 @@ class DivergenceGuard:
             for r, divergence_round in self.given_up.items()
             if t >= (divergence_round // self.eval_every + 1) * self.eval_every
         ]
+
+    def drop(self, replicate: int, completed: int, reason: str) -> None:
+        """Give up a replicate after an evaluation, when so many rounds are completed.
+
+        Raises:
+            ConfigError: there is no such replicate.
+        """
+        if not 0 <= replicate < self.federation.replicates:
+            raise ConfigError(f"an observer drops replicate {replicate}, but there are {self.federation.replicates}")
+        if replicate not in self.given_up:
+            seed, divergence_round = self.federation.seeds[replicate], max(completed - 1, 0)
+            self.dropped.append(
+                {"replicate": replicate, "seed": seed, "round": divergence_round, "clients": [], "reason": reason}
+            )
 
     def without(self, replicates: list[int], cohort: Cohort) -> Cohort:
         """The rows of all replicates but these."""

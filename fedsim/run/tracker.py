@@ -156,7 +156,9 @@ class Tracker:
             self._observers = Observers(self.options.watching)
             run_started = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
             self._observers.begin(run_started)
-        if first is not None:
+        if first is None:
+            self._drop_replicates()
+        else:
             self.record(first)
 
     def rounds(self) -> Iterator[int]:
@@ -175,7 +177,8 @@ class Tracker:
     @property
     def _replicates_left(self) -> list[int]:
         """The replicates that were not given up."""
-        return [r for r in range(len(self.seeds)) if r not in self.guard.given_up]
+        given_up = self.guard.given_up
+        return [r for r in range(len(self.seeds)) if r not in given_up]
 
     def _evaluate_models(self, state: State, deployed: Tensor | None = None) -> EvaluationResult:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
@@ -297,10 +300,10 @@ class Tracker:
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
         progress.participants, progress.staleness, progress.unevaluated = [0.0] * len(self.seeds), [], 0
         rows: list[MetricsRow] = []
+        given_up = self.guard.given_up
         for r, seed in enumerate(self.seeds):
             row: MetricsRow = {"round": progress.rounds, "seed": seed}
-            given_up = r in self.guard.given_up
-            row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
+            row |= {name: math.nan if r in given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self.active[r]), "mean_active_clients": float(mean_active[r])}
             num_sent, unanswered, pace = float(self.num_links[r]), progress.unanswered[r], self.run.pace
             link_counts = (
@@ -326,7 +329,15 @@ class Tracker:
             progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
         )
         self._stop_reason = self._observers.evaluated(event)
+        self._drop_replicates()
         self._view.evaluated(progress.rounds, facts_line(rows, self._samples_per_second()), float(self.active.mean()))
+
+    def _drop_replicates(self) -> None:
+        """Give up the replicates that an observer names; the first rank tells the others."""
+        if self.options.observers:
+            dropped = self.ranks.broadcast_object(self._observers.replicates_to_drop())
+            for replicate, reason in dropped.items():
+                self.guard.drop(replicate, self.progress.rounds, reason)
 
     def _samples_per_second(self) -> float | None:
         """Samples a second since the run began or went on; None before the first round."""

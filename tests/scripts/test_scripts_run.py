@@ -33,6 +33,7 @@ TESTED = {  # by a test of their own
     "docs_site/links.py": "../test_docs_site.py",
     "draw_imports.py": "test_scripts_run.py",
     "gallery.py": "test_results_pages.py",
+    "judge_variants.py": "test_judge_variants.py",
     "metrics_page.py": "test_metrics_page.py",
     "mutants.py": "test_mutants.py",
     "notebook.py": "../test_notebook.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,11 @@ class Observer(Validated):
         """After each evaluation. A sentence that is returned ends the run, as `stop` does: checkpoint and summary are
         written, and `resume` goes on with it."""
 
+    def replicates_to_drop(self) -> Mapping[int, str]:
+        """Replicates that the run gives up, and why; asked for as the run begins and after each evaluation. Their
+        metrics are NaN from the next evaluation on, and none of their clients computes any more."""
+        return {}
+
     def finish(self, event: RunEnded) -> None:
         """After the last round; not where the run is interrupted."""
 
@@ -147,6 +152,11 @@ class Observers:
             f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
         ]
         return stop_reasons[0] if stop_reasons else None
+
+    def replicates_to_drop(self) -> dict[int, str]:
+        """Those that one of them gives up, and why."""
+        replies = self._notify(lambda observer: dict(observer.replicates_to_drop()), "as it was asked what to drop")
+        return {replicate: reason for _, reasons in replies for replicate, reason in reasons.items()}
 
     def finish(self, ended: RunEnded) -> None:
         self._notify(lambda observer: observer.finish(ended), "as the run ended")

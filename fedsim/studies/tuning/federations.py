@@ -1,0 +1,278 @@
+"""Trials as replicates: those that differ only in numbers that rows can hold are one federation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.app.cli import run_steps
+from fedsim.app.composition import hydra_context
+from fedsim.app.config import run_identity
+from fedsim.app.folding import per_seed_keys
+from fedsim.core.errors import ConfigError, DivergenceError
+from fedsim.run.branching import branch
+from fedsim.run.checkpoint import NAME as CHECKPOINT
+from fedsim.run.checkpoint import completed_rounds
+from fedsim.run.determinism import deterministic
+from fedsim.run.simulation import Simulation
+from fedsim.run.together import Lockstep
+from fedsim.run.tracking import Result, Tracking
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
+from fedsim.run.tracking.observer import EvaluationEvent, Observer
+from fedsim.run.tracking.result import MetricsRow
+from fedsim.studies.reproduce.runner import compose, digest
+from fedsim.studies.results.reading import read_rows
+from fedsim.studies.tuning.space import Trial, as_override, is_number
+from fedsim.trainer import TaskGenerator
+
+log = logging.getLogger(__name__)
+
+DROPPED = "dropped in tuning"
+
+
+class RungObserver(Observer):
+    """Ends a run at a rung, and has it give up the replicates of trials that were dropped.
+
+    Args:
+        until: completed rounds of the rung; None: the run goes to its last round.
+        dropped: replicates that were dropped at an earlier rung.
+    """
+
+    def __init__(self, until: int | None, dropped: Sequence[int]) -> None:
+        self.until, self.dropped = until, dropped
+
+    def evaluated(self, event: EvaluationEvent) -> str | None:
+        return "rung" if self.until is not None and event.round >= self.until else None
+
+    def replicates_to_drop(self) -> Mapping[int, str]:
+        return dict.fromkeys(self.dropped, DROPPED)
+
+
+@dataclass
+class TrialFederation:
+    """Trials that are simulated as one federation, each with all seeds.
+
+    Attributes:
+        trials: in the order of their replicates.
+        seeds: of each trial.
+        config, choices: of the federation.
+        folder: of its run.
+        trusted: packages that the user named.
+        failure: why it ended before its last round, with all its trials; None: it did not.
+    """
+
+    trials: list[Trial]
+    seeds: list[int]
+    config: DictConfig
+    choices: dict[str, str]
+    folder: Path
+    trusted: tuple[str, ...] = ()
+    failure: str | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint of it says that it is."""
+        strategy = str(self.config.strategy._target_).rpartition(".")[2]
+        return {"seeds": list(self.config.seeds), "strategy": strategy} | run_identity(self.config)
+
+    @property
+    def completed(self) -> int:
+        """Rounds after which its checkpoint was written."""
+        return completed_rounds(self.folder / CHECKPOINT) or 0
+
+    def holds(self, trials: Sequence[Trial]) -> bool:
+        """Whether it has one of these trials."""
+        return any(trial in trials for trial in self.trials)
+
+    def replicates(self, trials: Sequence[Trial]) -> list[int]:
+        """The replicates of these trials, those of other federations left out."""
+        count = len(self.seeds)
+        positions = [self.trials.index(trial) for trial in trials if trial in self.trials]
+        return [replicate for position in positions for replicate in range(position * count, (position + 1) * count)]
+
+    def steps(self, until: int | None, dropped: Sequence[int], shared: dict[str, Any]) -> TaskGenerator[Result]:
+        """Its rounds up to a rung, the local work handed out."""
+        config = OmegaConf.merge(self.config, {"out": str(self.folder), "resume": "auto"})
+        assert isinstance(config, DictConfig)
+
+        def drive(
+            run: Simulation, folder: Path, resume: bool, tracking: Tracking, *arguments: Any
+        ) -> TaskGenerator[Result]:
+            watching = [*tracking.observers, RungObserver(until, dropped)]
+            return run.steps(folder, resume, dataclasses.replace(tracking, observers=watching), *arguments)
+
+        return run_steps(config, self.folder, self.choices, shared=shared, trusted=self.trusted, drive=drive)
+
+    def history(self) -> dict[int, list[MetricsRow]]:
+        """Completed rounds → one row per replicate, as in metrics.csv."""
+        if not (self.folder / METRICS_FILENAME).exists():
+            return {}
+        rows: dict[int, list[MetricsRow]] = {}
+        for row in read_rows(self.folder / METRICS_FILENAME):
+            rows.setdefault(int(row["round"]), []).append(row)
+        return rows
+
+    def curves(self, metric: str) -> dict[Trial, tuple[np.ndarray, np.ndarray]]:
+        """Trial → completed rounds [E] of its evaluations, and the metric [E, R] then."""
+        history = self.history()
+        rounds = np.array(list(history), dtype=int)
+        shape = len(rounds), len(self.trials), len(self.seeds)
+        numbers = np.array([[row[metric] for row in rows] for rows in history.values()], dtype=float).reshape(shape)
+        return {trial: (rounds, numbers[:, position]) for position, trial in enumerate(self.trials)}
+
+    def values(self, metric: str, completed: int) -> np.ndarray:
+        """[trials, R] a metric after so many rounds; NaN where it was not measured."""
+        rows = self.history().get(completed)
+        shape = len(self.trials), len(self.seeds)
+        if rows is None:
+            return np.full(shape, np.nan)
+        return np.array([row[metric] for row in rows], dtype=float).reshape(shape)
+
+
+def federations_of(
+    trials: Sequence[Trial],
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    trusted: tuple[str, ...] = (),
+    at_most: int | None = None,
+) -> list[TrialFederation]:
+    """Compose the federations of these trials.
+
+    Args:
+        trials: what is tried.
+        overrides: of all of them.
+        seeds: of each trial.
+        folder: of their runs.
+        trusted: packages that the user named.
+        at_most: trials in one federation, since all their models are in memory; None: no limit.
+
+    Raises:
+        ConfigError: a configuration cannot be composed, or trials cannot be replicates.
+    """
+    federations = []
+    with hydra_context():
+        for group, config, choices in _groups(trials, overrides):
+            for first in range(0, len(group), at_most or len(group)):
+                batch = group[first : first + (at_most or len(group))]
+                federations.append(_federation(batch, config, choices, list(seeds), folder, trusted))
+    return federations
+
+
+def _groups(
+    trials: Sequence[Trial], overrides: Sequence[str]
+) -> Iterator[tuple[list[Trial], DictConfig, dict[str, str]]]:
+    """Trials that differ only in numbers that rows can hold, with the configuration of the first; inside
+    `hydra_context`."""
+    by_words: dict[tuple[Any, ...], list[Trial]] = {}
+    for trial in trials:  # what is not a number needs a configuration of its own, and decides which numbers are rows
+        by_words.setdefault(tuple(entry for entry in trial if not is_number(entry[1])), []).append(trial)
+    for same_words in by_words.values():
+        config, choices = compose(_overrides(same_words[0], overrides))
+        row_keys, groups = _row_keys(config), dict[tuple[Any, ...], list[Trial]]()
+        for trial in same_words:
+            shared = tuple(entry for entry in trial if not (is_number(entry[1]) and entry[0] in row_keys))
+            groups.setdefault(shared, []).append(trial)
+        for group in groups.values():
+            if group[0] != same_words[0]:
+                config, choices = compose(_overrides(group[0], overrides))
+            yield group, config, choices
+
+
+def _row_keys(config: DictConfig) -> set[str]:
+    """Keys of numbers that rows can hold."""
+    keys = per_seed_keys(config)
+    for key in keys.values():
+        if OmegaConf.is_list(OmegaConf.select(config, key)):
+            raise ConfigError(f"{key}={OmegaConf.select(config, key)} is a list; for a knob write {key}=A,B,C")
+    return {*keys, *keys.values()}
+
+
+def _overrides(trial: Trial, overrides: Sequence[str]) -> tuple[str, ...]:
+    return (*overrides, *(as_override(key, value) for key, value in trial), "out=unused")
+
+
+def _federation(
+    trials: list[Trial],
+    config: DictConfig,
+    choices: dict[str, str],
+    seeds: list[int],
+    folder: Path,
+    trusted: tuple[str, ...],
+) -> TrialFederation:
+    if config.on_nonfinite == "drop_client":
+        raise ConfigError("on_nonfinite=drop_client: trials that diverge are dropped in tuning; leave it out")
+    joint = config.copy()
+    for key, value in trials[0]:
+        if is_number(value):
+            values = [dict(trial)[key] for trial in trials]
+            differing = any(number != value for number in values)
+            OmegaConf.update(joint, key, [number for number in values for _ in seeds] if differing else value)
+    joint.seeds = seeds * len(trials)
+    joint.on_nonfinite = "drop_replicate"
+    joint.tracking.progress, joint.tracking.tensorboard = "none", False
+    name = f"{choices['strategy']}-{digest(joint)}"
+    return TrialFederation(trials, seeds, joint, choices, folder / name, trusted)
+
+
+def advance(federations: Sequence[TrialFederation], completed: int, dropped: Sequence[Trial], last: bool) -> None:
+    """Run all federations up to a rung, in lockstep; those that are there already are left alone.
+
+    Args:
+        federations: that have a trial which continues.
+        completed: rounds of the rung.
+        dropped: trials that were dropped before.
+        last: whether this is the last rung.
+
+    Raises:
+        ConfigError: a configuration cannot be run.
+        Stopped: somebody asked for it.
+    """
+    waiting = [of for of in federations if of.failure is None and of.completed < completed]
+    shared: dict[str, Any] = {}
+    runs = [functools.partial(of.steps, None if last else completed, of.replicates(dropped), shared) for of in waiting]
+    with deterministic(any(of.config.deterministic is True for of in waiting)):
+        for number, outcome in Lockstep[Result]()(runs):
+            if isinstance(outcome, DivergenceError):
+                waiting[number].failure = str(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+
+def measured(federations: Sequence[TrialFederation], metric: str, completed: int) -> dict[Trial, np.ndarray]:
+    """Trial → [R] the metric after so many rounds, of all trials of these federations."""
+    return {
+        trial: numbers
+        for of in federations
+        for trial, numbers in zip(of.trials, of.values(metric, completed), strict=True)
+    }
+
+
+def without_dropped(federation: TrialFederation, active: Sequence[Trial], completed: int) -> TrialFederation:
+    """A federation of the trials that continue after a rung; the same one if all do, or if it cannot be divided: then
+    the replicates of the others are given up."""
+    trials = [trial for trial in federation.trials if trial in active]
+    if len(trials) == len(federation.trials) or federation.failure is not None:
+        return federation
+    folder, trusted = federation.folder.parent, federation.trusted
+    smaller = _federation(trials, federation.config, federation.choices, federation.seeds, folder, trusted)
+    if smaller.completed < completed:
+        replicates, total = federation.replicates(trials), len(federation.config.seeds)
+        if not branch(federation.folder, smaller.folder, replicates, total, smaller.identity):
+            return federation
+    return smaller
+
+
+def plan_digest(plan: Mapping[str, Any]) -> str:
+    """Of all that decides which trials are run and dropped, for the name of a folder."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()[:10]
