@@ -1,4 +1,4 @@
-"""When a curve first reaches a target, as McMahan et al. (2017) count it: by the best value so far, linear in rounds."""
+"""When a curve first reaches a target, as McMahan et al. (2017) count it: best value so far, linear between rounds."""
 
 from __future__ import annotations
 
