@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fedsim.core import rng
-from fedsim.core.constraints import Count, Validated
+from fedsim.core.constraints import Count, Positive, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import LocalWork, Workload
+
+
+ROUNDING = 1e-9  # of a power that is a whole number but for its last digits
 
 
 class Work(Validated):
@@ -69,3 +74,23 @@ class GeometricWork(Work):
         seeds, m = self.federation.seeds, self.federation.clients
         drawn = rng.of_seeds(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
         return np.asarray(drawn[virtual // m])
+
+
+class GrowingWork(Work):
+    """Round t, counted from 0, has ⌈(t + 1)^power⌉ local steps, at most local_steps. With shift.deploy=round this is the
+    lazy deployment n(k) = k^power of Mendler-Dünner et al. (NeurIPS 2020): the k-th deployed model stays for n(k) steps.
+
+    Args:
+        power: exponent; 0.5, 1 and 2 in the paper's experiments.
+    """
+
+    def __init__(self, power: Positive = 1.0) -> None:
+        self.power = power
+
+    def setup(self, federation: Federation, work: LocalWork) -> None:
+        if work.steps is None:
+            raise ConfigError(f"work=growing counts local steps, and local_epochs={work.epochs}; give local_steps")
+
+    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+        grown = math.ceil((t + 1) ** self.power - ROUNDING)
+        return np.minimum(load.steps, grown)
