@@ -12,7 +12,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import LocalWork, Workload
 
-
 ROUNDING = 1e-9  # of a power that is a whole number but for its last digits
 
 
@@ -77,8 +76,8 @@ class GeometricWork(Work):
 
 
 class GrowingWork(Work):
-    """Round t, counted from 0, has ⌈(t + 1)^power⌉ local steps, at most local_steps. With shift.deploy=round this is the
-    lazy deployment n(k) = k^power of Mendler-Dünner et al. (NeurIPS 2020): the k-th deployed model stays for n(k) steps.
+    """Round t, counted from 0, has ⌈(t + 1)^power⌉ local steps, at most local_steps. With shift.deploy=round this is
+    lazy deployment (Mendler-Dünner et al., NeurIPS 2020): the k-th deployed model stays for n(k) = k^power steps.
 
     Args:
         power: exponent; 0.5, 1 and 2 in the paper's experiments.
