@@ -64,9 +64,10 @@ def test_an_intercept_without_penalty_absorbs_the_shift_in_one_retraining(epsilo
     assert max(rest) < 1e-7 * max(1.0, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 100.0])
 def test_the_stable_point_differs_from_the_minimiser_by_the_intercept(epsilon: float) -> None:
-    """Solved for by fedsim, without a penalty: θ^PS is the minimiser on data at rest, its intercept larger by ε‖θ_S‖²."""
+    """Solved for by fedsim, without a penalty: the minimiser on data at rest, its intercept larger by ε‖θ_S‖²."""
     data = Dataset(
         "applicants", torch.as_tensor(FEATURES), torch.as_tensor(LABELS).long(), classes=2, loss="logistic",
         strategic=tuple(MOVING),
@@ -83,8 +84,8 @@ def test_the_stable_point_differs_from_the_minimiser_by_the_intercept(epsilon: f
 
 @pytest.mark.slow
 def test_whether_retraining_on_credit_data_converges_depends_on_the_penalty_of_the_intercept() -> None:
-    """Perdomo et al.'s data and ridge 1/n: penalised, the steps contract by less than a tenth at ε = 100, and do not fall
-    at ε = 1000; not penalised, there is a single step at both."""
+    """Perdomo et al.'s data and ridge 1/n. Penalised, the steps contract to less than a tenth at ε = 100, and do not
+    fall at ε = 1000; not penalised, there is a single step at both."""
     try:
         data = GiveMeSomeCredit()
     except MissingDataError as error:
