@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedsim.core import rng
-from fedsim.core.constraints import Count, Positive, Validated
+from fedsim.core.constraints import Count, Fraction, Positive, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import LocalWork, Workload
@@ -36,14 +36,16 @@ class AllWork(Work):
 
 class UniformWork(Work):
     """The number of steps (or of epochs, with `local_epochs`) is drawn uniformly from `least` to all, for each client
-    and round. The stragglers of FedNova (Wang et al., NeurIPS 2020) do 2 to 5 epochs.
+    and round. The stragglers of FedNova (Wang et al., NeurIPS 2020) do 2 to 5 epochs; of FedProx's clients (Li et al.,
+    MLSys 2020) 0, 50 or 90 % are stragglers.
 
     Args:
         least: minimal number of steps, or of epochs.
+        fraction: probability with which a client is a straggler in a round; the others do all of the work.
     """
 
-    def __init__(self, least: Count = 1) -> None:
-        self.least = least
+    def __init__(self, least: Count = 1, fraction: Fraction = 1.0) -> None:
+        self.least, self.fraction = least, fraction
 
     def setup(self, federation: Federation, work: LocalWork) -> None:
         self.federation, self.by_pass = federation, work.epochs is not None
@@ -54,10 +56,11 @@ class UniformWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        u = rng.of_seeds(seeds, lambda draw: draw.random(m), rng.Purpose.WORK, t).reshape(-1)[virtual]
+        draws = rng.of_seeds(seeds, lambda draw: draw.random((2, m)), rng.Purpose.WORK, t)
+        u, straggling = draws.swapaxes(0, 1).reshape(2, -1)[:, virtual]
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
         drawn = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
-        return np.asarray(drawn * unit)
+        return np.where(straggling < self.fraction, drawn * unit, load.steps)
 
 
 class GeometricWork(Work):

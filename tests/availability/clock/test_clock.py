@@ -192,6 +192,22 @@ def test_passes_are_drawn_whole_and_every_number_alike_often(build):
     assert np.abs(share - 1 / 3).max() < 5 * math.sqrt(2 / 9 / passes.size)
 
 
+def test_a_fraction_of_the_clients_straggles_and_draws_what_all_would_draw(build):
+    """Stragglers do what they do where all are stragglers; their share is binomial, and none is one at fraction 0."""
+
+    def drawn(fraction):
+        pace = build(work=UniformWork(1, fraction)).pace
+        cohort = pace.batches.federation.cohort(np.ones((2, 4)), np.ones((2, 4)))
+        load = pace.batches.load(cohort)
+        return np.stack([pace.work.steps(t, np.arange(8), load) for t in range(500)])
+
+    everybody, some = drawn(1.0), drawn(0.25)
+    straggling = some != 5
+    assert (some[straggling] == everybody[straggling]).all()
+    assert abs(straggling.mean() - 0.25 * 4 / 5) < 5 * math.sqrt(0.2 * 0.8 / some.size)
+    assert (drawn(0.0) == 5).all()
+
+
 def test_a_schedule_counts_the_steps_that_were_asked(build, play):
     rule = {"schedule": PerStep(0.9)}
     for played in play(build(rule=rule, work=UniformWork(1)), 3):
