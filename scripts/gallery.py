@@ -19,6 +19,7 @@ from fedsim.studies.reproduce.stored import Result
 
 PAGE = EXPERIMENTS / "README.md"
 STATEMENTS = "docs/what_the_papers_claim.md"
+WITH_STATEMENTS = (*TITLES, *CLASSICS)
 MOST_ROWS = 40  # more numbers than this stay in results.csv
 MARKS = {
     HELD: "✓ held",
@@ -78,7 +79,7 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
     for folder, paper in read.items():
         if paper.results:
             lines = [f"# {paper.title}", "", "Written by `python scripts/gallery.py`; [all results](../README.md)."]
-            if folder in TITLES or folder in CLASSICS:
+            if folder in WITH_STATEMENTS:
                 lines[-1] += f" Verdicts: [statements of the paper](../../{STATEMENTS}#{anchor(paper.title)})."
             for result in paper.results:
                 lines += ["", *entry(paper, result)]

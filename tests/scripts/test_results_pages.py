@@ -192,28 +192,22 @@ def test_figures_are_in_the_order_of_their_numbers(scripts, folder: Path) -> Non
     assert [name.partition("/")[2] for name in read.recipes] == ["fig1", "fig2", "fig2a", "fig10", "table1"]
 
 
-def test_the_calibration_page_puts_ours_beside_the_print(
-    scripts, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = scripts["calibration_page"]
+def test_the_calibration_page_has_ours_beside_the_print(scripts, folder: Path, monkeypatch) -> None:
+    module, read = scripts["calibration_page"], scripts["papers"].papers
     monkeypatch.setattr(module, "CLASSICS", {"p_fedavg": "P-FedAvg"})
     write(folder, [number("A", [11.0, 13.0, 12.0], 10.0), number("B", [2.0, 2.2, 2.1])], seconds={"A": 60.2, "B": 1.0})
-    page = module.page(scripts["papers"].papers(folder))
-    paper, link = (
-        "[P-FedAvg](what_the_papers_claim.md#p-fedavg)",
-        "[fig1, paper](../experiments/p_fedavg/README.md#p_fedavgfig1-paper)",
-    )
+    page = module.page(read(folder))
+    paper = "[P-FedAvg](what_the_papers_claim.md#p-fedavg)"
+    link = "[fig1, paper](../experiments/p_fedavg/README.md#p_fedavgfig1-paper)"
     assert f"| {paper} | {link} | A | 10 | 12 ± 0.1 | 1.20 |" in page
     assert "| B |" not in page  # nothing is printed of it
-    assert (
-        f"| {paper} | Section 4, first sentence | A has less loss than B. | **not shown**, scale paper, 3 seeds" in page
-    )
+    judged = "A has less loss than B. | **not shown**, scale paper, 3 seeds"
+    assert f"| {paper} | Section 4, first sentence | {judged}" in page
     assert "| `fedsim-reproduce p_fedavg/fig1 --scale paper` | 61 |" in page
-    assert "- `fedsim-reproduce p_fedavg/fig1 --scale paper`:" not in page
+    without_result = "- `fedsim-reproduce p_fedavg/fig1 --scale paper`: Fig. 1, what"
+    assert without_result not in page
     (folder / "p_fedavg" / "results" / "fig1-paper" / "report.json").unlink()
-    assert "- `fedsim-reproduce p_fedavg/fig1 --scale paper`: Fig. 1, what" in module.page(
-        scripts["papers"].papers(folder)
-    )
+    assert without_result in module.page(read(folder))
 
 
 def test_who_made_it_is_said(scripts, folder: Path) -> None:
