@@ -20,10 +20,10 @@ from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule
 from fedsim.models.capacity import Capacity
-from fedsim.models.losses import Loss
+from fedsim.models.losses import LossFunction
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
-from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.divergence import ON_NONFINITE_CHOICES
 from fedsim.run.model_choice import ModelChoice
 from fedsim.run.parts import KINDS, Parts
 from fedsim.run.rules import Stop
@@ -34,7 +34,7 @@ from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
 from fedsim.uplink.attack import Attack
 
-STARTS = ("random", "ps", "erm")
+START_MODELS = ("random", "ps", "erm")
 
 
 @validated
@@ -102,11 +102,11 @@ class Setup(Assembly):
         contamination: Contamination | None = None,
         rounds: Count = 100,
         seeds: Sequence[int] = (0,),
-        loss: str | Loss | None = None,
+        loss: str | LossFunction | None = None,
         ridge: NonNegative = 0.0,
         output: str | int | None = None,
-        start: Annotated[str, OneOf(*STARTS)] = "random",
-        on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE)] = "stop",
+        start: Annotated[str, OneOf(*START_MODELS)] = "random",
+        on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE_CHOICES)] = "stop",
         columns: Selector | None = None,
         capacity: Capacity | None = None,
         personal: Personal | None = None,

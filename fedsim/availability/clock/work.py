@@ -56,11 +56,11 @@ class UniformWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        draws = rng.of_seeds(seeds, lambda draw: draw.random((2, m)), rng.Purpose.WORK, t)
+        draws = rng.draws_by_seed(seeds, lambda draw: draw.random((2, m)), rng.Purpose.WORK, t)
         u, straggling = draws.swapaxes(0, 1).reshape(2, -1)[:, virtual]
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
-        drawn = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
-        return np.where(straggling < self.fraction, drawn * unit, load.steps)
+        drawn_units = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
+        return np.where(straggling < self.fraction, drawn_units * unit, load.steps)
 
 
 class GeometricWork(Work):
@@ -74,8 +74,8 @@ class GeometricWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        drawn = rng.of_seeds(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
-        return np.asarray(drawn[virtual // m])
+        drawn_units = rng.draws_by_seed(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
+        return np.asarray(drawn_units[virtual // m])
 
 
 class GrowingWork(Work):
