@@ -54,6 +54,7 @@ docs: install  ## write again what pages say of configurations, results and runs
 	$(BIN)/python scripts/command_line_page.py
 	$(BIN)/python scripts/gallery.py
 	$(BIN)/python scripts/claims_page.py
+	$(BIN)/python scripts/calibration_page.py
 	$(BIN)/python scripts/performance_page.py
 	$(BIN)/python scripts/printed_output.py
 	$(BIN)/python scripts/notebook.py

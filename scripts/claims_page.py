@@ -10,7 +10,20 @@ import posixpath
 import re
 from collections.abc import Iterable
 
-from papers import ROOT, TITLES, Paper, anchor, entry_link, escaped, lines_of, papers, sentence, shown_by, title
+from papers import (
+    CLASSICS,
+    ROOT,
+    TITLES,
+    Paper,
+    anchor,
+    entry_link,
+    escaped,
+    lines_of,
+    papers,
+    sentence,
+    shown_by,
+    title,
+)
 
 from fedsim.studies.reproduce import comparison as words
 from fedsim.studies.reproduce.statements import (
@@ -56,18 +69,18 @@ def page(read: dict[str, Paper]) -> str:
         "recipe is run again. Then the reasons why refuted statements do not hold, and our choices where the paper",
         "prints none. All numbers: [results](../experiments/README.md).",
         "",
-        *table(read, ""),
+        *table(read, "", (*TITLES, *CLASSICS)),
     ]
-    for folder in TITLES:
+    for folder in (*TITLES, *CLASSICS):
         if folder in read:
             lines += ["", *section(read[folder])]
     return "\n".join(lines) + "\n"
 
 
-def table(read: dict[str, Paper], up: str) -> list[str]:
-    """A row for every paper: how many of its statements have which verdict; `up` leads to this page."""
+def table(read: dict[str, Paper], up: str, folders: Iterable[str] = TITLES) -> list[str]:
+    """A row for each of these papers: how many of its statements have which verdict; `up` leads to this page."""
     lines = [f"| paper | statements | {' | '.join(COLUMNS)} |", f"|---|--:|{'--:|' * len(COLUMNS)}"]
-    for folder in TITLES:
+    for folder in folders:
         verdicts = read[folder].verdicts() if folder in read else []
         if verdicts:
             counts = [sum(verdict.word == word for verdict in verdicts) for word in COLUMNS]

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import thumbnails
-from papers import EXPERIMENTS, TITLES, Paper, anchor, escaped, heading, lines_of, papers, sentence, shown_by
+from papers import CLASSICS, EXPERIMENTS, TITLES, Paper, anchor, escaped, heading, lines_of, papers, sentence, shown_by
 
 import fedsim
 from fedsim.studies.reproduce.comparison import CONTRADICTED, HELD, LEVEL, NOT_RUN, NOT_SHOWN, WORST_FIRST, Judgement
@@ -19,6 +19,7 @@ from fedsim.studies.reproduce.stored import Result
 
 PAGE = EXPERIMENTS / "README.md"
 STATEMENTS = "docs/what_the_papers_claim.md"
+WITH_STATEMENTS = (*TITLES, *CLASSICS)
 MOST_ROWS = 40  # more numbers than this stay in results.csv
 MARKS = {
     HELD: "✓ held",
@@ -63,7 +64,11 @@ def page(read: dict[str, Paper]) -> str:
     lessons = {folder: " ".join(lines_of(EXPERIMENTS / folder / "lessons.md")) for folder in read}
     lines += ["", "## Lessons", ""] if any(lessons.values()) else []
     for folder, said in lessons.items():
-        link = f" [Its statements](../{STATEMENTS}#{anchor(read[folder].title)})." if folder in TITLES else ""
+        link = (
+            f" [Its statements](../{STATEMENTS}#{anchor(read[folder].title)})."
+            if folder in TITLES or folder in CLASSICS
+            else ""
+        )
         lines += [f"- **{read[folder].title}.** {said}{link}"] if said else []
     return "\n".join(lines) + "\n"
 
@@ -74,7 +79,7 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
     for folder, paper in read.items():
         if paper.results:
             lines = [f"# {paper.title}", "", "Written by `python scripts/gallery.py`; [all results](../README.md)."]
-            if folder in TITLES:
+            if folder in WITH_STATEMENTS:
                 lines[-1] += f" Verdicts: [statements of the paper](../../{STATEMENTS}#{anchor(paper.title)})."
             for result in paper.results:
                 lines += ["", *entry(paper, result)]

@@ -19,6 +19,17 @@ from fedsim.studies.reproduce.stored import Result
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
 TITLES = {"p_fedavg": "P-FedAvg", "profl": "ProFL", "fedpbc": "FedPBC", "fedawe": "FedAWE", "apfl": "APFL"}
+CLASSICS = {  # results that everybody knows; docs/calibration.md shows them beside ours
+    "mcmahan": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "scaffnew": "Scaffnew",
+    "dsgd": "Decentralised gradient descent",
+    "perdomo": "Performative prediction",
+    "mendler": "Greedy and lazy deployment",
+    "izzo": "PerfGD",
+    "miller": "Two stages",
+}
 OWN = {  # comparisons of our own, in the settings of several papers
     "robust": "Robust aggregation",
     "privacy": "Differential privacy",
@@ -82,11 +93,12 @@ class Paper:
 
 
 def papers(root: Path = EXPERIMENTS) -> dict[str, Paper]:
-    """Folder → paper, those with titles first."""
+    """Folder → paper, those with titles first, then the classics."""
     recipe_names = sorted(names(root), key=stored.in_order)
     folders = {name.partition("/")[0] for name in recipe_names}
     read = {}
-    for folder in [*(name for name in TITLES if name in folders), *sorted(folders - set(TITLES))]:
+    known = [name for name in (*TITLES, *CLASSICS) if name in folders]
+    for folder in [*known, *sorted(folders - set(known))]:
         ledger = load_ledger(folder, root) if (root / folder / LEDGER_FILE).exists() else None
         read[folder] = Paper(folder, ledger, {n: load(n, root) for n in recipe_names if n.startswith(f"{folder}/")})
     for result in stored.results(root):
@@ -99,7 +111,7 @@ def papers(root: Path = EXPERIMENTS) -> dict[str, Paper]:
 
 def title(folder: str) -> str:
     """What people call it."""
-    return (TITLES | OWN).get(folder, folder)
+    return (TITLES | CLASSICS | OWN).get(folder, folder)
 
 
 def heading(result: Result) -> str:

@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-GENERATED = ("configuration.md", "algorithms.md", "what_the_papers_claim.md", "metrics.md", "command_line.md")
+GENERATED = (
+    "calibration.md", "configuration.md", "algorithms.md", "what_the_papers_claim.md", "metrics.md", "command_line.md",
+)  # fmt: skip
 PAGES = [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED)]
 KNOWN: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "universal_sentences.yaml").read_text())
 HARMLESS = ("definition", "formula", "instruction", "finding")

@@ -53,19 +53,20 @@ class InverseSqrt(Schedule):
         return (t / self.period + 1.0) ** -0.5
 
 
-SCHEDULE_UNITS = ("step", "epoch", "round")
+SCHEDULE_UNITS = ("step", "epoch", "round", "local_step")
 
 
 def elapsed(unit: str, t: int, k: int, steps: int, per_pass: int) -> int:
-    """How many local steps, passes through the data, or rounds have gone by."""
-    if unit == "round":
-        return t
+    """How many local steps, passes through the data, rounds, or local steps of this round have gone by."""
+    if unit in ("round", "local_step"):
+        return t if unit == "round" else k
     return t * steps + k if unit == "step" else (t * steps + k) // per_pass
 
 
 class PerStep(Schedule):
     """η · decay^n, n = local steps so far over all rounds (apfl §5: 1 % per iteration, decay 0.99), or passes through a
-    client's data with `unit: epoch` (its authors' program), or rounds with `unit: round`."""
+    client's data with `unit: epoch` (its authors' program), or rounds with `unit: round`, or local steps of the round
+    with `unit: local_step`, so that each round begins anew."""
 
     def __init__(self, decay: PositiveFraction = 0.99, unit: Annotated[str, OneOf(*SCHEDULE_UNITS)] = "step") -> None:
         self.decay = decay
@@ -99,7 +100,10 @@ class Cosine(Schedule):
 
 
 class Inverse(Schedule):
-    """η / (n + offset), n = local steps so far, or as `PerStep` counts (p-fedavg's a / (t + b): lr is a)."""
+    """η / (n + offset), n = local steps so far, or as `PerStep` counts (p-fedavg's a / (t + b): lr is a).
+
+    With `unit: local_step` it is the rate of lazy deployment, a / (k + b) with k steps since the last deployment.
+    """
 
     def __init__(self, offset: Positive = 1.0, unit: Annotated[str, OneOf(*SCHEDULE_UNITS)] = "step") -> None:
         self.offset = offset

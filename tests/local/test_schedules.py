@@ -80,6 +80,13 @@ def test_inverse_by_round_is_constant_within_a_round() -> None:
         assert [schedule.factor(t, k, 10) for k in (0, 5, 9)] == pytest.approx([1 / (t + 8)] * 3)
 
 
+def test_inverse_by_local_step_begins_anew_in_each_round() -> None:
+    """The rate of lazy deployment, a / (k + b) with k in steps since the deployment."""
+    schedule = Inverse(offset=8.0, unit="local_step")
+    for t in (0, 1, 92):
+        assert [schedule.factor(t, k, 10) for k in (0, 5, 9)] == pytest.approx([1 / 8, 1 / 13, 1 / 17])
+
+
 @pytest.mark.parametrize("schedule", [PerStep(), Inverse()])
 @SETTINGS
 @given(t=rounds, k=inner, s=steps)

@@ -20,7 +20,7 @@ from fedsim.studies.reproduce.ledger import papers as ledgers
 from fedsim.studies.reproduce.recipe import recipe_folder
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("papers", "gallery", "claims_page")
+MODULES = ("papers", "gallery", "claims_page", "calibration_page")
 SHOWN = "tests/papers/test_p_fedavg.py::test_it"
 RECIPE: dict[str, Any] = {
     "source": "Fig. 1",
@@ -192,6 +192,24 @@ def test_figures_are_in_the_order_of_their_numbers(scripts, folder: Path) -> Non
     assert [name.partition("/")[2] for name in read.recipes] == ["fig1", "fig2", "fig2a", "fig10", "table1"]
 
 
+def test_the_calibration_page_has_ours_beside_the_print(scripts, folder: Path, monkeypatch) -> None:
+    module, read = scripts["calibration_page"], scripts["papers"].papers
+    monkeypatch.setattr(module, "CLASSICS", {"p_fedavg": "P-FedAvg"})
+    write(folder, [number("A", [11.0, 13.0, 12.0], 10.0), number("B", [2.0, 2.2, 2.1])], seconds={"A": 60.2, "B": 1.0})
+    page = module.page(read(folder))
+    paper = "[P-FedAvg](what_the_papers_claim.md#p-fedavg)"
+    link = "[fig1, paper](../experiments/p_fedavg/README.md#p_fedavgfig1-paper)"
+    assert f"| {paper} | {link} | A | 10 | 12 ± 0.1 | 1.20 |" in page
+    assert "| B |" not in page  # nothing is printed of it
+    judged = "A has less loss than B. | **not shown**, scale paper, 3 seeds"
+    assert f"| {paper} | Section 4, first sentence | {judged}" in page
+    assert "| `fedsim-reproduce p_fedavg/fig1 --scale paper` | 61 |" in page
+    without_result = "- `fedsim-reproduce p_fedavg/fig1 --scale paper`: Fig. 1, what"
+    assert without_result not in page
+    (folder / "p_fedavg" / "results" / "fig1-paper" / "report.json").unlink()
+    assert without_result in module.page(read(folder))
+
+
 def test_who_made_it_is_said(scripts, folder: Path) -> None:
     write(folder, ROWS, versions={"fedsim-torch": "0.0.1"}, sources=None)
     assert "a machine; made by fedsim 0.0.1, unverified." in entries(scripts, folder)
@@ -267,11 +285,12 @@ def test_each_entry_of_the_index_has_a_small_picture_of_its_figure(scripts, comm
 def test_the_committed_pages_are_current(scripts, committed: dict[str, Any]) -> None:
     read = committed
     written = {scripts["gallery"].PAGE: scripts["gallery"].page(read), scripts["claims_page"].PAGE: None}
-    written[scripts["claims_page"].PAGE] = scripts["claims_page"].page(read)
+    for module in (scripts["claims_page"], scripts["calibration_page"]):
+        written[module.PAGE] = module.page(read)
     for paper, text in scripts["gallery"].paper_pages(read).items():
         written[scripts["gallery"].EXPERIMENTS / paper / "README.md"] = text
     for path, text in written.items():
-        again = "python scripts/gallery.py and python scripts/claims_page.py write it again"
+        again = "python scripts/gallery.py, claims_page.py and calibration_page.py write it again"
         assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is out of date: {again}"
     readme = scripts["claims_page"].README.read_text(encoding="utf-8")
     assert readme == scripts["claims_page"].with_table(readme, read), "the table of README.md is out of date"

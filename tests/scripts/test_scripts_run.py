@@ -23,6 +23,7 @@ TESTED = {  # by a test of their own
     "algorithms_page.py": "test_algorithms_page.py",
     "bare_names.py": "test_scripts_run.py",
     "benches.py": "test_performance_page.py",
+    "calibration_page.py": "test_results_pages.py",
     "claims_page.py": "test_results_pages.py",
     "command_line_page.py": "test_command_line_page.py",
     "config_reference.py": "test_config_reference.py",

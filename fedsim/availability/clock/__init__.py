@@ -3,7 +3,7 @@
 from fedsim.availability.clock.clock import Clock, DeadlineFilter, Devices, NoClock
 from fedsim.availability.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay
 from fedsim.availability.clock.events import Events
-from fedsim.availability.clock.work import AllWork, GeometricWork, UniformWork, Work
+from fedsim.availability.clock.work import AllWork, GeometricWork, GrowingWork, UniformWork, Work
 
 __all__ = [
     "AllWork",
@@ -15,6 +15,7 @@ __all__ = [
     "Events",
     "GeometricDelay",
     "GeometricWork",
+    "GrowingWork",
     "LognormalDelay",
     "NoClock",
     "NoDelay",

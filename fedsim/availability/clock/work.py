@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fedsim.core import rng
-from fedsim.core.constraints import Count, Validated
+from fedsim.core.constraints import Count, Fraction, Positive, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import LocalWork, Workload
+
+ROUNDING = 1e-9  # of a power that is a whole number but for its last digits
 
 
 class Work(Validated):
@@ -32,14 +36,16 @@ class AllWork(Work):
 
 class UniformWork(Work):
     """The number of steps (or of epochs, with `local_epochs`) is drawn uniformly from `least` to all, for each client
-    and round. The stragglers of FedNova (Wang et al., NeurIPS 2020) do 2 to 5 epochs.
+    and round. The stragglers of FedNova (Wang et al., NeurIPS 2020) do 2 to 5 epochs; of FedProx's clients (Li et al.,
+    MLSys 2020) 0, 50 or 90 % are stragglers.
 
     Args:
         least: minimal number of steps, or of epochs.
+        fraction: probability with which a client is a straggler in a round; the others do all of the work.
     """
 
-    def __init__(self, least: Count = 1) -> None:
-        self.least = least
+    def __init__(self, least: Count = 1, fraction: Fraction = 1.0) -> None:
+        self.least, self.fraction = least, fraction
 
     def setup(self, federation: Federation, work: LocalWork) -> None:
         self.federation, self.by_pass = federation, work.epochs is not None
@@ -50,10 +56,11 @@ class UniformWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        u = rng.draws_by_seed(seeds, lambda draw: draw.random(m), rng.Purpose.WORK, t).reshape(-1)[virtual]
+        draws = rng.draws_by_seed(seeds, lambda draw: draw.random((2, m)), rng.Purpose.WORK, t)
+        u, straggling = draws.swapaxes(0, 1).reshape(2, -1)[:, virtual]
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
         drawn_units = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
-        return np.asarray(drawn_units * unit)
+        return np.where(straggling < self.fraction, drawn_units * unit, load.steps)
 
 
 class GeometricWork(Work):
@@ -69,3 +76,23 @@ class GeometricWork(Work):
         seeds, m = self.federation.seeds, self.federation.clients
         drawn_units = rng.draws_by_seed(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
         return np.asarray(drawn_units[virtual // m])
+
+
+class GrowingWork(Work):
+    """Round t, counted from 0, has ⌈(t + 1)^power⌉ local steps, at most local_steps. With shift.deploy=round this is
+    lazy deployment (Mendler-Dünner et al., NeurIPS 2020): the k-th deployed model stays for n(k) = k^power steps.
+
+    Args:
+        power: exponent; 0.5, 1 and 2 in the paper's experiments.
+    """
+
+    def __init__(self, power: Positive = 1.0) -> None:
+        self.power = power
+
+    def setup(self, federation: Federation, work: LocalWork) -> None:
+        if work.steps is None:
+            raise ConfigError(f"work=growing counts local steps, and local_epochs={work.epochs}; give local_steps")
+
+    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+        grown = math.ceil((t + 1) ** self.power - ROUNDING)
+        return np.minimum(load.steps, grown)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.run.rules import TARGET_TOLERANCE, reaches_target
+from fedsim.studies.results.crossing import rounds_to_target
 from fedsim.studies.results.runs import Run
 
 
@@ -115,11 +116,14 @@ class RoundsToTarget(Measure):
         target: a number; or
         share, best_over, last: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
         every: only evaluations at multiples of so many rounds count; along `x` all do.
+        interpolated: where the best value so far, linear between evaluations, crosses the target (McMahan et al. 2017):
+            not a round, but a place between two.
     """
 
     until: str
     each: bool = False
     stays: bool = False
+    interpolated: bool = False
     target: float | None = None
     share: float = 1.0
     best_over: str | None = None
@@ -131,6 +135,8 @@ class RoundsToTarget(Measure):
         checks.choice("until", self.until, ("above", "below"))
         if (self.target is None) == (self.best_over is None):
             raise ValueError(f"until={self.until} needs either target or best_over")
+        if self.interpolated and self.stays:
+            raise ValueError("interpolated looks at the best value so far, which stays by itself; leave out stays")
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
@@ -138,6 +144,9 @@ class RoundsToTarget(Measure):
         times, target = rounds[looked], self._target(rivals or [run])
         curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
         never_value = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
+        if self.interpolated:
+            crossings = rounds_to_target(times, curves, target, self.until == "above")
+            return np.where(np.isnan(crossings), never_value, crossings)
         return np.array([self._first(times, curve, target, never_value) for curve in curves.T], dtype=float)
 
     def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 import torch
 from timed import FULL, QUIET, SEEDS, column, run_of
 
-from fedsim import ConfigError, Execution
+from fedsim import ConfigError, EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Full, UniformK
-from fedsim.availability.clock import Devices, UniformWork
+from fedsim.availability.clock import Devices, GrowingWork, UniformWork
 from fedsim.availability.probabilities import Uniform
-from fedsim.local import DFO
-from fedsim.local.schedules import PerStep
+from fedsim.data.datasets import GaussianMean
+from fedsim.local import DFO, SGD
+from fedsim.local.schedules import Inverse, PerStep
+from fedsim.models import Mean
+from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAvgKnown, FedNova, FedPBC, Median, PFedAvg
 
 
@@ -208,6 +212,22 @@ def test_passes_are_drawn_whole_and_every_number_alike_often(build):
     assert np.abs(share - 1 / 3).max() < 5 * math.sqrt(2 / 9 / passes.size)
 
 
+def test_a_fraction_of_the_clients_straggles_and_draws_what_all_would_draw(build):
+    """Stragglers do what they do where all are stragglers; their share is binomial, and none is one at fraction 0."""
+
+    def drawn(fraction):
+        pace = build(work=UniformWork(1, fraction)).pace
+        cohort = pace.batches.federation.cohort(np.ones((2, 4)), np.ones((2, 4)))
+        load = pace.batches.load(cohort)
+        return np.stack([pace.work.steps(t, np.arange(8), load) for t in range(500)])
+
+    everybody, some = drawn(1.0), drawn(0.25)
+    straggling = some != 5
+    assert (some[straggling] == everybody[straggling]).all()
+    assert abs(straggling.mean() - 0.25 * 4 / 5) < 5 * math.sqrt(0.2 * 0.8 / some.size)
+    assert (drawn(0.0) == 5).all()
+
+
 def test_a_schedule_counts_the_steps_that_were_asked(build, play):
     rule = {"schedule": PerStep(0.9)}
     for played in play(build(rule=rule, work=UniformWork(1)), 3):
@@ -236,6 +256,32 @@ def test_a_resumed_run_is_the_uninterrupted_one(build, tmp_path):
         {k: v for k, v in row.items() if k not in drop} for row in whole.history
     ]
     assert torch.equal(resumed.state.model, whole.state.model)
+
+
+@pytest.mark.parametrize(("power", "numbers"), [(0.5, [1, 2, 2, 2, 3]), (1.0, [1, 2, 3, 4, 5]), (2.0, [1, 4, 6, 6, 6])])
+def test_growing_work_is_lazy_deployment(power, numbers):
+    """By hand: θ ← θ + 3/(8 + k) (10 + 0.9 θ' − θ), θ' the model at the start of the round and k its local step."""
+    simulation = Simulation(
+        GaussianMean(clients=1, means=[10.0], std=0.0), functools.partial(Mean, start=10.0), clients=1,
+        local=SGD(lr=3.0, steps=6, batch_size=1, schedule=Inverse(8.0, "local_step")), work=GrowingWork(power),
+        shift=Location(0.9, deploy="round"), rounds=5, execution=Execution(dtype="float64"),
+        evaluation=EvaluationOptions(every=1),
+    )  # fmt: skip
+    theta, samples, gaps = 10.0, 0, []
+    for number in numbers:
+        deployed = theta
+        for k in range(number):
+            theta += 3 / (8 + k) * (10 + 0.9 * deployed - theta)
+        samples += number
+        gaps.append((samples, abs(theta - 100)))
+    rows = simulation.run().history[1:]
+    assert [row["samples"] for row in rows] == [samples for samples, _ in gaps]
+    assert [row["distance_to_ps"] for row in rows] == pytest.approx([gap for _, gap in gaps], abs=1e-10)
+
+
+def test_growing_work_counts_steps_and_not_epochs(build):
+    with pytest.raises(ConfigError, match=r"work=growing counts local steps, and local_epochs=3; give local_steps"):
+        build(rule={"steps": None, "epochs": 3, "batch_size": 2}, work=GrowingWork())
 
 
 def test_local_steps_that_belong_together_are_not_divided(build):

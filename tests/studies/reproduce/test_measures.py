@@ -11,6 +11,7 @@ from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.curves import smooth
 from fedsim.studies.reproduce.measures import read
 from fedsim.studies.reproduce.report import is_rival
+from fedsim.studies.results.crossing import rounds_to_target
 from fedsim.studies.results.runs import Run
 
 ROUNDS = [0, 10, 20, 30, 40]
@@ -43,6 +44,41 @@ def test_the_first_round_at_which_the_mean_is_above_a_target(target: float, ever
     mirrored.rows = [row | {"accuracy": -row["accuracy"]} for row in mirrored.rows]
     found = read(metric="accuracy", until="below", target=-target, every=every)(mirrored)
     assert np.array_equal(found, [expected], equal_nan=True)
+
+
+def test_a_monotone_curve_crosses_a_target_between_two_evaluations() -> None:
+    """By hand: 0.1, 0.3, 0.5, 0.6, 0.8 and 0.1, 0.5, 0.5 (was 0.3), 0.8, 0.8 at rounds 0, 10, …, 40."""
+    expected = {0.05: [0, 0], 0.1: [0, 0], 0.2: [5, 2.5], 0.5: [20, 10], 0.65: [32.5, 25], 0.8: [40, 30]}
+    for target, rounds in expected.items():
+        measure = read(metric="accuracy", until="above", target=target, each=True, interpolated=True)
+        assert measure(run()) == pytest.approx(rounds)
+    never = read(metric="accuracy", until="above", target=0.9, each=True, interpolated=True)
+    assert never(run()).tolist() == [50, 50]  # the evaluation after the last
+    mean = read(metric="accuracy", until="above", target=0.35, interpolated=True)
+    assert mean(run()) == pytest.approx([8.3333333333])  # of 0.1, 0.4, 0.4, 0.7, 0.8
+    with pytest.raises(ValueError, match="leave out stays"):
+        read(metric="accuracy", until="above", target=0.9, interpolated=True, stays=True)
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_crossings_agree_with_a_search_along_the_curve(above: bool) -> None:
+    """The crossing is the first place at which NumPy's interpolation of the best value so far is at the target."""
+    draw = np.random.default_rng(2)
+    rounds = np.cumsum(draw.integers(1, 6, 30))
+    sign = 1 if above else -1
+    values = sign * np.cumsum(draw.normal(0.1, 1, (30, 20)), axis=0)
+    values[draw.random((30, 20)) < 0.1] = np.nan
+    crossings = rounds_to_target(rounds, values, sign * 2.0, above)
+    for curve, crossing in zip(values.T, crossings, strict=True):
+        numbers = np.isfinite(curve)
+        best = np.maximum.accumulate(sign * curve[numbers])
+        if np.isnan(crossing):
+            assert best.max() < 2
+            continue
+        reached = np.interp(crossing, rounds[numbers], best)
+        before = np.interp(crossing - 1e-6, rounds[numbers], best)
+        assert reached >= 2 - 1e-6
+        assert crossing == rounds[numbers][0] or before < reached
 
 
 def test_virtual_seconds_in_the_place_of_rounds() -> None:

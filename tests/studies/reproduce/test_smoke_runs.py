@@ -39,6 +39,15 @@ HANDFUL = (
     "profl/table1",
     "robust/table",
     "true_size/fedawe_table2",
+    "dsgd/spectral_gap",
+    "fedprox/stragglers_90",
+    "izzo/pricing",
+    "mcmahan/table1_iid",
+    "mendler/strong",
+    "miller/two_stage",
+    "perdomo/fig2_rrm",
+    "scaffnew/condition",
+    "scaffold/drift",
 )
 FIRST = ("apfl/fig6", "fedawe/fig4", "fedawe/fig7b", "fedpbc/fig3a", "p_fedavg/fig6", "profl/fig2c")  # the quick ones
 EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in names()]
