@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedsim.availability.availability import Population
 from fedsim.availability.recorded import (
@@ -34,7 +35,7 @@ class Trace(Recorded):
 
     Args:
         path: a CSV or Parquet file with a line per round and a column per client, or an NPY array [rounds, clients]; in
-            Python also a data frame.
+            Python also a data frame, or an array, tensor or nested list [rounds, clients].
         header: whether a CSV file begins with a line of names: true, false, or auto by that rule.
         round: name of the column with round numbers, in any order; null: lines are rounds in order.
         repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
@@ -59,11 +60,14 @@ class Trace(Recorded):
         self.header = {"true": True, "false": False}.get(str(header).lower())
         self.names: list[str] | None = None
         self._possible_names: list[str] | None = None
-        suffix = self.path.suffix.lower() if isinstance(self.path, Path) else ".frame"
+        is_array = isinstance(path, (np.ndarray, Tensor, list))
+        suffix = self.path.suffix.lower() if isinstance(self.path, Path) else ".array" if is_array else ".frame"
         if isinstance(self.path, Path) and not self.path.exists():
             raise MissingDataError(f"{self.source} does not exist")
         if suffix == ".npy":
             self._table = self._checked_table(self._read_npy(), "line {}".format, 1)
+        elif suffix == ".array":
+            self._table = self._checked_table(_numeric_array(path, self.source), "line {}".format, 1)
         elif suffix in (".parquet", ".pq", ".frame"):
             self._table = self._table_from_columns(read_columns(self.path, key="availability.path"), round)
         else:
@@ -199,3 +203,14 @@ def _parse_number(cell: str) -> float | None:
         return {"true": 1.0, "false": 0.0}.get(word) if word in ("true", "false") else float(word)
     except ValueError:
         return None
+
+
+def _numeric_array(values: np.ndarray | Tensor | list[Any], source: str) -> np.ndarray:
+    """An array, tensor or nested list as float64."""
+    try:
+        array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"it holds {array.dtype}")
+        return array.astype(np.float64)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not a numeric array [rounds, clients] ({error})") from error

@@ -94,8 +94,16 @@ PROGRESS_COLUMNS = _by_column(
     MetricDescription("seed", "seed", "seed of the replicate"),
 )
 MODEL_METRICS = _by_column(
-    _loss("test_loss", "test loss", "mean loss of the evaluated model on the test set"),
-    _accuracy("test_accuracy", "test accuracy", "fraction of the test set classified correctly"),
+    _loss(
+        "test_loss",
+        "test loss",
+        "mean loss of the evaluated model on the test set, whose samples do not react to the model",
+    ),
+    _accuracy(
+        "test_accuracy",
+        "test accuracy",
+        "fraction of the test set classified correctly; its samples do not react to the model",
+    ),
     _accuracy(
         "test_accuracy_by_client",
         "test accuracy, mean over clients",
@@ -129,7 +137,7 @@ MODEL_METRICS = _by_column(
     _accuracy(
         "validation_accuracy",
         "validation accuracy, mean over clients",
-        "mean over clients of the accuracy on the client's own validation samples",
+        "mean over clients of the accuracy on the client's own, shifted, validation samples",
     ),
     _accuracy(
         "validation_accuracy_worst10",
@@ -144,7 +152,7 @@ MODEL_METRICS = _by_column(
     _accuracy(
         "train_accuracy",
         "training accuracy, mean over clients",
-        "mean over clients of the accuracy on (a subsample of) the client's own data",
+        "mean over clients of the accuracy on (a subsample of) the client's own, shifted, data",
     ),
     _accuracy(
         "client_accuracy_worst10",

@@ -31,6 +31,13 @@ def fit_constructor(
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
     fixed_keywords = model.keywords if isinstance(model, functools.partial) else {}
+    takes_classes = accepted.get("classes")
+    if not classes and takes_classes is not None and takes_classes.default is takes_classes.empty:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise ConfigError(
+            f"model {name} takes `classes`, but the data set has no number of classes: give Dataset(…, classes=C), or "
+            "use fedsim.data.datasets.Arrays, which counts the labels"
+        )
     arguments: dict[str, Any] = {"shape": shape, "classes": classes}
     arguments = {name: value for name, value in arguments.items() if value and name not in fixed_keywords}
     if per_position is not None and fixed_keywords.get("every") is None:

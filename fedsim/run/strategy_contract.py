@@ -413,9 +413,10 @@ def _next_state(strategy: Any, label: str, state: State, report: Report, t: int)
             value.shape,
             value.dtype,
         ):
+            hint = " (cohort.scatter writes in place and returns nothing)" if actual_field is None else ""
             raise ConfigError(
                 f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes "
-                f"{describe_type(actual_field)}"
+                f"{describe_type(actual_field)}{hint}"
             )
     next_state: State = after
     return next_state

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from told import TRACE, ready_for
 
 from fedsim import Simulation
@@ -162,3 +163,21 @@ def test_a_csv_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text(text, encoding="utf-8-sig")
         process = ready_for(Trace(str(tmp_path / "t.csv")), (0,), len(first), names=("a", "b")[: len(first)])
         assert process.probabilities(0).tolist() == [first]
+
+
+def test_arrays_tensors_and_lists_are_read_as_the_file_that_holds_them(tmp_path: Path) -> None:
+    table = np.array([[1.0, 0.25], [0.5, 0.0], [0.0, 1.0]])
+    np.save(tmp_path / "trace.npy", table)
+    expected = Trace(tmp_path / "trace.npy")
+    for values in (table, torch.tensor(table), table.tolist()):
+        trace = Trace(values)
+        assert [trace.recorded_probabilities(t).tolist() for t in range(3)] == table.tolist()
+        assert trace.unknown_reason == expected.unknown_reason
+    for bad, message in (
+        ([[0.5, 2.0]], "line 1, column 2: 2 is not between 0 and 1"),
+        ([0.5, 1.0], "has shape .2.; expected .rounds, clients."),
+        ([["a", "b"]], "availability.path is not a numeric array"),
+        ([[0.5], [0.5, 1.0]], "availability.path is not a numeric array"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Trace(bad)

@@ -13,7 +13,9 @@ from modules import SETTINGS, SMALL, inputs
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedsim import Simulation
 from fedsim.core import ConfigError
+from fedsim.data.datasets import Dataset
 from fedsim.models import CIFAR10CNN, CINIC10CNN, MLP, SVHNCNN, Linear, Mean, RowModel
 from fedsim.models.dropout import KeyedDropout
 
@@ -276,3 +278,13 @@ def test_what_is_no_module_or_has_nothing_to_train_is_refused() -> None:
         RowModel(lambda: 3)
     with pytest.raises(ConfigError, match="no trainable parameters"):
         RowModel(nn.ReLU)
+
+
+def test_a_module_that_takes_classes_needs_data_that_have_them() -> None:
+    class Net(nn.Linear):
+        def __init__(self, classes: int) -> None:
+            super().__init__(4, classes)
+
+    data = Dataset("mine", torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"model Net takes `classes`, but .* give Dataset\(…, classes=C\)"):
+        Simulation(data, Net, clients=2, rounds=1)

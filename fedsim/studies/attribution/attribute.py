@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def attribute(
         config, choices: of the run, as composed.
         causes: up to five, from `causes_of`.
         folder: of the runs; those that are finished there are not run again.
-        metric: a column of metrics.csv; None: the first of `DEFAULT_METRIC_ORDER` that the run has.
+        metric: a column of metrics.csv; None: see `default_metric`.
         at_once: processes.
         trusted: packages that the user named.
 
@@ -99,11 +100,20 @@ def attribute(
             raise ConfigError(f"the run {job.setting.name} {outcome.status}: {outcome.message}")
     histories = [read_rows(job.folder / "metrics.csv") for job in jobs]
     columns = result_columns([histories[0][-1]])
-    name = metric or next((column for column in DEFAULT_METRIC_ORDER if column in columns), None)
+    name = metric or default_metric(columns, causes)
     if name is None or name not in columns:
         raise ConfigError(f"--metric {name} is not among those of the run: {', '.join(columns)}")
     values = np.array([[row[name] for row in rows if row["round"] == rows[-1]["round"]] for rows in histories])
     return Attribution(name, causes, values, is_higher_better(name))
+
+
+def default_metric(columns: Collection[str], causes: Sequence[Cause]) -> str | None:
+    """The first of `DEFAULT_METRIC_ORDER` that the run has; with a performative shift among the causes the performative
+    risk, since test samples do not react to the model, so that test metrics rise when the shift is removed even where
+    the shift costs nothing."""
+    if "performative_risk" in columns and any(cause.name == "shift" for cause in causes):
+        return "performative_risk"
+    return next((column for column in DEFAULT_METRIC_ORDER if column in columns), None)
 
 
 def _job(

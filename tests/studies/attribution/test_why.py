@@ -13,7 +13,7 @@ from fedsim.app import commands
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
-from fedsim.studies.attribution.attribute import attribute, summary_sentence
+from fedsim.studies.attribution.attribute import attribute, default_metric, summary_sentence
 from fedsim.studies.attribution.causes import CAUSES, causes_of, without_causes
 from fedsim.studies.attribution.shapley import shapley
 from fedsim.studies.reproduce.runner import compose
@@ -127,3 +127,12 @@ def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(
     assert (tmp_path / "why" / "why.png").stat().st_size > 5000
     with pytest.raises(SystemExit, match="--metric weather is not among those of the run"):
         commands.run_command("why", [*words, "--metric", "weather", "--jobs", "1"])
+
+
+def test_under_a_shift_runs_are_compared_by_a_metric_on_samples_that_react() -> None:
+    columns = ["test_accuracy", "performative_risk", "train_loss"]
+    shift = [cause for cause in CAUSES if cause.name == "shift"]
+    assert default_metric(columns, shift) == "performative_risk"
+    assert default_metric(columns, []) == "test_accuracy"
+    assert default_metric(["test_accuracy"], shift) == "test_accuracy"
+    assert default_metric([], shift) is None
