@@ -369,11 +369,11 @@ class Reader:
             return True
         if package in LIBRARIES or package in sys.stdlib_module_names:
             return False
-        return not _in_a_library(file)
+        return not in_a_library(file)
 
 
 @functools.lru_cache(4096)
-def _in_a_library(file: str | None) -> bool:
+def in_a_library(file: str | None) -> bool:
     if file is None:
         return False
     if file.startswith("<"):  # typed in, or executed from a string

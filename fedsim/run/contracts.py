@@ -21,7 +21,7 @@ from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
-from fedsim.core.snapshot import Node, differing_paths, snapshot
+from fedsim.core.snapshot import Node, differing_paths, in_a_library, snapshot
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -156,7 +156,7 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
     except Exception as error:
         if not is_user_defined(component):
             raise
-        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
+        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if in_user_code(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
         raise ConfigError(f"{label} raised {type(error).__name__}: {first_line(error)}{location}") from error
     if not streams.states_equal(before, streams.rng_state()):
@@ -166,8 +166,9 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
         )
 
 
-def _elsewhere(file: str) -> bool:
-    return "site-packages" not in file and HOME not in Path(file).parents
+def in_user_code(file: str) -> bool:
+    """Is this file neither fedsim's nor a library's?"""
+    return HOME not in Path(file).parents and not in_a_library(file)
 
 
 def fields(state: Any) -> dict[str, Any]:

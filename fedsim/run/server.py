@@ -9,7 +9,7 @@ from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, DeadlineFilter, Events
 from fedsim.core.errors import ConfigError, keys_under
 from fedsim.models import RowModel
-from fedsim.run.model_choice import ModelChoice
+from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.wiring import among_members, bind_availability, uplink_of
@@ -35,7 +35,7 @@ class Server:
     uplink: Uplink
 
     @classmethod
-    def build(cls, components: Parts, population: Population, choice: ModelChoice, rounds: int) -> Server:
+    def build(cls, components: Parts, population: Population, choice: ModelChoice | GivenModel, rounds: int) -> Server:
         """Build the model, and set up availability and uplink for the population.
 
         Args:

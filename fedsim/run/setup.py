@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from torch import nn
+from typing_extensions import Self
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.constraints import Count, NonNegative, OneOf, validated
 from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
@@ -23,10 +26,12 @@ from fedsim.models.capacity import Capacity
 from fedsim.models.losses import Loss
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
+from fedsim.run.contracts import trial_copy
 from fedsim.run.divergence import ON_NONFINITE
-from fedsim.run.model_choice import ModelChoice
+from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import KINDS, Parts
 from fedsim.run.rules import Stop
+from fedsim.run.user_code import error_of_parts, user_components
 from fedsim.run.wiring import Compute, check_kinds, check_seeds
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
@@ -131,4 +136,42 @@ class Setup(Assembly):
             stop=stop, trainer=execution,
         )  # fmt: skip
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
-        super().__init__(components, choice, compute, clients, check_seeds(seeds), rounds, start, on_nonfinite)
+        chosen_seeds = check_seeds(seeds)
+        try:
+            super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
+        except ConfigError:
+            raise
+        except Exception as error:
+            message = error_of_parts(error, user_components(components))
+            if message is None:
+                raise
+            raise ConfigError(message) from error
+
+    def replica(self, seeds: Sequence[int], steps: int) -> Self:
+        """The same run with copies of its parts, for some seeds, to be tried: clients are trained one at a time, with
+        at most so many local steps, and nothing is evaluated."""
+        dataset = self.components.dataset
+        groups = {entry.name: getattr(self.components, entry.name) for entry in dataclasses.fields(Parts)}
+        copies = trial_copy(groups, dataset, self.dataset, self.federation, self.data, self.model)
+        rule: LocalRule = copies["local"]
+        if not (rule.indivisible or rule.pooled or copies["work"].active):
+            planned = rule.work.steps or steps
+            rule.work = dataclasses.replace(rule.work, steps=min(planned, steps), epochs=None)
+        execution = dataclasses.replace(
+            self.execution, executor="loop", workers=1, chunk="auto", compile="never", trial=False
+        )
+        newcomers = self.components.personal if self.components.personal.newcomers else Personal()
+        components = Parts(
+            **copies | {
+                "dataset": dataset, "columns": None, "trainer": execution, "stop": Stop(), "personal": newcomers,
+                "evaluation": EvaluationOptions(),
+            }
+        )  # fmt: skip
+        compute = dataclasses.replace(self.compute, memory="device")
+        replica = type(self).__new__(type(self))
+        clients = self.federation.clients + self.components.personal.newcomers
+        Assembly.__init__(
+            replica, components, GivenModel(self.model), compute, clients, tuple(seeds), self.rounds, "random",
+            self.on_nonfinite,
+        )  # fmt: skip
+        return replica
