@@ -176,9 +176,21 @@ def fields(state: Any) -> dict[str, Any]:
 
 
 def copy_tensors(of: Any) -> Any:
-    """The same with tensors of its own, which may be written to."""
-    clones = {name: value.clone() for name, value in fields(of).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(of, **clones)
+    """The same with tensors and arrays of its own, which may be written to."""
+    return dataclasses.replace(of, **{name: _copied(value) for name, value in fields(of).items()})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def unlisted(state: Any) -> list[str]:
+    """Attributes of a state that are none of its fields, and so in no checkpoint."""
+    return sorted(vars(state).keys() - fields(state).keys())
 
 
 def describe_type(value: Any) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core import streams
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, FullDataGradients
 from fedsim.core.memory import Memory
@@ -39,13 +40,18 @@ from fedsim.run.contracts import (
     refuse,
     snapshot_of,
     trial_copy,
+    unlisted,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
 SECONDS = 0.7  # after which what is tried a second time is left out
-LATE_ROUNDS = (3, 10, 100)  # and the last
+LATE_ROUNDS = (3, 4, 5, 10, 100)  # and the last
+MOST_PRESENT = 8  # clients of a replicate, where all of a small federation come
+REPEATED_SECONDS = 0.2  # in which rounds are repeated where attributes change
+STALEST = 4  # rounds by which rows may be late
+WATCHED = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
 NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
@@ -56,6 +62,11 @@ def check_initial_state(run: Setup, state: Any) -> None:
     label = f"strategy={type(run.strategy).__name__}"
     if not isinstance(state, State):
         raise ConfigError(f"{label}: initial must return a State, and returns {describe_type(state)}")
+    if extra := unlisted(state):
+        raise ConfigError(
+            f"{label}: {extra[0]!r} is an attribute of {type(state).__name__} and none of its fields, so no checkpoint "
+            "holds it; decorate the class with @dataclass, and declare it there"
+        )
     rows = run.federation.replicates
     shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
     names_by_address: dict[int, str] = {}
@@ -149,20 +160,25 @@ class StrategyTrial:
         return trial_federation
 
     def play(
-        self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False, between: bool = False
+        self,
+        counts: Sequence[Sequence[int]],
+        replicates: range,
+        fresh: bool = False,
+        between: bool = False,
+        rewound: bool = True,
     ) -> list[State]:
         """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
 
         `fresh`: every round is played by another copy, as after a resumed run. `between`: before each round the one
-        before it is played with other numbers.
+        before it is played with other numbers. Not `rewound`: by the copy that played last, as it is.
         """
         federation = self._federation(replicates)
-        strategy, label = self.strategy(replicates), self.label
+        strategy, label = (self.strategy(replicates) if rewound else self.last), self.label
         self.last = strategy
         models = self.models[replicates.start : replicates.stop]
         with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        if not fresh:
+        if not fresh and rewound:
             self.initial_look = snapshot_of(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
@@ -184,14 +200,27 @@ class StrategyTrial:
                 cohort = strategy.cohort(state_copy, active)
             if not isinstance(cohort, Cohort):
                 raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
+            if (np.diff(cohort.host.virtual) <= 0).any():
+                raise ConfigError(
+                    f"{label}: cohort, in round {t}, returns clients that are not in ascending order, each once; give "
+                    "Cohort.subset sorted positions without repetition"
+                )
             with user_code_errors(f"{label}: start, in round {t}", strategy):
                 start = strategy.start(state_copy, cohort)
             carry = start if isinstance(start, dict) else {"params": start}
             shape = [len(cohort), state.model.shape[1]]
-            if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
+            params = carry.get("params")
+            if not isinstance(params, Tensor) or list(params.shape) != shape or params.dtype != state.model.dtype:
                 raise ConfigError(
-                    f"{label}: start must return rows {shape}, one per client, and returns {describe_type(start)}"
+                    f"{label}: start must return rows {shape} {str(state.model.dtype).removeprefix('torch.')}, one per "
+                    f"client, and returns {describe_type(start if params is None else params)}"
                 )
+            for name, value in carry.items():
+                if not isinstance(value, Tensor) or value.shape[:1] != (len(cohort),):
+                    raise ConfigError(
+                        f"{label}: start must return {name!r} with one entry for each of {len(cohort)} clients, and "
+                        f"returns {describe_type(value)}"
+                    )
             report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if between and earlier is not None:
                 with contextlib.suppress(ConfigError):
@@ -228,10 +257,17 @@ class StrategyTrial:
 
 
 def _repeated(trial: StrategyTrial) -> str | None:
-    """The same rounds again: by another copy for every round, then by one copy for all."""
+    """The same rounds again: by another copy for every round, then by one copy for all, with another global seed."""
     everybody = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
     right = trial.play(counts, everybody)
+    with streams.restore_states():
+        streams.reseed(1)
+        return _compared(trial, counts, right)
+
+
+def _compared(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+    everybody = range(len(trial.models))
     for fresh in (True,) if trial.slow() else (True, False):
         for expected_state, repeated_state in zip(right, trial.play(counts, everybody, fresh), strict=True):
             name = identical(fields(expected_state), fields(repeated_state))
@@ -258,6 +294,14 @@ def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: l
                     return trial.remembers(name, trial.last)
         finally:
             trial.counters = {}
+    until = time.perf_counter() + REPEATED_SECONDS
+    trial.play(counts, everybody)
+    changing = bool(changed_paths(trial.last, trial.initial_look) or changed_paths(trial.run.strategy, trial.before))
+    while changing and time.perf_counter() < until:  # a count may matter at its hundredth
+        for expected_state, later_state in zip(right, trial.play(counts, everybody, rewound=False), strict=True):
+            name = identical(fields(expected_state), fields(later_state))
+            if name is not None:
+                return trial.remembers(name, trial.last)
     return None
 
 
@@ -291,7 +335,8 @@ def _replicates(trial: StrategyTrial) -> str | None:
     """Each replicate alone, and beside one with another number of clients."""
     if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
         return None
-    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]]):
+    everybody = [MOST_PRESENT, MOST_PRESENT]
+    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]], [everybody]):
         joint_states = trial.play(counts, range(2))
         for r in (1, 0):
             try:
@@ -366,19 +411,30 @@ def _synthetic_report(
     steps = int(run.trainer.batches.longest[0])
     sums = (rates[cohort.replicate] * steps).to(rows)
     loss = 1 + 0.1 * torch.sin(phases.to(rows))
-    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": rows + 0.1 * wave}
+    # what clients send depends on where they start
+    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": 0.99 * rows + 0.1 * wave}
     memory_copy = Memory({name: value.clone() for name, value in memory.clients.items()})
     return Report(
         cohort, rows.clone(), end_carry, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
         torch.isfinite(loss), end_carry["params"].clone(), sums.clone(), memory_copy, model.clone(),
+        staleness=(cohort.host.virtual + t) % STALEST if run.delivery.active or run.pace.clock.asynchronous else None,
     )  # fmt: skip
 
 
 def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
-    state_copy = copy_tensors(state)
+    state_copy, report_copy = copy_tensors(state), copy_tensors(report)
+    counts = report_copy.cohort.host.count.copy()
     with user_code_errors(f"{label}: aggregate, in round {t}" if t else label, strategy):
-        after = strategy.aggregate(state_copy, copy_tensors(report), t)
+        after = strategy.aggregate(state_copy, report_copy, t)
+    if not np.array_equal(counts, report_copy.cohort.host.count):
+        report_copy.cohort.host.count[:] = counts
+        raise ConfigError(f"{label}: aggregate writes into the cohort's counts, which the run counts clients by")
+    for name in WATCHED:
+        if not _same(getattr(report, name), getattr(report_copy, name)):
+            raise ConfigError(
+                f"{label}: aggregate writes into report.{name}, which the run measures rounds by; write to a copy"
+            )
     if type(after) is not type(state):
         raise ConfigError(
             f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
@@ -389,5 +445,32 @@ def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> St
             raise ConfigError(
                 f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes {describe_type(got)}"
             )
+        if got.requires_grad:
+            raise ConfigError(f"{label}: {name} of the next state requires a gradient; return {name}.detach()")
+    if extra := unlisted(after):
+        raise ConfigError(
+            f"{label}: {extra[0]!r} is an attribute of {type(after).__name__} and none of its fields, so no checkpoint "
+            "holds it; declare it in a dataclass derived from State"
+        )
+    _check_shared_memory(label, after)
     next_state: State = after
     return next_state
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one.nan_to_num(), other.nan_to_num())
+    return np.array_equal(one, other)
+
+
+def _check_shared_memory(label: str, state: State) -> None:
+    """Refuse two fields in the same memory: a checkpoint cannot hold them, and writing to one writes to both."""
+    names_by_address: dict[int, str] = {}
+    for name, value in fields(state).items():
+        address = value.untyped_storage().data_ptr()
+        if value.numel() and address in names_by_address:
+            raise ConfigError(
+                f"{label}: {name} and {names_by_address[address]} of the next state share memory, so that writing to "
+                f"one writes to both; make it {name}.clone()"
+            )
+        names_by_address[address] = name

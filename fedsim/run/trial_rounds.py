@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
@@ -78,6 +78,7 @@ class TrialRounds:
         self.run = run.replica(seeds, FEW_STEPS)
         self.limit = MOST_CLIENTS if run.model.dimension <= MOST_PARAMETERS else FEW_CLIENTS
         self.limited = False
+        self._stage = "who is available"  # that is at work
         self.components = self.run.components_by_group
         self.stages: list[Stage] = []
 
@@ -103,30 +104,33 @@ class TrialRounds:
         return self.stages
 
     def _round(self, state: State, memory: Memory, t: int) -> State:
-        run = self.run
+        run, self._stage = self.run, "who is available"
         active = self._fewer(run.delivery.not_in_flight(run.availability.sample(t), memory))
-        self._note(t, "who is available", active, {})
+        self._note(t, "who is available", active, {}, {})
+        self._stage = "who computes"
         cohort = run.pace(run.strategy.cohort(state, active), t)
-        seconds = {"virtual seconds": torch.tensor(run.pace.seconds), **_numbers(cohort, cohort.host.steps)}
-        self._note(t, "who computes", cohort, seconds)
+        seconds = {"virtual seconds": torch.tensor(run.pace.seconds)}
+        self._note(t, "who computes", cohort, _numbers(cohort.host.steps), seconds)
+        self._stage = "what clients start from"
         start = run.submodels(run.strategy.start(state, cohort), cohort, t)
         handed = start if isinstance(start, dict) else {"params": start}
-        self._note(t, "what clients start from", cohort, handed)
-        model = state.model.clone()
+        self._note(t, "what clients start from", cohort, handed, {})
+        self._stage, model = "what clients send", state.model.clone()
         report = run_to_completion(run.delivery.steps(start, cohort, t, state.model, memory))
         if not torch.equal(model.nan_to_num(), state.model.nan_to_num()):
             raise ConfigError(f"{self._label('what clients send')} writes into the server's model that it is given")
-        local = {f"end {name}": value for name, value in report.carry.items()} | {"loss": report.loss}
-        local |= {"rates": report.lr_sum, "rate": report.lr, "samples": torch.as_tensor(report.samples)}
-        local |= {} if report.deployed is None else {"deployed": report.deployed}
-        local |= {} if report.gradient_weight is None else {"gradient weight": report.gradient_weight}
-        local |= {f"memory {name}": value for name, value in (memory.clients | memory.server).items()}
-        self._note(t, "what clients send", report.cohort, local | _numbers(report.cohort, report.rounds_late))
+        rows = {f"end {name}": value for name, value in report.carry.items()} | {"loss": report.loss}
+        rows |= {"rates": report.lr_sum, "samples": torch.as_tensor(report.samples)} | _numbers(report.rounds_late)
+        rows |= {} if report.gradient_weight is None else {"gradient weight": report.gradient_weight}
+        kept = memory.clients | memory.server | {"rate": report.lr}
+        kept |= {} if report.deployed is None else {"deployed": report.deployed}
+        self._note(t, "what clients send", report.cohort, rows, kept)
+        self._stage = "what the server receives"
         report = run.uplink(report, memory)
-        received = {"rows": report.innovation} | {f"memory {name}": value for name, value in memory.uplink.items()}
-        self._note(t, "what the server receives", report.cohort, received)
+        self._note(t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink)
+        self._stage = "the server's next state"
         state = run.strategy.aggregate(state, report, t)
-        self._note(t, "the server's next state", report.cohort, fields(state))
+        self._note(t, "the server's next state", report.cohort, {}, fields(state))
         return state
 
     def _fewer(self, active: Cohort) -> Cohort:
@@ -135,18 +139,19 @@ class TrialRounds:
         self.limited = self.limited or count < len(active)
         return active if count == len(active) else active.subset(np.concatenate([np.array(p, int) for p in positions]))
 
-    def _note(self, t: int, name: str, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Keep what belongs to each replicate: rows of the cohort, of all clients, or of replicates."""
+    def _note(
+        self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], kept: Mapping[str, Tensor]
+    ) -> None:
+        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `kept` of it, [R, …] or [R·m, …]."""
         replicates, clients = cohort.shape
         by_replicate: list[Values] = []
-        host = {**_numbers(cohort, cohort.host.count), "chance": torch.as_tensor(cohort.host.probability)}
+        numbers = (cohort.host.virtual % clients, cohort.host.count, cohort.host.probability)
+        host = dict(zip(("clients", "counts", "chances"), map(torch.as_tensor, numbers), strict=True))
         for r, (a, b) in enumerate(itertools.pairwise(cohort.bounds)):
-            own = {"clients": torch.as_tensor(cohort.host.virtual[a:b] % clients)}
-            for key, value in (host | dict(values)).items():
-                if value.dim() and len(value) == len(cohort) and key not in ("model", "virtual seconds", "rate"):
-                    own[key] = value[a:b].clone()
-                elif value.dim() and len(value) and len(value) % replicates == 0:
-                    own[key] = value.unflatten(0, (replicates, -1))[r].clone()
+            own = {key: value[a:b].clone() for key, value in (host | dict(rows)).items()}
+            for key, value in kept.items():
+                if value.dim() and len(value) % replicates == 0:
+                    own[f"{key} of the replicate"] = value.unflatten(0, (replicates, -1))[r].clone()
             by_replicate.append(own)
         self.stages.append(Stage(t, name, by_replicate))
 
@@ -158,9 +163,10 @@ class TrialRounds:
         except ConfigError:
             raise
         except Exception as error:
-            message = None if is_numerical(error) else error_of_parts(error, self.components)
-            if message is None:
+            if is_numerical(error):
                 raise
+            message = error_of_parts(error, self.components)
+            message = message or f"{self._label(self._stage)} led to {type(error).__name__}: {first_line(error)}"
             raise ConfigError(f"{message}, {when}") from error
         if not streams.states_equal(before, streams.rng_state()):
             raise ConfigError(
@@ -186,8 +192,8 @@ def _labels(components: Mapping[str, Any]) -> list[str]:
     return [f"{group}={type(part).__name__}" for group, part in components.items() if brings_foreign(part)]
 
 
-def _numbers(cohort: Cohort, values: np.ndarray | None) -> Values:
-    return {"numbers": torch.as_tensor(values)} if values is not None and len(values) == len(cohort) else {}
+def _numbers(values: np.ndarray | None) -> Values:
+    return {} if values is None else {"numbers": torch.as_tensor(values)}
 
 
 def check_rounds(run: Setup) -> None:
@@ -212,12 +218,18 @@ def check_rounds(run: Setup) -> None:
 
 def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
     rounds = [t for t in sorted({*ROUNDS, run.rounds - 1}) if 0 <= t < run.rounds]
+    streams_before = streams.rng_state()
     try:
         trial = TrialRounds(run, seeds)
     except ConfigError:  # made for the run's own seeds
         if len(seeds) == len(run.federation.seeds):
             raise
         return
+    if not streams.states_equal(streams_before, streams.rng_state()):
+        raise ConfigError(
+            f"{' or '.join(_labels(trial.components))} draws from a global random stream while it is set up; use "
+            "fedsim.core.rng, whose numbers are functions of seed, round and client"
+        )
     before = {group: snapshot_of(part) for group, part in trial.components.items()}
     began = time.perf_counter()
     try:
@@ -237,8 +249,8 @@ def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
                 f"a second time{trial.changed(one.name, before)}; what is kept outside of a State or `memory` is in no "
                 "checkpoint, so make it a function of seed, client and round (fedsim.core.rng)"
             )
-    if len(seeds) > 1 and not run.per_seed:
-        for r, seed in reversed(list(enumerate(seeds))):
+    for r, seed in reversed(list(enumerate(seeds))):
+        if len(seeds) == 1 or not run.per_seed:
             _check_alone(run, trial, first, r, seed, rounds)
 
 
@@ -251,10 +263,15 @@ def _check_alone(
         return
     for one, other in zip(joint, alone, strict=False):
         if not _alike(one.values[replicate], other.values[0]):
+            what = f"{trial._label(one.name)}: {one.name} in round {one.round} differs"
+            if len(joint[0].values) == 1:
+                raise ConfigError(
+                    f"{what} in a second simulation of the same parts; what they keep in classes and globals is shared "
+                    "by all simulations, so keep it in attributes that `setup` or `initial` sets"
+                )
             raise ConfigError(
-                f"{trial._label(one.name)}: {one.name} in round {one.round} differs for seed {seed} when no other seed "
-                "is simulated with it; use numbers of clients and seeds in place of rows and positions, and the "
-                "cohort's sums and means, which work seed by seed"
+                f"{what} for seed {seed} when no other seed is simulated with it; use numbers of clients and seeds in "
+                "place of rows and positions, and the cohort's sums and means, which work seed by seed"
             )
 
 
