@@ -7,7 +7,9 @@ from typing import Any
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, DeadlineFilter, Events
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError, keys_under
+from fedsim.core.federation import WEIGHTINGS
 from fedsim.models import RowModel
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import Parts
@@ -53,6 +55,7 @@ class Server:
             model.divide(components.columns)
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
+        check_declarations(strategy)
         with among_members(population.newcomers):
             availability = bind_availability(process, federation, rounds, population.member_tables)
             settle_clock(components.clock, strategy, availability, federation.clients)
@@ -62,6 +65,21 @@ class Server:
         uplink = uplink_of(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)
+
+
+def check_declarations(strategy: Strategy[Any]) -> None:
+    """Refuse attributes of a strategy that say what no strategy can be.
+
+    Raises:
+        ConfigError: naming the attribute, and what it may be.
+    """
+    label = f"strategy={type(strategy).__name__}"
+    checks.choice(f"{label}: weighting", strategy.weighting, WEIGHTINGS)
+    checks.choice(f"{label}: server_sees", strategy.server_sees, ("sum", "mean", "rows"))
+    if (arrivals := strategy.arrivals) is not None:
+        checks.whole_number(f"{label}: arrivals", arrivals)
+        if strategy.arrivals != arrivals:
+            raise ConfigError(f"{label}: arrivals is {arrivals} and then {strategy.arrivals}; make it one number")
 
 
 def settle_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:

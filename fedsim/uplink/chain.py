@@ -66,6 +66,12 @@ class Uplink:
         code = plain = Encoding(dimension, 8 * size)
         for stage in self.stages:
             code = stage.code(code, plain)
+            if not isinstance(code, Encoding) or code.bytes < 0:
+                returned = f"{code.bytes} bytes" if isinstance(code, Encoding) else type(code).__name__
+                raise ConfigError(
+                    f"uplink={type(stage).__name__}: code must return an Encoding of 0 bytes or more, and returns "
+                    f"{returned}"
+                )
         return code
 
     def __call__(self, report: Report, memory: Memory) -> Report:
@@ -80,11 +86,9 @@ class Uplink:
         start = report.start if sender_index is None else report.start[sender_index]
         for number, stage in enumerate(self.stages):
             arrived = stage(rows, StageContext(cohort, memory, number))
-            if arrived.shape != rows.shape:
-                returned_shape, expected_shape = list(arrived.shape), list(rows.shape)
-                raise ConfigError(
-                    f"uplink={type(stage).__name__} must return rows {expected_shape}, and returns {returned_shape}"
-                )
+            if (arrived.shape, arrived.dtype) != (rows.shape, rows.dtype):
+                returned, expected = f"{list(arrived.shape)} {arrived.dtype}", f"{list(rows.shape)} {rows.dtype}"
+                raise ConfigError(f"uplink={type(stage).__name__} must return rows {expected}, and returns {returned}")
             rows = arrived
         if sender_index is None:
             received, end = rows, start - rows
