@@ -248,7 +248,16 @@ class RowModel:
 
     def divide(self, selector: Selector) -> None:
         """Let a selector say what stays with the client; after `check`."""
-        self.private_parameters = selector.private_parameters(self.training_module, [*self.shapes, *self.statistics])
+        names = [*self.shapes, *self.statistics]
+        chosen, again = (selector.private_parameters(self.training_module, list(names)) for _ in range(2))
+        label = f"columns={type(selector).__name__}: private_parameters"
+        if not isinstance(chosen, (set, frozenset, list, tuple)):
+            raise ConfigError(f"{label} must return a set of names, and returns {type(chosen).__name__}")
+        if unknown := sorted(set(chosen) - set(names)):
+            raise ConfigError(f"{label} names {unknown[0]!r}, which is none of the model's {', '.join(names)}")
+        if set(chosen) != set(again):
+            raise ConfigError(f"{label} returns other names when it is asked twice; name the same ones every time")
+        self.private_parameters = set(chosen)
         self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")

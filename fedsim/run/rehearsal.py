@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -51,10 +52,12 @@ from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.loop_executor import chunk_of, first_row
 from fedsim.trainer.objective import PlainObjective, by_rows
+from fedsim.trainer.rates import factor_of
 
 log = logging.getLogger(__name__)
 
 CLIENTS = 3  # of every replicate
+SECONDS_OF_EVALUATION = 2.0  # up to which the user's metrics are computed twice
 KNOWN = 256  # outcomes that are remembered
 _outcomes: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
@@ -66,6 +69,7 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
         ConfigError: naming the part, what it did and what it must do.
     """
     _availability(run)
+    _schedule(run)
     _batches_and_steps(run, state, memory)
     if is_user_defined(run.strategy) or brings_foreign(run.strategy):
         outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
@@ -102,7 +106,7 @@ def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
             invariance.otherwise(trial, broken)
 
 
-def try_evaluation(run: Setup) -> None:
+def try_evaluation(run: Setup, state: State, memory: Memory) -> None:
     """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused: on the run's
     own batches it may draw random numbers, or change what lies outside of it, where it did not when it was probed.
 
@@ -114,6 +118,35 @@ def try_evaluation(run: Setup) -> None:
         models = run.model.initial(run.federation.seeds)  # whose initialisation draws random numbers
         with said_of_forward(module), state_outside_refused(module), run.model.call.watching_streams():
             run.evaluator(models)
+    if len(run.evaluator.metrics):
+        _try_metrics(run)
+    rule = run.trainer.rule
+    if run.personal is not None and is_user_defined(rule):
+        with user_code_errors(f"local={type(rule).__name__}: personal", rule):
+            run.personal(state, memory.read_only(), 0)
+
+
+def _try_metrics(run: Setup) -> None:
+    """The metrics of the initial model twice: the same numbers, whatever the global streams are."""
+    models, began = run.model.initial(run.federation.seeds), time.perf_counter()
+    with streams.quiet_trial():
+        before = streams.rng_state()
+        first = run.evaluator(models).metrics
+        drawn = not streams.states_equal(before, streams.rng_state())
+        if drawn:
+            raise ConfigError(
+                f"metrics: one of {', '.join(run.evaluator.metrics.names)} draws from a global random stream when it is "
+                "computed; a metric must be a function of outputs and targets"
+            )
+        if time.perf_counter() - began > SECONDS_OF_EVALUATION:
+            return
+        again = run.evaluator(models).metrics
+    for name in run.evaluator.metrics.columns(run.dataset.test_x is not None):
+        if not np.array_equal(first[name], again[name], equal_nan=True):
+            raise ConfigError(
+                f"metrics: {name} of one model is {first[name][0]:g} and then {again[name][0]:g}; a metric must be a "
+                "function of outputs and targets, and `reset` must forget what was accumulated"
+            )
 
 
 def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
@@ -160,6 +193,29 @@ def _availability(run: Setup) -> None:
             _check_counter(name, tried, process, first)
     finally:
         rewind()
+
+
+def _schedule(run: Setup) -> None:
+    """A schedule of somebody's own: numbers that are functions of round and step, the same in a round if it says so."""
+    schedule, rule = run.trainer.rule.schedule, run.trainer.rule
+    if not brings_foreign(schedule):
+        return
+    label, steps = f"schedule={type(schedule).__name__}", int(run.trainer.batches.longest[0])
+    rounds = [t for t in (*range(10), 100, run.rounds - 1) if 0 <= t < max(run.rounds, 1)]
+    places = [(t, k) for t in rounds for k in sorted({0, min(1, steps - 1), steps - 1})]
+    rewind = Rewind(schedule)
+    with user_code_errors(label, schedule):
+        factors = {place: factor_of(rule, *place, steps) for place in places}
+        for _ in range(2):
+            for place in reversed(places):
+                if factor_of(rule, *place, steps) != factors[place]:
+                    raise ConfigError(
+                        f"{label}: factor{place} is not the same when asked twice; it must be a function of round and "
+                        "step, since a resumed run asks anew"
+                    )
+    if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in places):
+        raise ConfigError(f"{label} says by steady=True that its factor is constant in a round, and it is not")
+    rewind()
 
 
 def _label(process: Availability) -> str:
@@ -255,9 +311,12 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     batch = first_row(chunk.batch(0, 0, 1, run.model.dtype))
     if shift.active:
         theta = client_carry["params"].clone()
+        deployed = theta.clone()
         shifted_batch = _changed_batch(
             f"shift={type(shift).__name__}", shift, lambda samples: shift(samples, theta), batch
         )
+        if not torch.equal(deployed, theta):
+            raise ConfigError(f"shift={type(shift).__name__} writes into the parameters that it is given; use a copy")
         batch = shifted_batch | ({"deployed": theta} if rule.knows_deployed else {})
     contamination = batches.contamination
     if contamination.active:
@@ -276,7 +335,7 @@ def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
     with user_code_errors(label, component):
-        output_batch = move(input_batch)
+        output_batch = move(dict(input_batch))
     if not isinstance(output_batch, dict):
         raise ConfigError(
             f"{label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
@@ -301,7 +360,8 @@ def _step(run: Setup, carry: Named, batch: Named) -> None:
     label = f"local={type(rule).__name__}"
     objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
     lr = run.trainer.rates[0]
-    before, batch_before = {name: value.clone() for name, value in carry.items()}, dict(batch)
+    before, batch_before = ({name: value.clone() for name, value in named.items()} for named in (carry, batch))
+    lr_before = lr.clone()
     with user_code_errors(label, rule):
         if rule.batched:
             outcome: Any = objective.step(rule, chunk_of(carry), chunk_of(batch), lr[None])
@@ -322,9 +382,14 @@ def _step(run: Setup, carry: Named, batch: Named) -> None:
     for name, value in before.items():
         if not torch.equal(carry[name], value):
             raise ConfigError(f"{label}: step writes into {name!r} that it is given; return a new tensor")
-        if after[name].shape != value.shape:
+        if (after[name].shape, after[name].dtype) != (value.shape, value.dtype):
             raise ConfigError(
                 f"{label}: step must return {name!r} {describe_type(value)}, and returns {describe_type(after[name])}"
             )
-    if batch.keys() != batch_before.keys():
+    changed = batch.keys() != batch_before.keys() or any(
+        not torch.equal(batch[name], value) for name, value in batch_before.items()
+    )
+    if changed:
         raise ConfigError(f"{label}: step writes into the batch that it is given; use batch | {{…}}")
+    if not torch.equal(lr, lr_before):
+        raise ConfigError(f"{label}: step writes into the learning rate that it is given; use lr * …")

@@ -49,6 +49,8 @@ from fedsim.trainer.loop_executor import LoopExecutor
 log = logging.getLogger(__name__)
 
 SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
+SINGLE_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # where the run has batches of one sample
+REPEATED_SECONDS = 0.2  # in which steps are repeated where attributes change
 STEPS = (3, 3, 2)
 ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
 SECONDS = 1.0  # of what may be left out where models are slow
@@ -60,7 +62,7 @@ class MadeUpChunk:
     def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
         self.steps = np.array([STEPS[row] for row in rows])
-        self.sizes = np.array([SIZES[row] for row in rows])
+        self.sizes = np.array([trial.sizes[row] for row in rows])
         pick = torch.tensor(rows, device=trial.device)
         self.rows, self.clients = trial.rows[pick], trial.clients[pick]
         host = self.rows.cpu().numpy()
@@ -107,6 +109,7 @@ class SampleTrial:
         self.local_rule, self.shift, self.contamination = self.components
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
+        self.sizes = SINGLE_SIZES if _has_single_samples(run) else SIZES
         width = run.data.width(7)
         fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
@@ -149,7 +152,7 @@ class SampleTrial:
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
-        fixed, size = self._fixed, SIZES[row][step]
+        fixed, size = self._fixed, self.sizes[row][step]
         weight = fixed.get("weight")
         sample_indices = (
             torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
@@ -181,9 +184,10 @@ class SampleTrial:
         replicate = self.rows[rows] // self.run.federation.clients
         return self.run.trainer.rates[replicate].expand(max(STEPS), len(rows)).clone()
 
-    def local_steps(self, executor: Any, rows: list[int], t: int) -> tuple[Named, Tensor]:
-        """Carries and losses of some of the clients after their steps."""
+    def local_steps(self, executor: Any, rows: list[int], t: int, moved: bool = False) -> tuple[Named, Tensor]:
+        """Carries and losses of some of the clients after their steps; `moved`: from other models."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
+        carry["params"] += 0.5 if moved else 0.0
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
         deployed = None if self.deployed is None else self.deployed[rows].clone()
@@ -197,6 +201,12 @@ class SampleTrial:
         return time.perf_counter() - self.began > SECONDS
 
 
+def _has_single_samples(run: Setup) -> bool:
+    """Does a client of the run take steps on one sample?"""
+    sizes, size = run.federation.sizes, run.trainer.batches.work.batch_size
+    return size == 1 or bool((sizes == 1).any()) or (size is not None and bool((sizes % size == 1).any()))
+
+
 def _order(trial: SampleTrial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
     with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
@@ -205,6 +215,11 @@ def _order(trial: SampleTrial) -> str | None:
         if any(
             changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
         ):
+            trial.rewind()
+            trial.local_steps(trial.loop(), [0], 0, moved=True)  # what is kept of a client's first model
+            name = _other_than_before(trial, 0, *trial.local_steps(trial.loop(), [0], 0))
+            if name is not None:
+                return _remembers(trial, name)
             for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
                 trial.rewind()
                 name = _other_than_before(trial, row, *trial.local_steps(trial.loop(), [row], 0))
@@ -260,6 +275,13 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
                         "share and no checkpoint holds; return it from `memory`"
                     )
             vars(component)[name] = original_value
+    changing = any(changed_paths(part, before) for part, before in zip(trial.components, trial.before, strict=True))
+    until = time.perf_counter() + REPEATED_SECONDS
+    while changing and time.perf_counter() < until:  # a count may matter at its hundredth
+        carry, loss = trial.local_steps(executor, [0], 0)
+        name = _other_than_before(trial, 0, carry, loss)
+        if name is not None:
+            return _remembers(trial, name)
     return None
 
 

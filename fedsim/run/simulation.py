@@ -176,7 +176,7 @@ class Simulation(Setup):
         check_carry(self, state, memory)
         dry_run(self, state, memory)
         check_rounds(self)
-        try_evaluation(self)
+        try_evaluation(self, state, memory)
 
     def log_privacy(self) -> None:
         """Log what may be claimed of the clients' privacy, where rows have noise."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core import checks, streams
 from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_line
 from fedsim.core.federation import Cohort
@@ -165,7 +166,8 @@ class Trainer:
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
         rule, shift, federation = self.rule, self.shift, self.batches.federation
-        of_rule, of_shift = rule.memory(federation, self.model.dimension), shift.memory(federation, model)
+        of_rule = own_tensors(f"local={type(rule).__name__}", rule.memory(federation, self.model.dimension))
+        of_shift = own_tensors(f"shift={type(shift).__name__}", shift.memory(federation, model))
         for name in sorted({*of_rule, *rule.own_models} & of_shift.keys()):
             raise ConfigError(
                 f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {name!r}; rename one"
@@ -240,6 +242,8 @@ class Trainer:
         result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
         end, loss = result.carry, result.loss
         samples = self.rule.samples_used(result.samples, carry, end)
+        label = f"local={type(self.rule).__name__}: samples_used"
+        checks.number_per_client(label, samples, len(cohort), whole=True)
         rates, weight, steps = rate_sums(self.rule, rates, plan.load)
         finite = finite_rows(loss, end)
         accepted_rows = None if accept is None else accept(t, cohort, finite)
@@ -279,7 +283,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _errors_in_a_sentence(self, work: LocalTask) -> Iterator[None]:
-        """What a user's module, loss or rule raises in the middle of a run, with the round it happened in."""
+        """What a user's module, loss or rule raises in the middle of a run, with the round it happened in. A user's
+        shift, contamination or rule may not draw from a global stream either."""
+        own_parts = [of for of in (self.rule, self.shift, self.batches.contamination) if not is_built_in(of)]
+        before = streams.rng_state() if own_parts else None
         try:
             yield
         except (ConfigError, RunError, DivergenceError, MemoryError):
@@ -293,6 +300,13 @@ class Trainer:
             raise RunError(
                 f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {message}"
             ) from error
+        if before is not None and not streams.states_equal(before, streams.rng_state()):
+            names = " or ".join(type(of).__name__ for of in own_parts)
+            raise RunError(
+                f"local training ended in round {work.plan.t}: {names} drew from a global random stream, which depends "
+                "on all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and "
+                "client"
+            )
 
     def _local_steps(self, work: LocalTask) -> LocalResult:
         """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
@@ -375,6 +389,28 @@ class Trainer:
                 *(device, rows, rows // 2, rows // 2),
             )
         self._halved = True
+
+
+def own_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a rule or shift remembers of clients, each in memory of its own: entries that share some are copied.
+
+    Raises:
+        ConfigError: it is no dictionary of tensors.
+    """
+    if not isinstance(memory, dict):
+        raise ConfigError(f"{label}: memory must return a dictionary of tensors, and returns {type(memory).__name__}")
+    addresses, copies = set[int](), dict[str, Tensor]()
+    for name, value in memory.items():
+        if not isinstance(value, Tensor) or not value.dim():
+            raise ConfigError(
+                f"{label}: memory must give {name!r} as a tensor with one row per client, and gives "
+                f"{type(value).__name__}"
+            )
+        address = value.untyped_storage().data_ptr()
+        shared = value.numel() and (address in addresses or 0 in value.stride())
+        copies[name] = value.clone(memory_format=torch.contiguous_format) if shared else value
+        addresses.add(address)
+    return copies
 
 
 def needs_general_executor(carry: Carry) -> bool:
