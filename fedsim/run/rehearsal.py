@@ -47,6 +47,7 @@ from fedsim.run.contracts import (
 from fedsim.run.sample_contract import INVARIANCES, SampleTrial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
+from fedsim.run.trial_rounds import check_rounds
 from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
@@ -77,6 +78,12 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
             check_strategy(run, memory)
             _outcomes[outcome_key] = []
     check_stages(run, memory)
+    components = tuple(run.components_by_group.values())
+    if any(map(brings_foreign, components)):
+        outcome_key = ("rounds", *_known_by(run, components), run.federation.seeds)
+        if outcome_key not in _outcomes:
+            check_rounds(run)
+            _outcomes[outcome_key] = []
     while len(_outcomes) > KNOWN:
         _outcomes.popitem(last=False)
 

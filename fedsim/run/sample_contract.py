@@ -102,7 +102,7 @@ class SampleTrial:
 
     def __init__(self, run: Setup, state: State, memory: Memory) -> None:
         self.run, self.device, self.dtype = run, run.device, run.model.dtype
-        self.began = time.perf_counter()
+        self.began = time.process_time()
         trainer = run.trainer
         run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
         self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
@@ -198,7 +198,7 @@ class SampleTrial:
         return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
     def slow(self) -> bool:
-        return time.perf_counter() - self.began > SECONDS
+        return time.process_time() - self.began > SECONDS
 
 
 def _has_single_samples(run: Setup) -> bool:
@@ -276,8 +276,8 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
                     )
             vars(component)[name] = original_value
     changing = any(changed_paths(part, before) for part, before in zip(trial.components, trial.before, strict=True))
-    until = time.perf_counter() + REPEATED_SECONDS
-    while changing and time.perf_counter() < until:  # a count may matter at its hundredth
+    until = time.process_time() + REPEATED_SECONDS
+    while changing and time.process_time() < until:  # a count may matter at its hundredth
         carry, loss = trial.local_steps(executor, [0], 0)
         name = _other_than_before(trial, 0, carry, loss)
         if name is not None:

@@ -26,7 +26,6 @@ from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
-from fedsim.run.trial_rounds import check_rounds
 from fedsim.run.user_code import UserCodeWatch
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator, run_to_completion
@@ -175,7 +174,6 @@ class Simulation(Setup):
         """Refuse, before anything is written, what would fail or be silently wrong in the middle of the run."""
         check_carry(self, state, memory)
         dry_run(self, state, memory)
-        check_rounds(self)
         try_evaluation(self, state, memory)
 
     def log_privacy(self) -> None:

@@ -115,7 +115,7 @@ class StrategyTrial:
         self.rewind = Rewind(run.strategy, skip=OF_RUN)  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
         self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
-        self.began = time.perf_counter()
+        self.began = time.process_time()
         # a process that always sends as many clients may be all that a strategy is for
         self.steady = run.availability.law in ("full", "uniform_k")
         self.present = int(min(run.availability.counts(0).sum(1).max(), run.federation.clients)) if self.steady else 0
@@ -132,7 +132,7 @@ class StrategyTrial:
         return False
 
     def slow(self) -> bool:
-        return time.perf_counter() - self.began > SECONDS
+        return time.process_time() - self.began > SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
@@ -294,10 +294,10 @@ def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: l
                     return trial.remembers(name, trial.last)
         finally:
             trial.counters = {}
-    until = time.perf_counter() + REPEATED_SECONDS
+    until = time.process_time() + REPEATED_SECONDS
     trial.play(counts, everybody)
     changing = bool(changed_paths(trial.last, trial.initial_look) or changed_paths(trial.run.strategy, trial.before))
-    while changing and time.perf_counter() < until:  # a count may matter at its hundredth
+    while changing and time.process_time() < until:  # a count may matter at its hundredth
         for expected_state, later_state in zip(right, trial.play(counts, everybody, rewound=False), strict=True):
             name = identical(fields(expected_state), fields(later_state))
             if name is not None:
