@@ -58,7 +58,11 @@ def finite_number(key: str, value: Any) -> float:
 def number_per_client(label: str, values: Any, n: int, whole: bool = False, minimum: float = 0) -> np.ndarray:
     """An array [n] of numbers of at least `minimum`, whole ones if asked for; `label` says whose answer it is."""
     kind = "whole numbers" if whole else "numbers"
-    if not isinstance(values, np.ndarray) or values.shape != (n,) or values.dtype.kind not in ("iu" if whole else "iuf"):
+    if (
+        not isinstance(values, np.ndarray)
+        or values.shape != (n,)
+        or values.dtype.kind not in ("iu" if whole else "iuf")
+    ):
         what = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
         raise ConfigError(f"{label} must return an array of {n} {kind}, one for each client, and returns {what}")
     if values.size and not values.min() >= minimum:

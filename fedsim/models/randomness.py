@@ -256,3 +256,23 @@ REFUSED = {
     Tensor.log_normal_, Tensor.cauchy_, torch.randint_like, F.fractional_max_pool2d, F.fractional_max_pool3d,
     torch.alpha_dropout, torch.feature_alpha_dropout, torch.rrelu,
 }  # fmt: skip
+
+
+DRAWS = (ANSWERS.keys() | REFUSED) - {torch.empty, torch.empty_like}  # which draw from a stream
+
+
+class GlobalDraws(TorchFunctionMode):
+    """Notes whether anything draws from PyTorch's global stream, also where the stream is put back afterwards.
+
+    Attributes:
+        seen: whether something has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.seen = self.seen or (kwargs.get("generator") is None and func in DRAWS)
+        return func(*args, **kwargs)

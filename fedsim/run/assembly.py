@@ -222,13 +222,15 @@ class Assembly:
     def components_by_group(self) -> dict[str, Any]:
         """The parts that rounds are made of, as they were set up, by group."""
         components, trainers = self.components, self.training.trainers
-        attacks = [stage for stage in self.uplink.stages if isinstance(stage, Attack)]
-        stages = [stage for stage in self.uplink.stages if not isinstance(stage, Attack)]
-        return {
+        stages = {
+            f"{'attack' if isinstance(stage, Attack) else 'uplink'}.{number}": stage
+            for number, stage in enumerate(self.uplink.stages)
+        }
+        return stages | {
             "availability": self.availability, "strategy": self.strategy, "local": self.trainer.rule,
-            "shift": trainers.shift, "contamination": self.training.contamination, "uplink": Uplink(*stages),
-            "attack": attacks[0] if attacks else None, "clock": self.pace.clock, "work": self.pace.work,
-            "delay": self.delivery.delay, "capacity": components.capacity, "partition": components.partition,
+            "shift": trainers.shift, "contamination": self.training.contamination, "clock": self.pace.clock,
+            "work": self.pace.work, "delay": self.delivery.delay, "capacity": components.capacity,
+            "partition": components.partition,
         }  # fmt: skip
 
     def privacy(self, rounds: int) -> Privacy | None:

@@ -154,7 +154,7 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        if not is_user_defined(component):
+        if not brings_foreign(component):
             raise
         user_frames = [f for f in traceback.extract_tb(error.__traceback__) if in_user_code(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""

@@ -29,6 +29,7 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import Node, enlarge, key
+from fedsim.data.samples import Stored
 from fedsim.models.probe import said_of_forward, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
@@ -37,6 +38,7 @@ from fedsim.run.contracts import (
     Named,
     brings_foreign,
     changed_paths,
+    close_to,
     describe_type,
     is_user_defined,
     moved_counters,
@@ -44,7 +46,7 @@ from fedsim.run.contracts import (
     trial_copy,
     user_code_errors,
 )
-from fedsim.run.sample_contract import INVARIANCES, SampleTrial
+from fedsim.run.sample_contract import INVARIANCES, THREADS, SampleTrial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
 from fedsim.run.trial_rounds import check_rounds
@@ -71,6 +73,7 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     """
     _availability(run)
     _schedule(run)
+    _skew(run)
     _batches_and_steps(run, state, memory)
     if is_user_defined(run.strategy) or brings_foreign(run.strategy):
         outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
@@ -130,7 +133,7 @@ def try_evaluation(run: Setup, state: State, memory: Memory) -> None:
     rule = run.trainer.rule
     if run.personal is not None and is_user_defined(rule):
         with user_code_errors(f"local={type(rule).__name__}: personal", rule):
-            run.personal(state, memory.read_only(), 0)
+            run.personal(state, memory.read_only(), 0, None)
 
 
 def _try_metrics(run: Setup) -> None:
@@ -142,8 +145,8 @@ def _try_metrics(run: Setup) -> None:
         drawn = not streams.states_equal(before, streams.rng_state())
         if drawn:
             raise ConfigError(
-                f"metrics: one of {', '.join(run.evaluator.metrics.names)} draws from a global random stream when it is "
-                "computed; a metric must be a function of outputs and targets"
+                f"metrics: one of {', '.join(run.evaluator.metrics.names)} draws from a global random stream "
+                "when it is computed; a metric must be a function of outputs and targets"
             )
         if time.perf_counter() - began > SECONDS_OF_EVALUATION:
             return
@@ -178,7 +181,8 @@ def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) 
         if violation is not None:
             invariance.otherwise(trial, violation)
             violations.append((invariance, violation))
-            log.info("%s: clients are trained one at a time, on batches without padding", violation)
+            how = "one at a time" if invariance is THREADS else "one at a time, on batches without padding"
+            log.info("%s: clients are trained %s", violation, how)
     _outcomes[trial_key] = violations
 
 
@@ -212,17 +216,38 @@ def _schedule(run: Setup) -> None:
     places = [(t, k) for t in rounds for k in sorted({0, min(1, steps - 1), steps - 1})]
     rewind = Rewind(schedule)
     with user_code_errors(label, schedule):
-        factors = {place: factor_of(rule, *place, steps) for place in places}
+        factors = {(t, k): factor_of(rule, t, k, steps) for t, k in places}
         for _ in range(2):
-            for place in reversed(places):
-                if factor_of(rule, *place, steps) != factors[place]:
+            for t, k in reversed(places):
+                if factor_of(rule, t, k, steps) != factors[t, k]:
                     raise ConfigError(
-                        f"{label}: factor{place} is not the same when asked twice; it must be a function of round and "
+                        f"{label}: factor({t}, {k}) is not the same when asked twice; it must be a function of round and "
                         "step, since a resumed run asks anew"
                     )
     if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in places):
         raise ConfigError(f"{label} says by steady=True that its factor is constant in a round, and it is not")
     rewind()
+
+
+def _skew(run: Setup) -> None:
+    """A feature skew of somebody's own partition: what becomes of a sample depends on it and its client alone."""
+    partition, data = run.components.partition, run.data
+    if not isinstance(data, Stored) or data.skew is None or not brings_foreign(partition):
+        return
+    rows = torch.arange(min(3, run.federation.rows), device=run.device)
+    numbers, _ = data.numbers(rows, 4)
+    clients = rows % run.federation.clients
+    x = run.dataset.prepare(data.gather(numbers, run.model.dtype)["x"], run.model.dtype)
+    label = f"partition={type(partition).__name__}: its skew"
+    with user_code_errors(label, partition):
+        together = data.skewed(x.clone(), clients, numbers)
+        alone = [[data.skewed(x[r : r + 1, k : k + 1].clone(), clients[r : r + 1], numbers[r : r + 1, k : k + 1])[0, 0]
+                  for k in range(numbers.shape[1])] for r in range(len(rows))]  # fmt: skip
+    if together.shape != x.shape or not close_to(torch.stack([torch.stack(row) for row in alone]), together):
+        raise ConfigError(
+            f"{label} gives a sample other features when other samples are with it; it must be a function of the "
+            "sample, its client and its number"
+        )
 
 
 def _label(process: Availability) -> str:
@@ -317,7 +342,9 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
         return
     batch = first_row(chunk.batch(0, 0, 1, run.model.dtype))
     if shift.active:
-        theta = client_carry["params"].clone()
+        theta = client_carry["params"] + 0.1 * torch.sin(torch.arange(1.0, run.model.dimension + 1)).to(
+            client_carry["params"]
+        )
         deployed = theta.clone()
         shifted_batch = _changed_batch(
             f"shift={type(shift).__name__}", shift, lambda samples: shift(samples, theta), batch

@@ -25,6 +25,7 @@ from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
 from fedsim.local.rule import Carry
+from fedsim.models.randomness import GlobalDraws
 from fedsim.run.contracts import (
     OF_RUN,
     Invariance,
@@ -113,6 +114,7 @@ class SampleTrial:
         width = run.data.width(7)
         fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
+        self.uses_global_stream = False
         self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
         self.before = [snapshot_of(component) for component in self.components]
         self.rewind = Rewind(*self.components, skip=OF_RUN)
@@ -211,7 +213,9 @@ def _order(trial: SampleTrial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
     with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
         loop_executor = trial.loop()
-        trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
+        with GlobalDraws() as draws:
+            trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
+        trial.uses_global_stream = draws.seen
         if any(
             changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
         ):
@@ -279,9 +283,9 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
     until = time.process_time() + REPEATED_SECONDS
     while changing and time.process_time() < until:  # a count may matter at its hundredth
         carry, loss = trial.local_steps(executor, [0], 0)
-        name = _other_than_before(trial, 0, carry, loss)
-        if name is not None:
-            return _remembers(trial, name)
+        other = _other_than_before(trial, 0, carry, loss)
+        if other is not None:
+            return _remembers(trial, other)
     return None
 
 
@@ -395,8 +399,19 @@ def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
         trainers.shift.unpadded = True
 
 
+def _threads(trial: SampleTrial) -> str | None:
+    """Two clients at once: what seeds the global stream and puts it back would do so for both."""
+    return f"{trial.label()} uses PyTorch's global random stream for a while" if trial.uses_global_stream else None
+
+
+def _one_worker(trial: SampleTrial, reason: str) -> None:
+    for trainers in trial.run.all_trainers:
+        trainers.restrict_to_one_worker()
+
+
 ORDER = Invariance("the order of clients and rounds", _order, refuse)
 SHIFT_PADDING = Invariance("padding and other clients of a shift", _shift_padding, _shift_one_at_a_time)
 ROTTEN_PADDING = Invariance("padding and other clients of a contamination", _contamination_padding, _one_at_a_time)
 EXECUTORS = Invariance("padding and other clients of local steps", _executors, _one_at_a_time)
-INVARIANCES = (ORDER, SHIFT_PADDING, ROTTEN_PADDING, EXECUTORS)
+THREADS = Invariance("two threads", _threads, _one_worker)  # last: a restriction to the loop makes new executors
+INVARIANCES = (ORDER, SHIFT_PADDING, ROTTEN_PADDING, EXECUTORS, THREADS)

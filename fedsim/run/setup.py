@@ -13,7 +13,6 @@ from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.constraints import Count, NonNegative, OneOf, validated
 from fedsim.core.effects import Declarations, EffectiveIf
-from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
@@ -31,7 +30,7 @@ from fedsim.run.divergence import ON_NONFINITE
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import KINDS, Parts
 from fedsim.run.rules import Stop
-from fedsim.run.user_code import error_of_parts, user_components
+from fedsim.run.user_code import errors_of_parts
 from fedsim.run.wiring import Compute, check_kinds, check_seeds
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
@@ -137,15 +136,8 @@ class Setup(Assembly):
         )  # fmt: skip
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
         chosen_seeds = check_seeds(seeds)
-        try:
+        with errors_of_parts(components):
             super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
-        except ConfigError:
-            raise
-        except Exception as error:
-            message = error_of_parts(error, user_components(components))
-            if message is None:
-                raise
-            raise ConfigError(message) from error
 
     def replica(self, seeds: Sequence[int], steps: int) -> Self:
         """The same run with copies of its parts, for some seeds, to be tried: clients are trained one at a time, with

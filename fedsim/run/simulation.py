@@ -26,7 +26,7 @@ from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
-from fedsim.run.user_code import UserCodeWatch
+from fedsim.run.user_code import UserCodeWatch, errors_of_parts
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator, run_to_completion
 from fedsim.trainer.device_memory import configure_allocator
@@ -105,13 +105,15 @@ class Simulation(Setup):
         that of several runs at once."""
         tracking, folder = tracking or Tracking(), None if out is None else Path(out)
         configure_allocator(self.device)
-        state = self.initial_state()
-        check_initial_state(self, state)
-        memory = self.memory_at_start(state)
+        with errors_of_parts(self.components):
+            state = self.initial_state()
+            check_initial_state(self, state)
+            memory = self.memory_at_start(state)
         checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
         state, progress = self.resumed(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
-        self.rehearse(state, memory)
+        with errors_of_parts(self.components):
+            self.rehearse(state, memory)
         self.evaluator.references = self.references
         self.log_privacy()
         guard = self.make_guard(progress)

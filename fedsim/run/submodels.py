@@ -100,7 +100,9 @@ def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: i
     if not (isinstance(answer, tuple) and len(answer) == 2):
         raise ConfigError(f"{label} must return sets of channels and the index of each client's, two things")
     sets, index = answer
-    shapes = [list(channels.shape) for channels in sets if isinstance(channels, Tensor) and channels.dtype == torch.bool]
+    shapes = [
+        list(channels.shape) for channels in sets if isinstance(channels, Tensor) and channels.dtype == torch.bool
+    ]
     count = shapes[0][0] if shapes and len(shapes[0]) == 2 else 0
     if shapes != [[count, width] for width in chain.widths]:
         raise ConfigError(
@@ -109,7 +111,7 @@ def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: i
         )
     if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (len(cohort),):
         raise ConfigError(f"{label} must return an int64 index of {len(cohort)} entries, one for each client")
-    if len(index) and not (0 <= int(index.min()) and int(index.max()) < count):
+    if len(index) and not bool(((index >= 0) & (index < count)).all()):
         raise ConfigError(f"{label} must return an index of its {count} sets, 0 to {count - 1}")
     return list(sets), index
 

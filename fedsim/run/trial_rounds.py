@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_line
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
 from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import OF_RUN, brings_foreign, changed_paths, close_to, fields, identical, snapshot_of
 from fedsim.run.setup import Setup
-from fedsim.run.user_code import error_of_parts
+from fedsim.run.user_code import error_of_parts, plain
 from fedsim.strategies import State
 from fedsim.trainer import run_to_completion
 
@@ -139,10 +139,9 @@ class TrialRounds:
         self.limited = self.limited or count < len(active)
         return active if count == len(active) else active.subset(np.concatenate([np.array(p, int) for p in positions]))
 
-    def _note(
-        self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], kept: Mapping[str, Tensor]
-    ) -> None:
-        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `kept` of it, [R, …] or [R·m, …]."""
+    def _note(self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `kept` of it, [R, …] or
+        [R·m, …]."""
         replicates, clients = cohort.shape
         by_replicate: list[Values] = []
         numbers = (cohort.host.virtual % clients, cohort.host.count, cohort.host.probability)
@@ -160,8 +159,10 @@ class TrialRounds:
         before = streams.rng_state()
         try:
             yield
-        except ConfigError:
+        except (ConfigError, DivergenceError):
             raise
+        except RunError as error:
+            raise ConfigError(str(error)) from error
         except Exception as error:
             if is_numerical(error):
                 raise
@@ -177,19 +178,19 @@ class TrialRounds:
     def _label(self, stage: str) -> str:
         """The user's parts that may be behind a stage; all of the user's where none of them is its own."""
         return " or ".join(
-            _labels({g: p for g, p in self.components.items() if g in STAGES[stage]}) or _labels(self.components)
+            _labels({g: p for g, p in self.components.items() if plain(g) in STAGES[stage]}) or _labels(self.components)
         )
 
     def changed(self, stage: str, before: Mapping[str, Any]) -> str:
         """Where a part of the stage has changed, in parentheses."""
         for group, part in self.components.items():
-            if group in STAGES[stage] and (paths := changed_paths(part, before[group])):
+            if plain(group) in STAGES[stage] and (paths := changed_paths(part, before[group])):
                 return f" ({paths[0]} has changed)"
         return ""
 
 
 def _labels(components: Mapping[str, Any]) -> list[str]:
-    return [f"{group}={type(part).__name__}" for group, part in components.items() if brings_foreign(part)]
+    return [f"{plain(group)}={type(part).__name__}" for group, part in components.items() if brings_foreign(part)]
 
 
 def _numbers(values: np.ndarray | None) -> Values:

@@ -79,7 +79,12 @@ class UserCodeWatch:
             )
 
     def _names(self) -> str:
-        return " or ".join(f"{group}={type(part).__name__}" for group, part in self.components.items())
+        return " or ".join(f"{plain(group)}={type(part).__name__}" for group, part in self.components.items())
+
+
+def plain(group: str) -> str:
+    """A group without the number of one of its several parts."""
+    return group.partition(".")[0]
 
 
 def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | None:
@@ -99,14 +104,14 @@ def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | Non
         for group, part in components.items():
             if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) is type(part):
                 return (
-                    f"{group}={type(part).__name__} has no attribute {error.name!r}, which its base class sets; call "
+                    f"{plain(group)}={type(part).__name__} has no attribute {error.name!r}, which its base class sets; call "
                     "super() in its __init__ and its setup"
                 )
         return None
-    place, frame = entries[-1]
+    place = entries[-1][0]
     owners = [frame.f_locals.get("self") for _, frame in reversed(entries)]
     labels = [
-        f"{group}={type(part).__name__}"
+        f"{plain(group)}={type(part).__name__}"
         for owner in owners
         for group, part in components.items()
         if type(part) is type(owner)
@@ -117,9 +122,27 @@ def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | Non
     )
 
 
+@contextlib.contextmanager
+def errors_of_parts(components: Any) -> Iterator[None]:
+    """Before a run: what its user's parts raise, in a sentence that names them.
+
+    Raises:
+        ConfigError: a part raised another error.
+    """
+    try:
+        yield
+    except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError):
+        raise
+    except Exception as error:
+        message = None if is_numerical(error) else error_of_parts(error, user_components(components))
+        if message is None:
+            raise
+        raise ConfigError(message) from error
+
+
 def user_components(components: Any) -> dict[str, Any]:
     """The parts of a run that are somebody's own, by group."""
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(components)}
     stages = groups["uplink"].stages if groups["uplink"] is not None else ()
-    groups |= {f"uplink.stages[{number}]": stage for number, stage in enumerate(stages)}
+    groups |= {f"uplink.{number}": stage for number, stage in enumerate(stages)}
     return {group: part for group, part in groups.items() if part is not None and is_user_defined(part)}

@@ -108,6 +108,12 @@ class Trainer:
         self.choice = self.candidates[0]
         self.executor, self._general = self._make_executor(self.choice), None
 
+    def restrict_to_one_worker(self) -> None:
+        """Let no two threads take local steps at once, since a part uses PyTorch's global stream for a while."""
+        self.candidates = [dataclasses.replace(choice, workers=1) for choice in self.candidates]
+        self.choice = dataclasses.replace(self.choice, workers=1)
+        self.executor, self._general = self._make_executor(self.choice), None
+
     def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
         """The executor of this name for another rule and a model in another precision."""
         execution = dataclasses.replace(

@@ -212,6 +212,4 @@ def check_use(name: str, table: Table, samples: int, clients: int, remedy: str) 
     used_mask[table.order] = True
     if used_mask.sum() != len(table.order):
         twice = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
-        raise ConfigError(
-            f"partition={name} assigns a sample to two clients, or twice to one: {twice}; assign it once"
-        )
+        raise ConfigError(f"partition={name} assigns a sample to two clients, or twice to one: {twice}; assign it once")

@@ -52,8 +52,8 @@ class Attack(Stage):
             bad = numbers[(numbers < 0) | (numbers >= federation.clients)]
             if len(bad):
                 raise ConfigError(
-                    f"attack={type(self).__name__}: byzantine_clients names client {bad[0]}, but clients are numbered 0 "
-                    f"to {federation.clients - 1}"
+                    f"attack={type(self).__name__}: byzantine_clients names client {bad[0]}, but clients are "
+                    f"numbered 0 to {federation.clients - 1}"
                 )
             byzantine_mask[replicate, numbers] = True
         self.byzantine_mask = torch.as_tensor(byzantine_mask.reshape(-1)).to(federation.device)
