@@ -50,7 +50,7 @@ SECONDS = 0.7  # after which what is tried a second time is left out
 LATE_ROUNDS = (3, 4, 5, 10, 100)  # and the last
 MOST_PRESENT = 8  # clients of a replicate, where all of a small federation come
 REPEATED_SECONDS = 0.2  # in which rounds are repeated where attributes change
-STALEST = 4  # rounds by which rows may be late
+STALEST = 3  # rounds by which rows of an event-driven run are late
 WATCHED = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
 NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
@@ -196,31 +196,7 @@ class StrategyTrial:
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
             state_copy = copy_tensors(state)
-            with user_code_errors(f"{label}: cohort, in round {t}", strategy):
-                cohort = strategy.cohort(state_copy, active)
-            if not isinstance(cohort, Cohort):
-                raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
-            if (np.diff(cohort.host.virtual) <= 0).any():
-                raise ConfigError(
-                    f"{label}: cohort, in round {t}, returns clients that are not in ascending order, each once; give "
-                    "Cohort.subset sorted positions without repetition"
-                )
-            with user_code_errors(f"{label}: start, in round {t}", strategy):
-                start = strategy.start(state_copy, cohort)
-            carry = start if isinstance(start, dict) else {"params": start}
-            shape = [len(cohort), state.model.shape[1]]
-            params = carry.get("params")
-            if not isinstance(params, Tensor) or list(params.shape) != shape or params.dtype != state.model.dtype:
-                raise ConfigError(
-                    f"{label}: start must return rows {shape} {str(state.model.dtype).removeprefix('torch.')}, one per "
-                    f"client, and returns {describe_type(start if params is None else params)}"
-                )
-            for name, value in carry.items():
-                if not isinstance(value, Tensor) or value.shape[:1] != (len(cohort),):
-                    raise ConfigError(
-                        f"{label}: start must return {name!r} with one entry for each of {len(cohort)} clients, and "
-                        f"returns {describe_type(value)}"
-                    )
+            cohort, carry = self._start(strategy, state_copy, active, t)
             report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if between and earlier is not None:
                 with contextlib.suppress(ConfigError):
@@ -235,6 +211,36 @@ class StrategyTrial:
             state = next_state
             states.append(state)
         return states
+
+    def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, Named]:
+        """Who computes, and what they start from."""
+        label = self.label
+        with user_code_errors(f"{label}: cohort, in round {t}", strategy):
+            cohort = strategy.cohort(state, active)
+        if not isinstance(cohort, Cohort):
+            raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
+        if (np.diff(cohort.host.virtual) <= 0).any():
+            raise ConfigError(
+                f"{label}: cohort, in round {t}, returns clients that are not in ascending order, each once; give "
+                "Cohort.subset sorted positions without repetition"
+            )
+        with user_code_errors(f"{label}: start, in round {t}", strategy):
+            start = strategy.start(state, cohort)
+        carry = start if isinstance(start, dict) else {"params": start}
+        shape = [len(cohort), state.model.shape[1]]
+        params = carry.get("params")
+        if not isinstance(params, Tensor) or list(params.shape) != shape or params.dtype != state.model.dtype:
+            raise ConfigError(
+                f"{label}: start must return rows {shape} {str(state.model.dtype).removeprefix('torch.')}, one per "
+                f"client, and returns {describe_type(start if params is None else params)}"
+            )
+        for name, value in carry.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (len(cohort),):
+                raise ConfigError(
+                    f"{label}: start must return {name!r} with one entry for each of {len(cohort)} clients, and "
+                    f"returns {describe_type(value)}"
+                )
+        return cohort, carry
 
     def _memory(self, replicates: range) -> Memory:
         federation, client_count = self.run.federation, len(self._federation(replicates).local_clients)
@@ -417,8 +423,17 @@ def _synthetic_report(
     return Report(
         cohort, rows.clone(), end_carry, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
         torch.isfinite(loss), end_carry["params"].clone(), sums.clone(), memory_copy, model.clone(),
-        staleness=(cohort.host.virtual + t) % STALEST if run.delivery.active or run.pace.clock.asynchronous else None,
+        staleness=_staleness(run, cohort, t),
     )  # fmt: skip
+
+
+def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
+    """[n] rounds since each row began; None where rows are never late."""
+    if not (run.delivery.active or run.pace.clock.asynchronous):
+        return None
+    latest = STALEST if run.pace.clock.asynchronous else 1
+    staleness: np.ndarray = np.minimum((cohort.host.virtual + t) % (latest + 1), t)
+    return staleness
 
 
 def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> State:

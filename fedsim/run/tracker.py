@@ -166,15 +166,19 @@ class Tracker:
         if not (stop.active or self.options.observers):
             return None
         history = [dict(row) for row in self.history]  # a rule of the user's might write into it
-        label = f"stop={type(stop).__name__}"
+        label, is_own = f"stop={type(stop).__name__}", type(stop).__module__.startswith("fedsim.")
         try:
-            reason = stop.reason(history, self.progress.seconds, self._metric, self.run.column_descriptions)
+            arguments = (self.progress.seconds, self._metric, self.run.column_descriptions)
+            reason = stop.reason(history, *arguments)
+            again = reason if is_own else stop.reason([dict(row) for row in self.history], *arguments)
         except Exception as error:
-            if type(stop).__module__.startswith("fedsim."):
+            if is_own:
                 raise
             raise RunError(f"{label} raised {type(error).__name__}: {first_line(error)}") from error
         if not (reason is None or isinstance(reason, str)):
             raise RunError(f"{label}: reason must return a sentence or None, and returns {type(reason).__name__}")
+        if again != reason:
+            raise RunError(f"{label}: reason says {reason!r} and then {again!r} of the same evaluations")
         return self.ranks.broadcast_object(reason or self._wish)
 
     @property

@@ -236,6 +236,7 @@ def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
     try:
         first = trial.play(rounds, began + SECONDS)
         streams.reseed(1)
+        trial.play(rounds[:1], began)  # a count by turns is then at another turn
         again = trial.play(rounds, time.process_time() + SECONDS)
     except ConfigError:
         if trial.limited:

@@ -283,6 +283,8 @@ def _verdict(case: Case, folder: Path) -> tuple[str, str]:
             differs = difference(first, way(), tolerance)
         except (RunError, DivergenceError):
             continue  # other seeds may stop, or diverge
+        except ConfigError as error:
+            differs = None if "lockstep" in name else f"refused: {error}"  # or be refused
         except Exception as error:
             differs = f"{type(error).__name__}: {str(error)[:120]}"
         problems += [f"{name}: {differs}"] if differs else []
