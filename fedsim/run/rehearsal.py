@@ -141,21 +141,20 @@ def _try_metrics(run: Setup) -> None:
     models, began = run.model.initial(run.federation.seeds), time.perf_counter()
     with streams.quiet_trial():
         before = streams.rng_state()
-        first = run.evaluator(models).metrics
-        drawn = not streams.states_equal(before, streams.rng_state())
-        if drawn:
+        metrics = run.evaluator(models).metrics
+        if not streams.states_equal(before, streams.rng_state()):
             raise ConfigError(
                 f"metrics: one of {', '.join(run.evaluator.metrics.names)} draws from a global random stream "
                 "when it is computed; a metric must be a function of outputs and targets"
             )
         if time.perf_counter() - began > SECONDS_OF_EVALUATION:
             return
-        again = run.evaluator(models).metrics
+        repeated_metrics = run.evaluator(models).metrics
     for name in run.evaluator.metrics.columns(run.dataset.test_x is not None):
-        if not np.array_equal(first[name], again[name], equal_nan=True):
+        if not np.array_equal(metrics[name], repeated_metrics[name], equal_nan=True):
             raise ConfigError(
-                f"metrics: {name} of one model is {first[name][0]:g} and then {again[name][0]:g}; a metric must be a "
-                "function of outputs and targets, and `reset` must forget what was accumulated"
+                f"metrics: {name} of one model is {metrics[name][0]:g} and then {repeated_metrics[name][0]:g}; a "
+                "metric must be a function of outputs and targets, and `reset` must forget what was accumulated"
             )
 
 
@@ -221,8 +220,8 @@ def _schedule(run: Setup) -> None:
             for t, k in reversed(places):
                 if factor_of(rule, t, k, steps) != factors[t, k]:
                     raise ConfigError(
-                        f"{label}: factor({t}, {k}) is not the same when asked twice; it must be a function of round and "
-                        "step, since a resumed run asks anew"
+                        f"{label}: factor({t}, {k}) is not the same when asked twice; it must be a function of "
+                        "round and step, since a resumed run asks anew"
                     )
     if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in places):
         raise ConfigError(f"{label} says by steady=True that its factor is constant in a round, and it is not")
@@ -240,10 +239,14 @@ def _skew(run: Setup) -> None:
     x = run.dataset.prepare(data.gather(numbers, run.model.dtype)["x"], run.model.dtype)
     label = f"partition={type(partition).__name__}: its skew"
     with user_code_errors(label, partition):
-        together = data.skewed(x.clone(), clients, numbers)
-        alone = [[data.skewed(x[r : r + 1, k : k + 1].clone(), clients[r : r + 1], numbers[r : r + 1, k : k + 1])[0, 0]
-                  for k in range(numbers.shape[1])] for r in range(len(rows))]  # fmt: skip
-    if together.shape != x.shape or not close_to(torch.stack([torch.stack(row) for row in alone]), together):
+        joint_features = data.skewed(x.clone(), clients, numbers)
+        columns = range(numbers.shape[1])
+        single_features = [
+            data.skewed(x[:, k : k + 1][r : r + 1].clone(), clients[r : r + 1], numbers[r : r + 1, k : k + 1])
+            for r in range(len(rows))
+            for k in columns
+        ]
+    if joint_features.shape != x.shape or not close_to(torch.cat(single_features).reshape(x.shape), joint_features):
         raise ConfigError(
             f"{label} gives a sample other features when other samples are with it; it must be a function of the "
             "sample, its client and its number"

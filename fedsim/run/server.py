@@ -78,8 +78,8 @@ def check_declarations(strategy: Strategy[Any]) -> None:
     checks.choice(f"{label}: server_sees", strategy.server_sees, ("sum", "mean", "rows"))
     if (arrivals := strategy.arrivals) is not None:
         checks.whole_number(f"{label}: arrivals", arrivals)
-        if (again := strategy.arrivals) != arrivals:
-            raise ConfigError(f"{label}: arrivals is {arrivals} and then {again}; make it one number")
+        if (repeated := strategy.arrivals) != arrivals:
+            raise ConfigError(f"{label}: arrivals is {arrivals} and then {repeated}; make it one number")
 
 
 def settle_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:

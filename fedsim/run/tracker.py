@@ -170,15 +170,15 @@ class Tracker:
         try:
             arguments = (self.progress.seconds, self._metric, self.run.column_descriptions)
             reason = stop.reason(history, *arguments)
-            again = reason if is_own else stop.reason([dict(row) for row in self.history], *arguments)
+            repeated_reason = reason if is_own else stop.reason([dict(row) for row in self.history], *arguments)
         except Exception as error:
             if is_own:
                 raise
             raise RunError(f"{label} raised {type(error).__name__}: {first_line(error)}") from error
         if not (reason is None or isinstance(reason, str)):
             raise RunError(f"{label}: reason must return a sentence or None, and returns {type(reason).__name__}")
-        if again != reason:
-            raise RunError(f"{label}: reason says {reason!r} and then {again!r} of the same evaluations")
+        if repeated_reason != reason:
+            raise RunError(f"{label}: reason says {reason!r} and then {repeated_reason!r} of the same evaluations")
         return self.ranks.broadcast_object(reason or self._wish)
 
     @property

@@ -113,18 +113,18 @@ class TrialRounds:
         self._note(t, "who computes", cohort, _numbers(cohort.host.steps), seconds)
         self._stage = "what clients start from"
         start = run.submodels(run.strategy.start(state, cohort), cohort, t)
-        handed = start if isinstance(start, dict) else {"params": start}
-        self._note(t, "what clients start from", cohort, handed, {})
+        start_rows = start if isinstance(start, dict) else {"params": start}
+        self._note(t, "what clients start from", cohort, start_rows, {})
         self._stage, model = "what clients send", state.model.clone()
         report = run_to_completion(run.delivery.steps(start, cohort, t, state.model, memory))
         if not torch.equal(model.nan_to_num(), state.model.nan_to_num()):
-            raise ConfigError(f"{self._label('what clients send')} writes into the server's model that it is given")
+            raise ConfigError(f"{self.label('what clients send')} writes into the server's model that it is given")
         rows = {f"end {name}": value for name, value in report.carry.items()} | {"loss": report.loss}
         rows |= {"rates": report.lr_sum, "samples": torch.as_tensor(report.samples)} | _numbers(report.rounds_late)
         rows |= {} if report.gradient_weight is None else {"gradient weight": report.gradient_weight}
-        kept = memory.clients | memory.server | {"rate": report.lr}
-        kept |= {} if report.deployed is None else {"deployed": report.deployed}
-        self._note(t, "what clients send", report.cohort, rows, kept)
+        lasting = memory.clients | memory.server | {"rate": report.lr}
+        lasting |= {} if report.deployed is None else {"deployed": report.deployed}
+        self._note(t, "what clients send", report.cohort, rows, lasting)
         self._stage = "what the server receives"
         report = run.uplink(report, memory)
         self._note(t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink)
@@ -139,23 +139,25 @@ class TrialRounds:
         self.limited = self.limited or count < len(active)
         return active if count == len(active) else active.subset(np.concatenate([np.array(p, int) for p in positions]))
 
-    def _note(self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
-        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `kept` of it, [R, …] or
+    def _note(
+        self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], lasting: Mapping[str, Tensor]
+    ) -> None:
+        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `lasting` of it, [R, …] or
         [R·m, …]."""
         replicates, clients = cohort.shape
         by_replicate: list[Values] = []
         numbers = (cohort.host.virtual % clients, cohort.host.count, cohort.host.probability)
         host = dict(zip(("clients", "counts", "chances"), map(torch.as_tensor, numbers), strict=True))
         for r, (a, b) in enumerate(itertools.pairwise(cohort.bounds)):
-            own = {key: value[a:b].clone() for key, value in (host | dict(rows)).items()}
-            for key, value in kept.items():
+            values = {key: value[a:b].clone() for key, value in (host | dict(rows)).items()}
+            for key, value in lasting.items():
                 if value.dim() and len(value) % replicates == 0:
-                    own[f"{key} of the replicate"] = value.unflatten(0, (replicates, -1))[r].clone()
-            by_replicate.append(own)
+                    values[f"{key} of the replicate"] = value.unflatten(0, (replicates, -1))[r].clone()
+            by_replicate.append(values)
         self.stages.append(Stage(t, name, by_replicate))
 
     @contextlib.contextmanager
-    def _errors(self, when: str) -> Iterator[None]:
+    def _errors(self, moment: str) -> Iterator[None]:
         before = streams.rng_state()
         try:
             yield
@@ -167,15 +169,15 @@ class TrialRounds:
             if is_numerical(error):
                 raise
             message = error_of_parts(error, self.components)
-            message = message or f"{self._label(self._stage)} led to {type(error).__name__}: {first_line(error)}"
-            raise ConfigError(f"{message}, {when}") from error
+            message = message or f"{self.label(self._stage)} led to {type(error).__name__}: {first_line(error)}"
+            raise ConfigError(f"{message}, {moment}") from error
         if not streams.states_equal(before, streams.rng_state()):
             raise ConfigError(
-                f"{' or '.join(_labels(self.components))} draws from a global random stream {when}, which depends on "
+                f"{' or '.join(_labels(self.components))} draws from a global random stream {moment}, which depends on "
                 "all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"
             )
 
-    def _label(self, stage: str) -> str:
+    def label(self, stage: str) -> str:
         """The user's parts that may be behind a stage; all of the user's where none of them is its own."""
         return " or ".join(
             _labels({g: p for g, p in self.components.items() if plain(g) in STAGES[stage]}) or _labels(self.components)
@@ -183,14 +185,18 @@ class TrialRounds:
 
     def changed(self, stage: str, before: Mapping[str, Any]) -> str:
         """Where a part of the stage has changed, in parentheses."""
-        for group, part in self.components.items():
-            if plain(group) in STAGES[stage] and (paths := changed_paths(part, before[group])):
+        for group, component in self.components.items():
+            if plain(group) in STAGES[stage] and (paths := changed_paths(component, before[group])):
                 return f" ({paths[0]} has changed)"
         return ""
 
 
 def _labels(components: Mapping[str, Any]) -> list[str]:
-    return [f"{plain(group)}={type(part).__name__}" for group, part in components.items() if brings_foreign(part)]
+    return [
+        f"{plain(group)}={type(component).__name__}"
+        for group, component in components.items()
+        if brings_foreign(component)
+    ]
 
 
 def _numbers(values: np.ndarray | None) -> Values:
@@ -219,66 +225,76 @@ def check_rounds(run: Setup) -> None:
 
 def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
     rounds = [t for t in sorted({*ROUNDS, run.rounds - 1}) if 0 <= t < run.rounds]
-    streams_before = streams.rng_state()
-    try:
-        trial = TrialRounds(run, seeds)
-    except ConfigError:  # made for the run's own seeds
-        if len(seeds) == len(run.federation.seeds):
-            raise
+    trial = _replica_without_draws(run, seeds)
+    if trial is None:
         return
-    if not streams.states_equal(streams_before, streams.rng_state()):
-        raise ConfigError(
-            f"{' or '.join(_labels(trial.components))} draws from a global random stream while it is set up; use "
-            "fedsim.core.rng, whose numbers are functions of seed, round and client"
-        )
-    before = {group: snapshot_of(part) for group, part in trial.components.items()}
-    began = time.process_time()
+    before = {group: snapshot_of(component) for group, component in trial.components.items()}
+    start = time.process_time()
     try:
-        first = trial.play(rounds, began + SECONDS)
+        stages = trial.play(rounds, start + SECONDS)
         streams.reseed(1)
-        trial.play(rounds[:1], began)  # a count by turns is then at another turn
-        again = trial.play(rounds, time.process_time() + SECONDS)
+        trial.play(rounds[:1], start)  # a count by turns is then at another turn
+        repeated_stages = trial.play(rounds, time.process_time() + SECONDS)
     except ConfigError:
         if trial.limited:
             return
         raise
     except Exception:  # it is not the user's: the run itself says so
         return
-    for one, other in zip(first, again, strict=False):
-        if any(identical(a, b) is not None for a, b in zip(one.values, other.values, strict=True)):
+    for stage, repeated in zip(stages, repeated_stages, strict=False):
+        pairs = zip(stage.values, repeated.values, strict=True)
+        if any(identical(values, repeated_values) is not None for values, repeated_values in pairs):
             raise ConfigError(
-                f"{trial._label(one.name)}: {one.name} in round {one.round} differs when the same rounds are simulated "
-                f"a second time{trial.changed(one.name, before)}; what is kept outside of a State or `memory` is in no "
-                "checkpoint, so make it a function of seed, client and round (fedsim.core.rng)"
+                f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs when the same rounds are "
+                f"simulated a second time{trial.changed(stage.name, before)}; what is kept outside of a State or "
+                "`memory` is in no checkpoint, so make it a function of seed, client and round (fedsim.core.rng)"
             )
     for r, seed in reversed(list(enumerate(seeds))):
         if len(seeds) == 1 or not run.per_seed:
-            _check_alone(run, trial, first, r, seed, rounds)
+            _check_single_seed(run, trial, stages, r, seed, rounds)
 
 
-def _check_alone(
-    run: Setup, trial: TrialRounds, joint: list[Stage], replicate: int, seed: int, rounds: Sequence[int]
+def _replica_without_draws(run: Setup, seeds: Sequence[int]) -> TrialRounds | None:
+    """A replica, set up without a draw from a global stream; None where the parts are made for the run's own seeds."""
+    streams_before = streams.rng_state()
+    try:
+        trial = TrialRounds(run, seeds)
+    except ConfigError:
+        if len(seeds) == len(run.federation.seeds):
+            raise
+        return None
+    if not streams.states_equal(streams_before, streams.rng_state()):
+        raise ConfigError(
+            f"{' or '.join(_labels(trial.components))} draws from a global random stream while it is set up; use "
+            "fedsim.core.rng, whose numbers are functions of seed, round and client"
+        )
+    return trial
+
+
+def _check_single_seed(
+    run: Setup, trial: TrialRounds, stages: list[Stage], replicate: int, seed: int, rounds: Sequence[int]
 ) -> None:
     try:
-        alone = TrialRounds(run, (seed,)).play(rounds, time.process_time() + SECONDS / 2)
+        single_stages = TrialRounds(run, (seed,)).play(rounds, time.process_time() + SECONDS / 2)
     except Exception:  # made for all of the run's seeds
         return
-    for one, other in zip(joint, alone, strict=False):
-        if not _alike(one.values[replicate], other.values[0]):
-            what = f"{trial._label(one.name)}: {one.name} in round {one.round} differs"
-            if len(joint[0].values) == 1:
-                raise ConfigError(
-                    f"{what} in a second simulation of the same parts; what they keep in classes and globals is shared "
-                    "by all simulations, so keep it in attributes that `setup` or `initial` sets"
-                )
+    for stage, single in zip(stages, single_stages, strict=False):
+        if _close(stage.values[replicate], single.values[0]):
+            continue
+        finding = f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs"
+        if len(stages[0].values) == 1:
             raise ConfigError(
-                f"{what} for seed {seed} when no other seed is simulated with it; use numbers of clients and seeds in "
-                "place of rows and positions, and the cohort's sums and means, which work seed by seed"
+                f"{finding} in a second simulation of the same parts; what they keep in classes and globals is shared "
+                "by all simulations, so keep it in attributes that `setup` or `initial` sets"
             )
+        raise ConfigError(
+            f"{finding} for seed {seed} when no other seed is simulated with it; use numbers of clients and seeds in "
+            "place of rows and positions, and the cohort's sums and means, which work seed by seed"
+        )
 
 
-def _alike(one: Values, other: Values) -> bool:
-    return all(close_to(value, other[name]) for name, value in one.items() if name in other)
+def _close(values: Values, single_values: Values) -> bool:
+    return all(close_to(value, single_values[name]) for name, value in values.items() if name in single_values)
 
 
 @contextlib.contextmanager

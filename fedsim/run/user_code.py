@@ -30,7 +30,7 @@ class UserCodeWatch:
     """
 
     def __init__(self, components: Mapping[str, Any]) -> None:
-        self.components = {group: part for group, part in components.items() if brings_foreign(part)}
+        self.components = {group: component for group, component in components.items() if brings_foreign(component)}
 
     def watch(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
         """The steps of round t. What is done between them, such as other runs in lockstep, is not watched.
@@ -40,16 +40,16 @@ class UserCodeWatch:
         """
         if not self.components:
             return (yield from steps)
-        done: Any = None
+        result_of_task: Any = None
         try:
             while True:
                 try:
                     with self._watched(t):
-                        task = steps.send(done)
+                        task = steps.send(result_of_task)
                 except StopIteration as end:
                     result: T = end.value
                     return result
-                done = yield task
+                result_of_task = yield task
         finally:
             steps.close()
 
@@ -79,7 +79,7 @@ class UserCodeWatch:
             )
 
     def _names(self) -> str:
-        return " or ".join(f"{plain(group)}={type(part).__name__}" for group, part in self.components.items())
+        return " or ".join(f"{plain(group)}={type(component).__name__}" for group, component in self.components.items())
 
 
 def plain(group: str) -> str:
@@ -93,6 +93,8 @@ def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | Non
     A missing attribute of a part that fedsim asks for is due to an `__init__` or a `setup` that did not call its
     base's.
     """
+    if not components:
+        return None
     entries = [
         (entry, frame)
         for entry, (frame, _) in zip(
@@ -101,25 +103,24 @@ def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | Non
         if in_user_code(entry.filename)
     ]
     if not entries:
-        for group, part in components.items():
-            if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) is type(part):
+        for group, component in components.items():
+            if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) is type(component):
                 return (
-                    f"{plain(group)}={type(part).__name__} has no attribute {error.name!r}, which its base class sets; call "
-                    "super() in its __init__ and its setup"
+                    f"{plain(group)}={type(component).__name__} has no attribute {error.name!r}, which its "
+                    "base class sets; call super() in its __init__ and its setup"
                 )
         return None
-    place = entries[-1][0]
+    last_entry = entries[-1][0]
     owners = [frame.f_locals.get("self") for _, frame in reversed(entries)]
     labels = [
-        f"{plain(group)}={type(part).__name__}"
+        f"{plain(group)}={type(component).__name__}"
         for owner in owners
-        for group, part in components.items()
-        if type(part) is type(owner)
+        for group, component in components.items()
+        if type(component) is type(owner)
     ]
-    name = labels[0] if labels else type(owners[0]).__name__ if owners[0] is not None else place.name
-    return (
-        f"{name} raised {type(error).__name__}: {first_line(error)} ({Path(place.filename).name}, line {place.lineno})"
-    )
+    name = labels[0] if labels else type(owners[0]).__name__ if owners[0] is not None else last_entry.name
+    file = Path(last_entry.filename).name
+    return f"{name} raised {type(error).__name__}: {first_line(error)} ({file}, line {last_entry.lineno})"
 
 
 @contextlib.contextmanager
@@ -145,4 +146,6 @@ def user_components(components: Any) -> dict[str, Any]:
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(components)}
     stages = groups["uplink"].stages if groups["uplink"] is not None else ()
     groups |= {f"uplink.{number}": stage for number, stage in enumerate(stages)}
-    return {group: part for group, part in groups.items() if part is not None and is_user_defined(part)}
+    return {
+        group: component for group, component in groups.items() if component is not None and is_user_defined(component)
+    }
