@@ -25,9 +25,10 @@ from fedsim.models.capacity import Capacity
 from fedsim.models.losses import Loss
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
-from fedsim.run.contracts import trial_copy
+from fedsim.run.contracts import brings_foreign
 from fedsim.run.divergence import ON_NONFINITE
 from fedsim.run.model_choice import GivenModel, ModelChoice
+from fedsim.run.ownership import PartCopies
 from fedsim.run.parts import KINDS, Parts
 from fedsim.run.rules import Stop
 from fedsim.run.user_code import errors_of_parts
@@ -136,6 +137,7 @@ class Setup(Assembly):
         )  # fmt: skip
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
         chosen_seeds = check_seeds(seeds)
+        self._groups = _own_copies(components)
         with errors_of_parts(components):
             super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
 
@@ -143,8 +145,7 @@ class Setup(Assembly):
         """The same run with copies of its parts, for some seeds, to be tried: clients are trained one at a time, with
         at most so many local steps, and nothing is evaluated."""
         dataset = self.components.dataset
-        groups = {entry.name: getattr(self.components, entry.name) for entry in dataclasses.fields(Parts)}
-        copies = trial_copy(groups, dataset, self.dataset, self.federation, self.data, self.model)
+        copies = copies_of(self._groups, dataset)
         rule: LocalRule = copies["local"]
         if not (rule.indivisible or rule.pooled or copies["work"].active):
             planned = rule.work.steps or steps
@@ -167,3 +168,17 @@ class Setup(Assembly):
             self.on_nonfinite,
         )  # fmt: skip
         return replica
+
+
+def _own_copies(components: Parts) -> dict[str, Any]:
+    """The parts by group, as they are before they are set up; copied where one of them is somebody's own."""
+    groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(Parts)}
+    if not any(brings_foreign(component) for group, component in groups.items() if group != "dataset"):
+        return groups
+    return copies_of(groups, components.dataset)
+
+
+def copies_of(groups: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """Copies of parts, which share the data set; what two of them have in common, their copies have in common."""
+    copies = PartCopies(dataset)
+    return {group: copies(component) for group, component in groups.items()}
