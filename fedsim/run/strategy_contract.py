@@ -47,7 +47,7 @@ from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
 SECONDS = 0.7  # after which what is tried a second time is left out
-LATE_ROUNDS = (3, 4, 5, 10, 100)  # and the last
+LATE_ROUNDS = (3, 10, 100)  # and the last
 MOST_PRESENT = 8  # clients of a replicate, where all of a small federation come
 REPEATED_SECONDS = 0.2  # in which rounds are repeated where attributes change
 STALEST = 3  # rounds by which rows of an event-driven run are late

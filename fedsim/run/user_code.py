@@ -61,7 +61,7 @@ class UserCodeWatch:
         except StopIteration:
             self._check_streams(before, t)
             raise
-        except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError):
+        except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
             raise
         except Exception as error:
             if is_numerical(error):
@@ -132,7 +132,7 @@ def errors_of_parts(components: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError):
+    except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
         raise
     except Exception as error:
         message = None if is_numerical(error) else error_of_parts(error, user_components(components))
