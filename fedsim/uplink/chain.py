@@ -87,7 +87,11 @@ class Uplink:
         for number, stage in enumerate(self.stages):
             arrived = stage(rows, StageContext(cohort, memory, number))
             if (arrived.shape, arrived.dtype) != (rows.shape, rows.dtype):
-                returned, expected = f"{list(arrived.shape)} {arrived.dtype}", f"{list(rows.shape)} {rows.dtype}"
+                same_shape = arrived.shape == rows.shape
+                returned, expected = (
+                    str(tensor.dtype).removeprefix("torch.") if same_shape else str(list(tensor.shape))
+                    for tensor in (arrived, rows)
+                )
                 raise ConfigError(f"uplink={type(stage).__name__} must return rows {expected}, and returns {returned}")
             rows = arrived
         if sender_index is None:
