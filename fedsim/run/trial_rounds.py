@@ -32,7 +32,7 @@ from fedsim.run.user_code import error_of_parts, plain
 from fedsim.strategies import State
 from fedsim.trainer import run_to_completion
 
-SECONDS = 0.6  # after which further rounds are left out
+SECONDS = 0.35  # after which further rounds are left out
 MOST_CLIENTS = 8  # of each replicate in a round
 MOST_PARAMETERS = 100_000  # of models that so many clients train
 MOST_NUMBERS = 2e7  # of client memory
