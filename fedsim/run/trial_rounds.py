@@ -34,7 +34,7 @@ from fedsim.trainer import run_to_completion
 
 SECONDS = 0.35  # after which further rounds are left out
 MOST_CLIENTS = 8  # of each replicate in a round
-MOST_PARAMETERS = 100_000  # of models that so many clients train
+MOST_PARAMETERS = 10_000  # of models that so many clients train
 MOST_NUMBERS = 2e7  # of client memory
 FEW_CLIENTS, FEW_STEPS = 2, 2  # with larger models; and local steps
 ROUNDS = (0, 1, 2, 3, 5, 10, 100)  # and the last
