@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError, first_line
 from fedsim.core.numerical import is_numerical
-from fedsim.run.contracts import brings_foreign, in_user_code, is_user_defined
+from fedsim.run.contracts import brings_foreign, in_user_code
 from fedsim.trainer import TaskGenerator
 
 T = TypeVar("T")
@@ -135,17 +135,19 @@ def errors_of_parts(components: Any) -> Iterator[None]:
     except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
         raise
     except Exception as error:
-        message = None if is_numerical(error) else error_of_parts(error, user_components(components))
+        named_components = user_components(components)
+        message = None if is_numerical(error) else error_of_parts(error, named_components)
+        if message is None and isinstance(error, TypeError) and named_components:  # a method with other parameters
+            labels = [f"{plain(group)}={type(component).__name__}" for group, component in named_components.items()]
+            message = f"{' or '.join(labels)} led to TypeError: {first_line(error)}"
         if message is None:
             raise
         raise ConfigError(message) from error
 
 
 def user_components(components: Any) -> dict[str, Any]:
-    """The parts of a run that are somebody's own, by group."""
+    """The parts of a run that are somebody's own, or hold such a part, by group."""
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(components)}
     stages = groups["uplink"].stages if groups["uplink"] is not None else ()
     groups |= {f"uplink.{number}": stage for number, stage in enumerate(stages)}
-    return {
-        group: component for group, component in groups.items() if component is not None and is_user_defined(component)
-    }
+    return {group: component for group, component in groups.items() if group != "dataset" and brings_foreign(component)}
