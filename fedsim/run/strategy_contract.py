@@ -432,7 +432,8 @@ def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
     if not (run.delivery.active or run.pace.clock.asynchronous):
         return None
     latest = STALEST if run.pace.clock.asynchronous else 1
-    staleness: np.ndarray = np.minimum((cohort.host.virtual + t) % (latest + 1), t)
+    clients = cohort.host.virtual % cohort.federation.clients
+    staleness: np.ndarray = np.minimum((clients + t) % (latest + 1), t)
     return staleness
 
 
