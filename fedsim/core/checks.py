@@ -63,8 +63,10 @@ def number_per_client(label: str, values: Any, n: int, whole: bool = False, mini
         or values.shape != (n,)
         or values.dtype.kind not in ("iu" if whole else "iuf")
     ):
-        what = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
-        raise ConfigError(f"{label} must return an array of {n} {kind}, one for each client, and returns {what}")
+        description = (
+            f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+        )
+        raise ConfigError(f"{label} must return an array of {n} {kind}, one for each client, and returns {description}")
     if values.size and not values.min() >= minimum:
         raise ConfigError(f"{label} must return {kind} of at least {minimum:g}, and returns {values.min():g}")
     return values

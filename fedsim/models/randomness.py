@@ -265,14 +265,14 @@ class GlobalDraws(TorchFunctionMode):
     """Notes whether anything draws from PyTorch's global stream, also where the stream is put back afterwards.
 
     Attributes:
-        seen: whether something has.
+        draws_seen: whether something has.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.draws_seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.seen = self.seen or (kwargs.get("generator") is None and func in DRAWS)
+        self.draws_seen = self.draws_seen or (kwargs.get("generator") is None and func in DRAWS)
         return func(*args, **kwargs)

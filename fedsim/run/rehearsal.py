@@ -180,8 +180,8 @@ def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) 
         if violation is not None:
             invariance.otherwise(trial, violation)
             violations.append((invariance, violation))
-            how = "one at a time" if invariance is THREADS else "one at a time, on batches without padding"
-            log.info("%s: clients are trained %s", violation, how)
+            restriction = "one at a time" if invariance is THREADS else "one at a time, on batches without padding"
+            log.info("%s: clients are trained %s", violation, restriction)
     _outcomes[trial_key] = violations
 
 
@@ -212,18 +212,18 @@ def _schedule(run: Setup) -> None:
         return
     label, steps = f"schedule={type(schedule).__name__}", int(run.trainer.batches.longest[0])
     rounds = [t for t in (*range(10), 100, run.rounds - 1) if 0 <= t < max(run.rounds, 1)]
-    places = [(t, k) for t in rounds for k in sorted({0, min(1, steps - 1), steps - 1})]
+    round_steps = [(t, k) for t in rounds for k in sorted({0, min(1, steps - 1), steps - 1})]
     rewind = Rewind(schedule)
     with user_code_errors(label, schedule):
-        factors = {(t, k): factor_of(rule, t, k, steps) for t, k in places}
+        factors = {(t, k): factor_of(rule, t, k, steps) for t, k in round_steps}
         for _ in range(2):
-            for t, k in reversed(places):
+            for t, k in reversed(round_steps):
                 if factor_of(rule, t, k, steps) != factors[t, k]:
                     raise ConfigError(
                         f"{label}: factor({t}, {k}) is not the same when asked twice; it must be a function of "
                         "round and step, since a resumed run asks anew"
                     )
-    if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in places):
+    if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in round_steps):
         raise ConfigError(f"{label} says by steady=True that its factor is constant in a round, and it is not")
     rewind()
 

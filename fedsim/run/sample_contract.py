@@ -215,7 +215,7 @@ def _order(trial: SampleTrial) -> str | None:
         loop_executor = trial.loop()
         with GlobalDraws() as draws:
             trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
-        trial.uses_global_stream = draws.seen
+        trial.uses_global_stream = draws.draws_seen
         if any(
             changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
         ):
@@ -279,13 +279,15 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
                         "share and no checkpoint holds; return it from `memory`"
                     )
             vars(component)[name] = original_value
-    changing = any(changed_paths(part, before) for part, before in zip(trial.components, trial.before, strict=True))
+    changing = any(
+        changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
+    )
     until = time.process_time() + REPEATED_SECONDS
     while changing and time.process_time() < until:  # a count may matter at its hundredth
         carry, loss = trial.local_steps(executor, [0], 0)
-        other = _other_than_before(trial, 0, carry, loss)
-        if other is not None:
-            return _remembers(trial, other)
+        changed_name = _other_than_before(trial, 0, carry, loss)
+        if changed_name is not None:
+            return _remembers(trial, changed_name)
     return None
 
 

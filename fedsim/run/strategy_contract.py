@@ -447,7 +447,7 @@ def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> St
         report_copy.cohort.host.count[:] = counts
         raise ConfigError(f"{label}: aggregate writes into the cohort's counts, which the run counts clients by")
     for name in WATCHED:
-        if not _same(getattr(report, name), getattr(report_copy, name)):
+        if not equal_values(getattr(report, name), getattr(report_copy, name)):
             raise ConfigError(
                 f"{label}: aggregate writes into report.{name}, which the run measures rounds by; write to a copy"
             )
@@ -473,10 +473,11 @@ def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> St
     return next_state
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one.nan_to_num(), other.nan_to_num())
-    return np.array_equal(one, other)
+def equal_values(first: Any, second: Any) -> bool:
+    """Do two tensors or arrays hold the same numbers, where they are numbers?"""
+    if isinstance(first, Tensor):
+        return torch.equal(first.nan_to_num(), second.nan_to_num())
+    return np.array_equal(first, second)
 
 
 def _check_shared_memory(label: str, state: State) -> None:
