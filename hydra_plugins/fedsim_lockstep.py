@@ -21,9 +21,9 @@ class LockstepLauncher(Launcher):
         self.at_once = at_once
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from fedsim.app.lockstep import ComposedOnce  # imports PyTorch, and Hydra imports this module always
+        from fedsim.app.lockstep import CachingConfigLoader  # imports PyTorch, and Hydra imports this module always
 
-        hydra_context.config_loader = ComposedOnce(hydra_context.config_loader)  # type: ignore[assignment]
+        hydra_context.config_loader = CachingConfigLoader(hydra_context.config_loader)  # type: ignore[assignment]
         self.context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.app.commands.algorithms import KINDS, Algorithm, algorithms
+from fedsim.app.commands.algorithms import LISTED_GROUPS, Algorithm, algorithms
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -50,7 +50,7 @@ def page() -> str:
         "(its innovation), $A$ the clients that participate in round $t$, $w_i$ a client's weight, $\\eta$ a local and",
         "$\\eta_g$ the server's learning rate.",
     ]
-    for group in KINDS:
+    for group in LISTED_GROUPS:
         lines += [
             "",
             f"## {TITLES[group]}",
@@ -59,10 +59,10 @@ def page() -> str:
             "|---|---|---|",
         ]
         mine = [one for one in algorithms() if one.group == group]
-        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.remembers} |" for one in mine]
+        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.memory_text} |" for one in mine]
         for one in mine:
             lines += ["", f"### {one.group}={one.name}", "", *definition(one), ""]
-            lines += [f"Sends: {one.sends}. Assumes: {one.assumes}.", ""]
+            lines += [f"Sends: {one.traffic_text}. Assumes: {one.assumptions_text}.", ""]
             lines += [f"Tests: {', '.join(shown(one)) or 'that it composes and runs'}."]
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ from bench import interleaved, timed
 from bench_rounds import Rounds
 from bench_workloads import WORKLOADS, Workload, common_round, limit_round, p_cnn
 
-from fedsim.models.precision import told_of_units
+from fedsim.models.precision import bfloat16_units_text
 from fedsim.run.wiring import resolve_device
 
 PRECISIONS = ("full", "bf16")
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of a client, in place of the workload's own number")
     options = parser.parse_args()
     wanted = bench_options.wanted(parser, options.only, WORKS)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; bfloat16 units: {told_of_units()}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; bfloat16 units: {bfloat16_units_text()}")
     rows = []
     for name in wanted:
         work = WORKS[name]()
@@ -75,7 +75,7 @@ def main() -> None:
         print(f"({name}) {row['clients']} clients, {row['steps']} steps: gain of bfloat16: {gains}", end="; ")
         print(f"fedsim beside the limit: {limit}", flush=True)
         rows.append(row)
-    settings = {"repeat": options.repeat, "clock": options.clock, "units": told_of_units()}
+    settings = {"repeat": options.repeat, "clock": options.clock, "units": bfloat16_units_text()}
     bench_record.save(options.json, rows, device=resolve_device(options.device), **settings)
 
 

@@ -91,7 +91,7 @@ def trials(work: Case, options: Any) -> tuple[str, list[str], float]:
 
     with patch.object(trial, "benchmark", clocked):
         for _ in range(options.trials):
-            trial.FASTEST_NAMES.clear()
+            trial.FASTEST_EXECUTOR_NAMES.clear()
             rounds = LocalRounds(work, options)
             rounds.run(1)
             chosen.append(rounds.simulation.trainer.choice.executor)

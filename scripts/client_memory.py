@@ -19,7 +19,7 @@ import torch
 
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import UniformK
-from fedsim.core.placement import PLACES
+from fedsim.core.placement import STORAGE_PLACES
 from fedsim.data.datasets import Dataset
 from fedsim.local import APFL, SGD
 from fedsim.models import MLP, SVHNCNN
@@ -77,7 +77,9 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for case, (_, _, most) in CASES.items():
             _, *without = pool.apply(child, (case, "sgd", "device", device, options.clients))
-            for place in PLACES if device.startswith("cuda") else ("device", "disk"):  # a CPU's device is the host
+            for place in (
+                STORAGE_PLACES if device.startswith("cuda") else ("device", "disk")
+            ):  # a CPU's device is the host
                 size, *peaks = pool.apply(child, (case, "apfl", place, device, options.clients))
                 process, gpu = ((a - b) / 1e6 for a, b in zip(peaks, without, strict=True))
                 clients = options.clients or most

@@ -15,7 +15,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from fedsim.app.build import OF_EVALUATION
+from fedsim.app.build import EVALUATION_ARGUMENT_BY_KEY
 from fedsim.app.comments import comments_by_key, first_comment
 from fedsim.app.config import config_folder, groups
 from fedsim.core.constraints import allowed_text, declared_hints
@@ -168,7 +168,7 @@ def ranges_of_top_level() -> dict[str, str]:
     """Key → what is allowed, of those that a class takes under another name, too."""
     of_evaluation, of_rule = ranges(EvaluationOptions), ranges(SGD)
     shared = content(config_folder() / "local" / "sgd.yaml")
-    named = {key: of_evaluation[name] for key, name in OF_EVALUATION.items() if name in of_evaluation}
+    named = {key: of_evaluation[name] for key, name in EVALUATION_ARGUMENT_BY_KEY.items() if name in of_evaluation}
     for key, value in shared.items():
         if (key_of_top_level := re.search(r"\$\{(\w+)\}", str(value))) and key in of_rule:
             named[key_of_top_level[1]] = of_rule[key]

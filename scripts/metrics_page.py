@@ -13,14 +13,14 @@ from fedsim.evaluation.registry import MetricDescription
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 SECTIONS = {
-    "What is measured": registry.MEASURED,
+    "What is measured": registry.MODEL_METRICS,
     "Diagnostics": registry.DIAGNOSTICS,
     "Models of clients": {
         name: metric
-        for name, metric in registry.PERSONAL.items()
-        if name.startswith("personal_") or metric is registry.VALIDATED
+        for name, metric in registry.PERSONAL_MODEL_METRICS.items()
+        if name.startswith("personal_") or metric is registry.VALIDATED_CLIENTS_METRIC
     },
-    "Work and time": registry.PLACE | registry.WORK | registry.TIME,
+    "Work and time": registry.PROGRESS_COLUMNS | registry.WORK_COLUMNS | registry.CLOCK_COLUMNS,
 }
 BEFORE = {
     "What is measured": "A run has those of these columns that its data and model allow: accuracies need labels, "

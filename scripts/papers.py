@@ -11,7 +11,7 @@ import yaml
 
 from fedsim.studies.reproduce import stored
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.ledger import LEDGER, Ledger, load_ledger
+from fedsim.studies.reproduce.ledger import LEDGER_FILE, Ledger, load_ledger
 from fedsim.studies.reproduce.recipe import Recipe, load, names
 from fedsim.studies.reproduce.statements import Evidence, StatementVerdict, evidence_of, judge_statement
 from fedsim.studies.reproduce.stored import Result
@@ -87,7 +87,7 @@ def papers(root: Path = EXPERIMENTS) -> dict[str, Paper]:
     folders = {name.partition("/")[0] for name in recipe_names}
     read = {}
     for folder in [*(name for name in TITLES if name in folders), *sorted(folders - set(TITLES))]:
-        ledger = load_ledger(folder, root) if (root / folder / LEDGER).exists() else None
+        ledger = load_ledger(folder, root) if (root / folder / LEDGER_FILE).exists() else None
         read[folder] = Paper(folder, ledger, {n: load(n, root) for n in recipe_names if n.startswith(f"{folder}/")})
     for result in stored.results(root):
         paper = read.get(result.paper)

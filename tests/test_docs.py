@@ -24,7 +24,7 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCod
 
 from fedsim import Simulation
 from fedsim.app import cli, sweep
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.studies.board import leaderboard_cli as board
 from fedsim.studies.plots import plot_cli as plots
 from fedsim.studies.reproduce import reproduce_cli as reproduce
@@ -138,7 +138,7 @@ def reduced(words: list[str]) -> list[str]:
     """The same command at a size for tests."""
     if words[0] == "fedsim-reproduce" and "--scale" in words:
         return [*words, "--scale", "smoke", "--jobs", "1"]
-    if words[0] != "fedsim" or words[1] in WORDS or {"--help", "--cfg"} & set(words):
+    if words[0] != "fedsim" or words[1] in COMMAND_DESCRIPTIONS or {"--help", "--cfg"} & set(words):
         return words
     folder = [] if any(word.startswith(("out=", "resume=")) for word in words) else [f"out=outputs/{next(NUMBERS)}"]
     return [

@@ -11,7 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.app.config import groups
-from fedsim.evaluation.columns import COLUMNS
+from fedsim.evaluation.columns import COLUMN_DESCRIPTIONS
 
 ROOT = Path(__file__).parents[1]
 ROWS = re.findall(r"^\| (?!term|---)(.+?) \| (.+?) \| (.+?) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
@@ -52,4 +52,4 @@ def test_what_is_named_exists(term: str, where: str) -> None:
             text = Path(importlib.import_module(known[holder].__module__).__file__ or "").read_text()
             assert not attribute or attribute in fields or f"self.{attribute}" in text, (term, name)
         elif name in {"distance_to_ps", "distance_to_po"}:
-            assert name in COLUMNS
+            assert name in COLUMN_DESCRIPTIONS

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.app.config import config_folder, register_resolvers
-from fedsim.app.per_choice import with_plus
+from fedsim.app.per_choice import add_plus_prefix
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -34,7 +34,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_compose(command: str) -> None:
     register_resolvers()
-    arguments = with_plus([a for a in shlex.split(command, comments=True)[1:] if a != "-m"])
+    arguments = add_plus_prefix([a for a in shlex.split(command, comments=True)[1:] if a != "-m"])
     parsed = OverridesParser.create().parse_overrides(arguments)
     sweeps = [o for o in parsed if o.is_sweep_override()]
     one_of_each = [f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}" for o in sweeps]

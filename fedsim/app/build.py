@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.config import groups, identity, resolved_settings, top_level
+from fedsim.app.config import groups, resolved_settings, run_identity, top_level
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
@@ -44,8 +44,13 @@ PARTS = (
 # Keys of the top level that `Simulation` takes as they are.
 TOP_LEVEL = ("clients", "rounds", "seeds", "start", "on_nonfinite")
 # Keys of the top level that belong to `EvaluationOptions` and `Execution`: key → what it is called there.
-OF_EVALUATION = {"eval_every": "every", "evaluate": "of", "metrics": "metrics", "diagnostics": "diagnostics"}
-OF_EXECUTION = {"device": "device", "deterministic": "deterministic"}
+EVALUATION_ARGUMENT_BY_KEY = {
+    "eval_every": "every",
+    "evaluate": "of",
+    "metrics": "metrics",
+    "diagnostics": "diagnostics",
+}
+EXECUTION_ARGUMENT_BY_KEY = {"device": "device", "deterministic": "deterministic"}
 
 
 def build(
@@ -71,16 +76,16 @@ def build(
     settings = resolved_settings(cfg)
     _check_names(settings)
     tracking = dict(settings["tracking"])
-    evaluation = {OF_EVALUATION[key]: settings[key] for key in OF_EVALUATION}
+    evaluation = {EVALUATION_ARGUMENT_BY_KEY[key]: settings[key] for key in EVALUATION_ARGUMENT_BY_KEY}
     evaluation["client_samples"] = tracking.pop("client_samples", 20)
     model = dict(settings["model"])
     loss, ridge, output = model.pop("loss", None), model.pop("ridge", 0.0), model.pop("output", None)
     setup = {key: settings[key] for key in TOP_LEVEL}
-    execution = settings["trainer"] | {name: settings[key] for key, name in OF_EXECUTION.items()}
+    execution = settings["trainer"] | {name: settings[key] for key, name in EXECUTION_ARGUMENT_BY_KEY.items()}
     names = setting_names(cfg)
     check_types(Setup, setup, names)
     execution_names = {key: f"trainer.{key}" for key in settings["trainer"]}
-    evaluation_names = {name: key for key, name in OF_EVALUATION.items()} | {
+    evaluation_names = {name: key for key, name in EVALUATION_ARGUMENT_BY_KEY.items()} | {
         "client_samples": "tracking.client_samples"
     }
     check_types(Execution, execution, execution_names)
@@ -110,7 +115,7 @@ def build(
                 **setup,
             )
         watching = _instantiate("tracking", tracking, names)
-    return simulation, watching, identity(cfg)
+    return simulation, watching, run_identity(cfg)
 
 
 def _check_names(settings: dict[str, Any]) -> None:
@@ -121,7 +126,16 @@ def _check_names(settings: dict[str, Any]) -> None:
     for name in settings:
         if name not in setting_names:
             raise ConfigError(f"{name} is not a setting{checks.nearest(name, setting_names)}")
-    for name in (*TOP_LEVEL, *OF_EVALUATION, *OF_EXECUTION, *PARTS, "model", "trainer", "tracking", "trusted"):
+    for name in (
+        *TOP_LEVEL,
+        *EVALUATION_ARGUMENT_BY_KEY,
+        *EXECUTION_ARGUMENT_BY_KEY,
+        *PARTS,
+        "model",
+        "trainer",
+        "tracking",
+        "trusted",
+    ):
         if name not in settings:
             raise ConfigError(f"{name} is missing; leave it as it is, or give it another value")
 
@@ -137,12 +151,12 @@ def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
 
 def _loss(name: Any) -> Any:
     """A loss by its name, or somebody's own by its dotted path."""
-    from fedsim.models.kinds import LOSS
+    from fedsim.models.kinds import LOSS_KIND
 
     if not isinstance(name, str) or "." not in name:
         return name
     try:
-        return targets.resolve("model.loss", name, LOSS)
+        return targets.resolve("model.loss", name, LOSS_KIND)
     except ConfigError:
         raise
     except Exception as error:  # the user's own module may raise anything
@@ -228,7 +242,7 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     """A callable that builds a fresh module; called once per replicate."""
     from fedsim.app.kinds import KINDS
 
-    if node.get("_target_", targets.MISSING) == targets.MISSING:
+    if node.get("_target_", targets.MISSING_VALUE) == targets.MISSING_VALUE:
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
     component = targets.parse("model", node, KINDS["model"])
     _check_part(component, names)

@@ -25,14 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsim.app import commands, help_page, hydra_section, per_choice, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, resolved_settings
-from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved_reason
-from fedsim.app.folders import RESUME, key_of, run_folder
+from fedsim.app.explain import composition_error_text, explain, unresolved_reason, without_line_breaks
+from fedsim.app.folders import RESUME_MODES, override_key, run_folder
 from fedsim.app.imports import import_simulator
-from fedsim.app.single_composition import composed_once
+from fedsim.app.single_composition import reuse_composition
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
-from fedsim.core.lock import check_free
+from fedsim.core.lock import check_folder_free
 from fedsim.core.settings import flatten
-from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, tolerate_broken_pipes
+from fedsim.core.speaking import ignore_broken_pipes, log_messages_once, log_to_stderr, tolerate_broken_pipes
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
@@ -54,43 +54,43 @@ def main() -> None:
 def _main() -> None:
     """A word of `fedsim.app.commands`, or overrides, which Hydra takes."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
-    _prepare()
-    if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
+    _prepare_process()
+    if sys.argv[1:2] and sys.argv[1] in commands.COMMAND_DESCRIPTIONS:
         try:
             return commands.run_command(sys.argv[1], sys.argv[2:])
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
             sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
-    sys.argv[1:] = per_choice.with_plus(flags_first(sys.argv[1:]))
+    sys.argv[1:] = per_choice.add_plus_prefix(flags_first(sys.argv[1:]))
     problem = _hand_to_hydra()
-    if sweep.SweepCallback.records is not None and not sweep.conclude(problem):
+    if sweep.SweepCallback.records is not None and not sweep.report_sweep_end(problem):
         sys.exit(1)
 
 
 def _hand_to_hydra() -> str | None:
-    """Have Hydra call `_job`, once or for every run of a sweep; what broke a sweep off, None where nothing did."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several:
-        _one_of_several()
+    """Have Hydra call `_run_job`, once or for every run of a sweep; what broke a sweep off, None where nothing did."""
+    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_distributed:
+        _check_single_run()
         handlers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     else:
         handlers = _sigterm_interrupts()
     try:
-        with hydra_section.looked_at(), composed_once(), help_page.ordered_groups(), handlers:
-            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
+        with hydra_section.refuse_unsafe_compositions(), reuse_composition(), help_page.ordered_groups(), handlers:
+            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_run_job)()
     except (HydraException, OmegaConfBaseException) as error:
         if sweep.SweepCallback.records is None:
             sys.exit(f"fedsim: {explain(error)}")
         return explain(error)
     except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
         if sweep.SweepCallback.records is None:
-            if isinstance(error, (ValueError, OSError)) and not _of_job(error):
-                sys.exit(f"fedsim: {before_the_job(error)}")
+            if isinstance(error, (ValueError, OSError)) and not _is_raised_by_run(error):
+                sys.exit(f"fedsim: {composition_error_text(error)}")
             if isinstance(error, KeyboardInterrupt):
                 sys.exit("fedsim: stopped at once, not after a round")
             raise
         if isinstance(error, KeyboardInterrupt):
             return "it was asked to stop"
-        return sweep.one_line(error)
+        return sweep.error_line(error)
     return None
 
 
@@ -103,15 +103,15 @@ def _sigterm_interrupts() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {}
+    previous_handlers = {}
     if threading.current_thread() is threading.main_thread():
-        asking = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
-        for number in (number for number in asking if number and signal.getsignal(number) == signal.SIG_DFL):
-            before[number] = signal.signal(number, interrupt)
+        stop_signals = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+        for number in (number for number in stop_signals if number and signal.getsignal(number) == signal.SIG_DFL):
+            previous_handlers[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -121,35 +121,35 @@ def flags_first(arguments: list[str]) -> list[str]:
     return [text for text in arguments if text not in overrides] + overrides
 
 
-def _of_job(error: BaseException) -> bool:
+def _is_raised_by_run(error: BaseException) -> bool:
     """Did a run raise it, and not Hydra before the run?"""
-    return any(frame.f_code is _job.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code is _run_job.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _one_of_several() -> None:
+def _check_single_run() -> None:
     """What ranks of several need: one run."""
     if {"-m", "--multirun"} & set(sys.argv):
         sys.exit("fedsim: a sweep (-m) cannot be divided among ranks; start torchrun once for every run")
 
 
-def _prepare() -> None:
+def _prepare_process() -> None:
     """What every process needs: the user's own package is found, as with `python -m`, and logs are shown."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    threading.excepthook = _of_a_thread
+    threading.excepthook = _end_on_thread_error
     ignore_broken_pipes()  # a launcher's worker has begun elsewhere than in `main`
     log_to_stderr()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
 
 
-def _of_a_thread(failed: threading.ExceptHookArgs) -> None:
+def _end_on_thread_error(failed: threading.ExceptHookArgs) -> None:
     """Where TensorBoard's thread cannot write, the run meets the same error as it flushes, and ends by it."""
     if not isinstance(failed.exc_value, OSError):
         threading.__excepthook__(failed)
 
 
-def _job(cfg: DictConfig) -> float | None:
+def _run_job(cfg: DictConfig) -> float | None:
     """One run; a sweep has several, which a launcher may carry to other processes and machines."""
     import_simulator()
     hydra_config = HydraConfig.get()
@@ -158,8 +158,8 @@ def _job(cfg: DictConfig) -> float | None:
         from fedsim.trainer import run_to_completion
 
         with deterministic(cfg.deterministic is True):
-            return run_to_completion(of_sweep(cfg))
-    _prepare()
+            return run_to_completion(sweep_run_steps(cfg))
+    _prepare_process()
     if problem := unresolved_reason(cfg):
         sys.exit(f"fedsim: {problem}")
     if any(text.startswith("objective=") for text in _override_texts(hydra_config.overrides)):
@@ -173,27 +173,27 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     why it did not get there and what to do."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.stopping import Stopped
-    from fedsim.trainer.device_memory import no_room, out_of_memory
+    from fedsim.trainer.device_memory import device_memory_error, out_of_memory
 
-    ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
+    ranks, folder, choices, unnamed = Ranks(), Path(), _group_choices(), cfg.out is None
     try:
         ranks = Ranks.join()
-        folder = _folder(cfg, ranks, hydra_folder)
+        folder = _choose_run_folder(cfg, ranks, hydra_folder)
         log.info("run: %s", folder)
         result = _run_or_cause(cfg, folder, choices, ranks)
     except ConfigError as error:
         if unnamed:  # it was made for this run, which leaves nothing in it
             _remove_if_empty(folder)
-        sys.exit(f"fedsim: {in_one_line(str(error))}")
+        sys.exit(f"fedsim: {without_line_breaks(str(error))}")
     except DivergenceError as error:
-        _end(
+        _end_all_ranks(
             ranks,
             f"{error}" + (f"\nfedsim: the last good checkpoint is kept in {folder}" if _has_checkpoint(folder) else ""),
         )
     except RunError as error:
-        sys.exit(f"fedsim: {error}\nfedsim: {_go_on(folder)}")
+        sys.exit(f"fedsim: {error}\nfedsim: {_resume_hint(folder)}")
     except OutputError as error:
-        sys.exit(f"fedsim: {error}; make room there, and {_go_on(folder)}")
+        sys.exit(f"fedsim: {error}; make room there, and {_resume_hint(folder)}")
     except Stopped as stop:
         _end_stopped(stop, folder, ranks)
     except PeerError as error:
@@ -201,7 +201,7 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: {_go_on(folder)}")
+        sys.exit(f"fedsim: {device_memory_error(str(cfg.device))}\nfedsim: {_resume_hint(folder)}")
     ranks.leave_group()
     _print_report(result, ranks)
 
@@ -226,9 +226,9 @@ def _remove_if_empty(folder: Path) -> None:
 def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
     """A run that ended after a round since it was asked to: with its results, if that was its last round."""
     if stop.result is None:
-        _end(ranks, f"{stop}; go on with the same command and resume={folder}")
+        _end_all_ranks(ranks, f"{stop}; go on with the same command and resume={folder}")
     _print_report(stop.result, ranks)
-    _end(ranks, f"{stop}; all of it is in {folder}")
+    _end_all_ranks(ranks, f"{stop}; all of it is in {folder}")
 
 
 def _print_report(result: Result, ranks: Ranks) -> None:
@@ -254,14 +254,14 @@ def _has_checkpoint(folder: Path) -> bool:
     return (folder / NAME).exists()
 
 
-def _go_on(folder: Path) -> str:
+def _resume_hint(folder: Path) -> str:
     """How to have what a broken run has not done."""
     return (
         f"go on with the same command and resume={folder}" if _has_checkpoint(folder) else "run the same command again"
     )
 
 
-def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
+def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     """Of a run; the first rank, if there are several, makes what has no name yet."""
     if of_hydra != ".":
         raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; give out={of_hydra}")
@@ -278,23 +278,23 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     return folder
 
 
-def of_sweep(
+def sweep_run_steps(
     cfg: DictConfig, shared: dict[str, Any] | None = None, drive: Drive | None = None
 ) -> TaskGenerator[float | None]:
     """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them,
     `drive` as `steps` takes it."""
-    _prepare()
+    _prepare_process()
     hydra_config = HydraConfig.get()
     launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
-    once_each("fedsim.run.settings")  # what is given is mostly given for all jobs
+    log_messages_once("fedsim.run.settings")  # what is given is mostly given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
     with contextlib.suppress(ConfigError):  # which the run's own steps raise again, and its record has
-        per_choice.apply(cfg, _choices(), _override_texts(hydra_config.overrides))
+        per_choice.apply_choice_settings(cfg, _group_choices(), _override_texts(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
-    run = functools.partial(steps, cfg, folder, _choices(), shared=shared, drive=drive)
-    return sweep.sweep_job(cfg, folder, run, in_a_line)
+    run = functools.partial(run_steps, cfg, folder, _group_choices(), shared=shared, drive=drive)
+    return sweep.sweep_job(cfg, folder, run, one_line_result)
 
 
 def _override_texts(overrides: Any) -> list[str]:
@@ -302,12 +302,12 @@ def _override_texts(overrides: Any) -> list[str]:
     return [str(text) for text in OmegaConf.to_container(overrides, resolve=False)["task"]]  # type: ignore[call-overload, index]
 
 
-def _choices() -> dict[str, str]:
+def _group_choices() -> dict[str, str]:
     """Of the groups of the run at hand, Hydra's own left out."""
     return {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
 
 
-def _end(ranks: Ranks, message: str) -> NoReturn:
+def _end_all_ranks(ranks: Ranks, message: str) -> NoReturn:
     """All ranks end for the same reason: the first says so, and the others leave it the time to."""
     sys.exit(f"fedsim: {message}" if ranks.is_first else 0)
 
@@ -318,10 +318,10 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | N
     from fedsim.trainer import run_to_completion
 
     with deterministic(cfg.deterministic is True):
-        return run_to_completion(steps(cfg, folder, choices, ranks))
+        return run_to_completion(run_steps(cfg, folder, choices, ranks))
 
 
-def steps(
+def run_steps(
     cfg: DictConfig,
     folder: Path,
     choices: dict[str, str],
@@ -338,7 +338,7 @@ def steps(
 
     ranks = ranks or Ranks()
     if ranks.is_first:
-        check_free(folder)  # before what it holds is looked at
+        check_folder_free(folder)  # before what it holds is looked at
     resume = "never" if cfg.resume is None else str(cfg.resume)
     has_checkpoint = ranks.broadcast_object((folder / CHECKPOINT).exists())
     if has_checkpoint and resume == "never":
@@ -346,18 +346,18 @@ def steps(
             f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "
             "it afresh, or choose another out"
         )
-    if not has_checkpoint and resume not in RESUME:
+    if not has_checkpoint and resume not in RESUME_MODES:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     overrides = _override_texts(HydraConfig.get().overrides) if HydraConfig.initialized() else []
-    override_values = {key_of(text): text.partition("=")[2] for text in overrides}
+    override_values = {override_key(text): text.partition("=")[2] for text in overrides}
     for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
-    per_choice.apply(cfg, choices, overrides)
+    per_choice.apply_choice_settings(cfg, choices, overrides)
     sweep.check_objective(cfg.objective, metrics=resolved_settings(cfg)["metrics"])
     if trusted is None:
         # only the command itself extends trust: a file of somebody else's, or a sweeper's list in it, does not
-        by_command = "trusted" in override_values and "trusted" not in _params_of_sweeper()
+        by_command = "trusted" in override_values and "trusted" not in _sweeper_parameter_keys()
         trusted = cfg.trusted if by_command else ()
     packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
@@ -366,27 +366,29 @@ def steps(
     return (yield from (simulation.steps(*arguments) if drive is None else drive(simulation, *arguments)))
 
 
-def _params_of_sweeper() -> set[str]:
+def _sweeper_parameter_keys() -> set[str]:
     """Keys that a sweep varies because a file says so, not the command."""
     params = HydraConfig.get().sweeper.get("params") if HydraConfig.initialized() else None
-    return {key_of(f"{key}=") for key in params or {}}
+    return {override_key(f"{key}=") for key in params or {}}
 
 
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run in a table of runs: no class paths, and none twice (local.lr is lr)."""
     settings = dict(flatten(identity))
-    twice = {
+    duplicated_keys = {
         key for key, value in settings.items() if "." in key and settings.get(key.rpartition(".")[2], ...) == value
     }
-    return {key: value for key, value in settings.items() if key not in twice and not key.endswith("_target_")}
+    return {
+        key: value for key, value in settings.items() if key not in duplicated_keys and not key.endswith("_target_")
+    }
 
 
-def in_a_line(result: Result) -> str:
+def one_line_result(result: Result) -> str:
     """What a finished run of a sweep prints: the sweep says at its end what may be done with all of them."""
-    from fedsim.app.job_progress import LEADING
+    from fedsim.app.job_progress import LEADING_METRICS
     from fedsim.run.tracking.result import spread
 
-    names = [name for name in LEADING if name in result.final][:3] or list(result.final)[:3]
+    names = [name for name in LEADING_METRICS if name in result.final][:3] or list(result.final)[:3]
     metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in names)
     stop_note = f", stopped by {result.stopped}" if result.stopped else ""
     return f"{metrics} after {result.history[-1]['round']} rounds in {result.seconds:.1f} s{stop_note}: {result.folder}"

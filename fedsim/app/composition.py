@@ -26,9 +26,9 @@ def compose(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         HydraException, OmegaConfBaseException: the overrides do not compose.
         ConfigError: a setting per choice is wrong.
     """
-    config = hydra.compose("config", per_choice.with_plus(overrides), return_hydra_config=True)
+    config = hydra.compose("config", per_choice.add_plus_prefix(overrides), return_hydra_config=True)
     choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
-    per_choice.apply(config, choices, overrides)
+    per_choice.apply_choice_settings(config, choices, overrides)
     return config, choices

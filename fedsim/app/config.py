@@ -15,7 +15,7 @@ from fedsim.core.settings import flatten
 from fedsim.core.targets import current_names
 
 # Settings that decide where and how a run is computed, but not what.
-WITHOUT_EFFECT = (
+KEYS_WITHOUT_EFFECT = (
     "out",
     "resume",
     "objective",
@@ -34,7 +34,7 @@ WITHOUT_EFFECT = (
     "trusted",
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
-FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
+KEYS_FREE_ON_RESUME = (*KEYS_WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
 
 
 def config_folder() -> Path:
@@ -67,9 +67,9 @@ def groups() -> dict[str, list[str]]:
     return choices_by_group
 
 
-def target(group: str, choice: str) -> str:
+def choice_target(group: str, choice: str) -> str:
     """The class of a choice."""
-    return str(_load(config_folder() / group / f"{choice}.yaml")["_target_"])
+    return str(_load_yaml(config_folder() / group / f"{choice}.yaml")["_target_"])
 
 
 def top_level() -> list[str]:
@@ -80,7 +80,7 @@ def top_level() -> list[str]:
 @functools.cache
 def _top_level() -> dict[str, Any]:
     """config.yaml's own settings."""
-    content = _load(config_folder() / "config.yaml")
+    content = _load_yaml(config_folder() / "config.yaml")
     return {name: value for name, value in content.items() if name not in ("defaults", "hydra")}
 
 
@@ -102,17 +102,17 @@ def keys() -> dict[str, list[str]]:
         if group in ("experiment", "sweep"):
             continue
         for choice in choices:
-            content = _load(root / group / f"{choice}.yaml")
+            content = _load_yaml(root / group / f"{choice}.yaml")
             content.pop("defaults", None)
             for name in walk(content, group.replace("/", ".") + "."):
                 choices_by_key.setdefault(name, []).append(f"{group}={choice}")
     return choices_by_key
 
 
-def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:
+def run_identity(cfg: DictConfig, free_keys: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
     """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
     settings = current_names(dict(flatten(resolved_settings(cfg))))
-    return {name: value for name, value in settings.items() if not name.startswith(free)}
+    return {name: value for name, value in settings.items() if not name.startswith(free_keys)}
 
 
 def resolved_settings(cfg: DictConfig) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def resolved_settings(cfg: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in plain.items()}
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as it stands, interpolations unresolved."""
     content = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(content, dict)

@@ -16,9 +16,9 @@ from fedsim.app.config import config_folder, groups, keys
 from fedsim.core import checks
 from fedsim.core.settings import flatten
 
-INTERPOLATION = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
+INTERPOLATION_ERRORS = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
 # Launchers and sweepers that an extra brings → its name.
-EXTRAS = {
+EXTRA_BY_CHOICE = {
     "hydra/launcher/joblib": "joblib",
     "hydra/launcher/submitit_local": "submitit",
     "hydra/launcher/submitit_slurm": "submitit",
@@ -31,27 +31,28 @@ def explain(error: BaseException) -> str:
     """One sentence for an error of Hydra's or OmegaConf's."""
     text = str(error)
     if isinstance(error, OverrideParseException) and "missing EQUAL" not in text:
-        return f"{error.override} cannot be read ({in_one_line(text)}); quote what the shell or Hydra takes for its own"
+        reason = without_line_breaks(text)
+        return f"{error.override} cannot be read ({reason}); quote what the shell or Hydra takes for its own"
     if match := re.search(r"hydra_plugins\.hydra_(\w+?)_(launcher|sweeper)\b", text):
-        return _missing_extra(match[1], f"this hydra/{match[2]}")
+        return _missing_extra_text(match[1], f"this hydra/{match[2]}")
     if match := re.search(r"Ambiguous value for argument '([^'=]+)=([^']*)'", text):
-        return _several_values(match[1], match[2])
+        return _several_values_text(match[1], match[2])
     if match := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(match[1].split("@")[0])
+        return _unknown_key_text(match[1].split("@")[0])
     if match := re.search(r"Error merging override (.*)", text):
-        return _unfitting_value(match[1])
-    if isinstance(error, INTERPOLATION):
-        return _interpolated(error)
+        return _wrong_type_text(match[1])
+    if isinstance(error, INTERPOLATION_ERRORS):
+        return _interpolation_text(error)
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
-        return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
+        return _unknown_choice_text(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
         group_choices = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
         exact = [option for option in group_choices if option.endswith(f"={match[1]}")]
-        near = checks.suggestion(exact) or checks.nearest(
-            match[1], [*commands.WORDS, *keys(), *groups(), *group_choices]
+        suggestion_text = checks.suggestion(exact) or checks.nearest(
+            match[1], [*commands.COMMAND_DESCRIPTIONS, *keys(), *groups(), *group_choices]
         )
-        return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
-    return in_one_line(text.split("\n")[0])
+        return f"{match[1]!r} lacks a value; give key=value or group=choice{suggestion_text}"
+    return without_line_breaks(text.split("\n")[0])
 
 
 def unresolved_reason(cfg: DictConfig) -> str | None:
@@ -70,13 +71,13 @@ def unresolved_reason(cfg: DictConfig) -> str | None:
     for key, reason in sorted(broken.items(), key=lambda item: f"${{{item[0]}}}" not in interpolations[item[0]]):
         references = re.findall(r"\$\{([\w.]+)\}", interpolations[key])
         if not any(reference in broken and reference != key for reference in references) or "Recursive" in str(reason):
-            return f"{key}={interpolations[key]}: {_interpolated(reason)}"
+            return f"{key}={interpolations[key]}: {_interpolation_text(reason)}"
     return None
 
 
-def _interpolated(error: BaseException) -> str:
+def _interpolation_text(error: BaseException) -> str:
     """Why an interpolation leads nowhere, and what would."""
-    text = in_one_line(str(error).split("\n")[0])
+    text = without_line_breaks(str(error).split("\n")[0])
     if match := re.search(r"Environment variable '([^']+)' not found", text):
         return (
             f"the environment variable {match[1]} is not set; export it, or write ${{oc.env:{match[1]},VALUE}} with "
@@ -91,80 +92,84 @@ def _interpolated(error: BaseException) -> str:
     return text
 
 
-def _unfitting_value(override: str) -> str:
+def _wrong_type_text(override: str) -> str:
     """A mapping where a list or number is, and the like."""
     key = override.partition("=")[0].lstrip("+~").partition(".")[0]
     content = yaml.safe_load((config_folder() / "config.yaml").read_text(encoding="utf-8"))
-    usual = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
-    return f"{override} cannot be set there" + (f"; a value of {key} looks like {key}={usual}" if usual else "")
+    default_text = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
+    return f"{override} cannot be set there" + (
+        f"; a value of {key} looks like {key}={default_text}" if default_text else ""
+    )
 
 
-def in_one_line(text: str) -> str:
+def without_line_breaks(text: str) -> str:
     """The same without line ends."""
     return " ".join(text.split())
 
 
-def before_the_job(error: ValueError | OSError) -> str:
+def composition_error_text(error: ValueError | OSError) -> str:
     """What stopped Hydra from composing the configuration or from making the run folder."""
     if isinstance(error, OSError):
         return f"out={error.filename} cannot be made ({error.strerror}); choose another folder"
-    return f"the command cannot be composed ({in_one_line(str(error))}); fedsim --help lists groups and keys"
+    return f"the command cannot be composed ({without_line_breaks(str(error))}); fedsim --help lists groups and keys"
 
 
-def _several_values(name: str, values: str) -> str:
+def _several_values_text(name: str, values: str) -> str:
     hint = "" if name in groups() else f", or for a list write '{name}=[{values}]'"
     return f"{name}={values} are several values; add -m for a run of each{hint}"
 
 
-def _missing_extra(extra: str, feature: str) -> str:
+def _missing_extra_text(extra: str, feature: str) -> str:
     return f"{feature} is an extra; pip install 'fedsim-torch[{extra}]'"
 
 
-def _unknown_choice(group: str, choice: str, existing: list[str]) -> str:
-    if f"{group}/{choice}" in EXTRAS:
-        return _missing_extra(EXTRAS[f"{group}/{choice}"], f"{group}={choice}")
-    extras = [name.rpartition("/")[2] for name in EXTRAS if name.startswith(f"{group}/")]
+def _unknown_choice_text(group: str, choice: str, existing: list[str]) -> str:
+    if f"{group}/{choice}" in EXTRA_BY_CHOICE:
+        return _missing_extra_text(EXTRA_BY_CHOICE[f"{group}/{choice}"], f"{group}={choice}")
+    extras = [name.rpartition("/")[2] for name in EXTRA_BY_CHOICE if name.startswith(f"{group}/")]
     options = sorted({*groups().get(group, []), *existing, *extras})
     return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
 
 
-def _unknown_key(name: str) -> str:
+def _unknown_key_text(name: str) -> str:
     choices_by_key = keys()
     if name in choices_by_key:
         return f"{name} exists only with {' or '.join(choices_by_key[name])}"
     if name in groups():
-        return _unfitting_group(name)
+        return _misplaced_group_text(name)
     return f"{name} is not a setting{_nearest_key(name)} (fedsim --help lists groups and keys)"
 
 
-def _unfitting_group(name: str) -> str:
+def _misplaced_group_text(name: str) -> str:
     """availability/base goes with what lists `base` among its defaults."""
     outer, _, inner = name.rpartition("/")
     if not outer:
         return f"{name} takes the name of a choice, one of {', '.join(groups()[name])}; keys in it go by {name}.KEY="
-    fitting = []
+    fitting_choices = []
     for choice in groups().get(outer, []):
         with open(config_folder() / outer / f"{choice}.yaml", encoding="utf-8") as file:
             defaults = (yaml.safe_load(file) or {}).get("defaults", [])
         if any(isinstance(entry, dict) and inner in entry for entry in defaults):
-            fitting.append(choice)
-    return f"{name} does not belong to the chosen {outer}; it goes with {outer}={', '.join(fitting)}"
+            fitting_choices.append(choice)
+    return f"{name} does not belong to the chosen {outer}; it goes with {outer}={', '.join(fitting_choices)}"
 
 
 def _nearest_key(name: str) -> str:
     """'; did you mean …?' for a key: of the top level, or one of the same last word, or one that looks alike."""
     options = [*keys(), *groups()]
-    top, last = [option for option in options if not {".", "/"} & set(option)], name.rpartition(".")[2]
-    if "." not in name and (near := checks.nearest(name, top)):
-        return near
+    top_level_keys, last = [option for option in options if not {".", "/"} & set(option)], name.rpartition(".")[2]
+    if "." not in name and (suggestion_text := checks.nearest(name, top_level_keys)):
+        return suggestion_text
     deeper = [option for option in keys() if option.rpartition(".")[2] == last]
     siblings = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
-    spoken = [
-        key for key, comment in comments_by_key(config_folder() / "config.yaml").items() if _words(name) in comment
+    similar_keys = [
+        key
+        for key, comment in comments_by_key(config_folder() / "config.yaml").items()
+        if _key_as_words(name) in comment
     ]
-    return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(spoken)
+    return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(similar_keys)
 
 
-def _words(name: str) -> str:
+def _key_as_words(name: str) -> str:
     """learning_rate as a comment would have it."""
     return name.replace("_", " ").lower()

@@ -17,13 +17,17 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import abbreviated_keys
 
-STAMP = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
-RESUME = ("never", "auto", "overwrite")
+DEFAULT_FOLDER_FORMAT = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
+RESUME_MODES = ("never", "auto", "overwrite")
 LONGEST_PART, LONGEST_PATH = 255, 4096 - 300  # bytes of a name and of a path, which file systems allow
-LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
-ALONE = "run"  # the run of a sweep in which nothing varies
-FORBIDDEN = ":" if sys.platform == "win32" else ""  # signs that a name of a folder cannot have on this system
-PLAIN = re.compile(r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*")  # values that name a folder as they are
+MAX_NAME_LENGTH = 200  # of a run's folder in a sweep; file systems end at 255 bytes
+SINGLE_RUN_FOLDER = "run"  # the run of a sweep in which nothing varies
+FORBIDDEN_CHARACTERS = (
+    ":" if sys.platform == "win32" else ""
+)  # signs that a name of a folder cannot have on this system
+PLAIN_VALUE_PATTERN = re.compile(
+    r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*"
+)  # values that name a folder as they are
 
 
 def run_folder(out: Any, resume: Any) -> Path:
@@ -32,7 +36,7 @@ def run_folder(out: Any, resume: Any) -> Path:
     Raises:
         ConfigError: what is given names no folder, or none can be made.
     """
-    if resume is not None and resume not in RESUME:
+    if resume is not None and resume not in RESUME_MODES:
         return Path(folder_name("resume", resume)).absolute()
     return (new_folder() if out is None else Path(folder_name("out", out))).absolute()
 
@@ -45,10 +49,10 @@ def folder_name(key: str, value: Any) -> str:
     """
     text = str(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not text.strip() or "\0" in text:
-        way = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
-        raise ConfigError(f"{key}={value!r} names no folder; {way}")
-    longest = max((len(os.fsencode(component)) for component in Path(text).parts), default=0)
-    if longest > LONGEST_PART or len(os.fsencode(Path(text).absolute())) > LONGEST_PATH:
+        remedy = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
+        raise ConfigError(f"{key}={value!r} names no folder; {remedy}")
+    max_component_bytes = max((len(os.fsencode(component)) for component in Path(text).parts), default=0)
+    if max_component_bytes > LONGEST_PART or len(os.fsencode(Path(text).absolute())) > LONGEST_PATH:
         raise ConfigError(f"{key}={text[:20]}…{text[-20:]} is longer than file systems allow; give a shorter folder")
     return text
 
@@ -59,7 +63,7 @@ def new_folder() -> Path:
     Raises:
         ConfigError: it cannot be made.
     """
-    base = Path(time.strftime(STAMP))
+    base = Path(time.strftime(DEFAULT_FOLDER_FORMAT))
     folder = base
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
@@ -73,31 +77,33 @@ def new_folder() -> Path:
     return folder
 
 
-def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
+def job_folder(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
     """The name of a sweep's run: keys by their last words, and what stands in the way of a folder's name as a digest.
 
     Args:
         overrides: that make the run, KEY=VALUE.
-        fixed: keys that are the same in the whole sweep.
+        fixed_keys: keys that are the same in the whole sweep.
     """
-    override_values = dict(sorted((key_of(text), text.partition("=")[2]) for text in overrides))
-    short_names = abbreviated_keys({key for key in override_values if key not in fixed})
-    assignments = [f"{short_names[key]}={_value(text)}" for key, text in override_values.items() if key in short_names]
-    name = ",".join(assignments) or ALONE
-    if len(name.encode()) <= LONGEST_NAME:
+    override_values = dict(sorted((override_key(text), text.partition("=")[2]) for text in overrides))
+    short_names = abbreviated_keys({key for key in override_values if key not in fixed_keys})
+    assignments = [
+        f"{short_names[key]}={_value_name(text)}" for key, text in override_values.items() if key in short_names
+    ]
+    name = ",".join(assignments) or SINGLE_RUN_FOLDER
+    if len(name.encode()) <= MAX_NAME_LENGTH:
         return name
-    start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
+    start = name.encode()[: MAX_NAME_LENGTH - 17].decode(errors="ignore")
     return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def key_of(override: str) -> str:
+def override_key(override: str) -> str:
     """Its key or group, without signs that add and remove."""
     return override.partition("=")[0].lstrip("+~")
 
 
-def _value(text: str) -> str:
+def _value_name(text: str) -> str:
     """A value as a part of a folder's name. Of a path the last word, and a digest that keeps values apart."""
-    if PLAIN.fullmatch(text) and not set(FORBIDDEN) & set(text):
+    if PLAIN_VALUE_PATTERN.fullmatch(text) and not set(FORBIDDEN_CHARACTERS) & set(text):
         return text
-    word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")
-    return f"{word}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
+    last_word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")
+    return f"{last_word}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")

@@ -19,8 +19,8 @@ from fedsim.core.settings import flatten
 
 log = logging.getLogger(__name__)
 
-GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
-MAY_DIFFER = ("seeds", "out", "resume", "objective")
+PER_SEED_GROUPS = ("strategy", "local")  # whose objects have settings with one value per seed
+KEYS_THAT_MAY_DIFFER = ("seeds", "out", "resume", "objective")
 
 
 def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
@@ -33,7 +33,7 @@ def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
 
     settings, names = resolved_settings(cfg), setting_names(cfg)
     keys = {}
-    for group in GROUPS:
+    for group in PER_SEED_GROUPS:
         for component in targets.parse(group, settings[group], KINDS[group]).nested_parts():
             if not component.call.__module__.startswith("fedsim."):
                 continue  # a user's class may take over the annotation, and not the list
@@ -54,8 +54,8 @@ def shared_settings(cfg: DictConfig) -> str | None:
         return None  # the job itself will say so
     settings = dict(flatten(resolved_settings(cfg)))
     without_number = sorted(key for key in keys if settings[key] is None)
-    differing = {*keys, *keys.values(), *MAY_DIFFER}
-    shared = {name: value for name, value in settings.items() if name not in differing}
+    varying_keys = {*keys, *keys.values(), *KEYS_THAT_MAY_DIFFER}
+    shared = {name: value for name, value in settings.items() if name not in varying_keys}
     return json.dumps([shared, without_number], sort_keys=True, default=str)
 
 
@@ -79,14 +79,16 @@ def combined(configs: Sequence[DictConfig]) -> DictConfig:
     for key in dict.fromkeys(per_seed_keys(joint).values()):
         values = [OmegaConf.select(cfg, key) for cfg in configs]
         if any(value != values[0] for value in values) or isinstance(values[0], Sequence):
-            numbers = [number for cfg, value in zip(configs, values, strict=True) for number in _per_seed(value, cfg)]
+            numbers = [
+                number for cfg, value in zip(configs, values, strict=True) for number in _values_per_seed(value, cfg)
+            ]
             OmegaConf.update(joint, key, numbers)
     joint.seeds = [seed for cfg in configs for seed in cfg.seeds]
     joint.out, joint.resume, joint.tracking.progress = None, None, "none"
     return joint
 
 
-def _per_seed(value: Any, cfg: DictConfig) -> list[float]:
+def _values_per_seed(value: Any, cfg: DictConfig) -> list[float]:
     """One value per seed of a job."""
     if not isinstance(value, Sequence):
         return [value] * len(cfg.seeds)

@@ -10,7 +10,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 
 LINE_WIDTH = 100
-SECTIONS = {  # what comes first in a run comes first
+GROUPS_BY_SECTION = {  # what comes first in a run comes first
     "data": ("dataset", "dataset/augment", "partition", "contamination"),
     "availability": ("availability", "availability/base", "availability/trajectory"),
     "performative shift": ("shift",),
@@ -21,28 +21,28 @@ SECTIONS = {  # what comes first in a run comes first
     "the run": ("trainer", "stop", "tracking"),
     "prepared": ("experiment", "sweep"),
 }
-OTHERS = "yours"  # groups that the user's own folders add
+USER_SECTION = "yours"  # groups that the user's own folders add
 
 
 @contextlib.contextmanager
 def ordered_groups() -> Iterator[None]:
     """Within the block Hydra's help lists our groups in this order."""
-    replaced = Hydra.format_config_groups
+    original_method = Hydra.format_config_groups
 
     def format_config_groups(self: Hydra, predicate: Callable[[str], bool], compact: bool = True) -> str:
-        choices = {group: options for group, options in choices_of(self).items() if predicate(group)}
+        choices = {group: options for group, options in choices_by_group(self).items() if predicate(group)}
         if "strategy" in choices:
-            return page(choices)
+            return help_text(choices)
         return "".join(f"{group}: {', '.join(options)}\n" for group, options in choices.items())
 
     Hydra.format_config_groups = format_config_groups  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Hydra.format_config_groups = replaced  # type: ignore[method-assign]
+        Hydra.format_config_groups = original_method  # type: ignore[method-assign]
 
 
-def choices_of(hydra: Hydra) -> dict[str, list[str]]:
+def choices_by_group(hydra: Hydra) -> dict[str, list[str]]:
     """Group → its choices, sorted. Hydra's own listing copies all its sources for each group, which takes a second."""
     sources = hydra.config_loader.get_sources()
 
@@ -57,10 +57,10 @@ def choices_of(hydra: Hydra) -> dict[str, list[str]]:
     return {group: choices[group] for group in sorted(choices) if choices[group]}
 
 
-def page(choices: dict[str, list[str]]) -> str:
+def help_text(choices: dict[str, list[str]]) -> str:
     """Sections of groups, each with its choices."""
-    listed_groups = {group for section in SECTIONS.values() for group in section}
-    sections = SECTIONS | {OTHERS: tuple(sorted(choices.keys() - listed_groups))}
+    listed_groups = {group for section in GROUPS_BY_SECTION.values() for group in section}
+    sections = GROUPS_BY_SECTION | {USER_SECTION: tuple(sorted(choices.keys() - listed_groups))}
     width = max(map(len, choices)) + 2
     lines = []
     for title, section in sections.items():

@@ -13,15 +13,15 @@ from typing import Any
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 from fedsim.core.errors import ConfigError
 
-CALLBACKS = ("fedsim.app.sweep.SweepCallback",)
-HANDLERS = ("logging.", "colorlog.")
+ALLOWED_CALLBACKS = ("fedsim.app.sweep.SweepCallback",)
+ALLOWED_HANDLER_PREFIXES = ("logging.", "colorlog.")
 
 
 @contextlib.contextmanager
-def looked_at() -> Iterator[None]:
+def refuse_unsafe_compositions() -> Iterator[None]:
     """Within the block, no configuration is composed whose section of Hydra's calls something that a file named."""
     load = ConfigLoaderImpl.load_configuration
 
@@ -29,7 +29,7 @@ def looked_at() -> Iterator[None]:
         self: ConfigLoaderImpl, config_name: Any, overrides: list[str], *arguments: Any, **options: Any
     ) -> DictConfig:
         cfg = load(self, config_name, overrides, *arguments, **options)
-        check(cfg, overrides)
+        check_callables(cfg, overrides)
         return cfg
 
     ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]
@@ -39,13 +39,13 @@ def looked_at() -> Iterator[None]:
         ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
 
 
-def check(cfg: DictConfig, overrides: list[str]) -> None:
+def check_callables(cfg: DictConfig, overrides: list[str]) -> None:
     """Refuse callbacks and handlers that these overrides do not name.
 
     Raises:
         ConfigError: a file names one; the message says which.
     """
-    override_keys = {key_of(text).replace("/", ".") for text in overrides}
+    override_keys = {override_key(text).replace("/", ".") for text in overrides}
     for section in ("callbacks", "job_logging", "hydra_logging", "job.env_set"):
         key = f"hydra.{section}"
         if any(name == key or name.startswith(f"{key}.") for name in override_keys):
@@ -55,7 +55,9 @@ def check(cfg: DictConfig, overrides: list[str]) -> None:
         if section == "job.env_set" and content:
             raise ConfigError(f"{key}={content} stands in a file; give it on the command line if you know what it does")
         for name, target in _callable_keys(content):
-            if target not in CALLBACKS and not (name == "class" and str(target).startswith(HANDLERS)):
+            if target not in ALLOWED_CALLBACKS and not (
+                name == "class" and str(target).startswith(ALLOWED_HANDLER_PREFIXES)
+            ):
                 raise ConfigError(
                     f"{key}: {name}={target!r} stands in a file, and Hydra would call it; give it on the command line "
                     "if you know what it does"

@@ -13,13 +13,19 @@ from fedsim.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SILENCE = 10.0  # seconds between two words
-LEADING = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # the first there is
+SECONDS_BETWEEN_LOG_LINES = 10.0  # seconds between two words
+LEADING_METRICS = (
+    "test_accuracy",
+    "test_loss",
+    "performative_risk",
+    "distance_to_optimum",
+    "train_loss",
+)  # the first there is
 
 T = TypeVar("T")
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """In the unit that people would use."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
@@ -29,7 +35,7 @@ def duration(seconds: float) -> str:
 
 def leading_metric(values: Mapping[str, float]) -> tuple[str, float] | None:
     """The metric that says most of a run, and its value."""
-    name = next((name for name in LEADING if name in values), None)
+    name = next((name for name in LEADING_METRICS if name in values), None)
     return None if name is None else (name, values[name])
 
 
@@ -55,19 +61,19 @@ class JobProgress:
         say: Callable[[str], None] = log.info,
     ) -> None:
         self.total, self.noun, self.done_jobs = total, noun, 0
-        self._clock, self._say = clock, say
-        self._began = self._last = clock()
+        self._clock, self._log_line = clock, say
+        self._start_time = self._last_log_time = clock()
 
     def remaining(self, share: float) -> str:
         """The time that is left after a share of all work; nothing before there is any."""
         if not 0 < share < 1:
             return ""
-        return f", about {duration((self._clock() - self._began) * (1 - share) / share)} left"
+        return f", about {duration_text((self._clock() - self._start_time) * (1 - share) / share)} left"
 
     def jobs_finished(self, count: int = 1) -> None:
         """So many more jobs have ended; whoever calls it has said so."""
         self.done_jobs += count
-        self._last = self._clock()
+        self._last_log_time = self._clock()
 
     def log_heartbeat(self, share: float | None = None, detail: Callable[[], str] = lambda: "") -> None:
         """Log a line, unless the last word is younger than ten seconds.
@@ -76,13 +82,13 @@ class JobProgress:
             share: of all work that is done; None: that of the jobs.
             detail: what else is known, such as the leading metric; asked for only if a line is logged.
         """
-        if self._clock() - self._last < SILENCE:
+        if self._clock() - self._last_log_time < SECONDS_BETWEEN_LOG_LINES:
             return
-        self._last = self._clock()
+        self._last_log_time = self._clock()
         share = self.done_jobs / max(self.total, 1) if share is None else share
-        spent = duration(self._clock() - self._began)
-        line = f"{self.done_jobs}/{self.total} {self.noun} done after {spent}{self.remaining(share)}"
-        self._say("; ".join(filter(None, [line, detail()])))
+        elapsed_text = duration_text(self._clock() - self._start_time)
+        line = f"{self.done_jobs}/{self.total} {self.noun} done after {elapsed_text}{self.remaining(share)}"
+        self._log_line("; ".join(filter(None, [line, detail()])))
 
 
 class LockstepProgress:
@@ -130,13 +136,13 @@ def best_so_far(folders: Sequence[Path]) -> str:
     return f"best so far: {metric_text(name, value)} ({folder_name})"
 
 
-def as_they_end(
+def yield_finished_futures(
     futures: Sequence[Future[T]], progress: JobProgress, detail: Callable[[], str] = lambda: ""
 ) -> Iterator[Future[T]]:
     """The futures, each as it ends, with a word on the others every ten seconds."""
     waiting = set(futures)
     while waiting:
-        finished_futures, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
+        finished_futures, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOG_LINES / 4, return_when=FIRST_COMPLETED)
         yield from finished_futures
         if not finished_futures:
             progress.log_heartbeat(detail=detail)

@@ -9,13 +9,13 @@ from fedsim.availability import Availability, Probability, Trajectory
 from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.targets import Kind
 from fedsim.data.contamination import Contamination
-from fedsim.data.datasets.dataset_kinds import AUGMENTATION, DATASET, MAP_STYLE, TRANSFORM
+from fedsim.data.datasets.dataset_kinds import AUGMENTATION_KIND, DATASET_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND
 from fedsim.data.partition import Partition
-from fedsim.data.partition.flwr import PARTITIONER
+from fedsim.data.partition.flwr import PARTITIONER_KIND
 from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule, Schedule
 from fedsim.models.capacity import Capacity
-from fedsim.models.kinds import MODEL
+from fedsim.models.kinds import MODEL_KIND
 from fedsim.models.selectors import Selector
 from fedsim.run.rules import Stop
 from fedsim.run.tracking import Observer, Tracking
@@ -30,14 +30,14 @@ def _kind_of(base: type[Any], module: str, **options: Any) -> Kind:
     return Kind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
 
 
-OBSERVER = _kind_of(Observer, "fedsim.run.tracking")
-_GROUPS = {
-    "dataset": DATASET,
-    "partition": _kind_of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER}),
+OBSERVER_KIND = _kind_of(Observer, "fedsim.run.tracking")
+_KIND_BY_GROUP = {
+    "dataset": DATASET_KIND,
+    "partition": _kind_of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER_KIND}),
     "availability": _kind_of(Availability, "fedsim.availability"),
     "shift": _kind_of(Shift, "fedsim.shift"),
     "contamination": _kind_of(Contamination, "fedsim.data.contamination"),
-    "model": MODEL,
+    "model": MODEL_KIND,
     "local": _kind_of(LocalRule, "fedsim.local"),
     "strategy": _kind_of(Strategy, "fedsim.strategies"),
     "uplink": _kind_of(Uplink, "fedsim.uplink"),
@@ -49,16 +49,16 @@ _GROUPS = {
     "capacity": _kind_of(Capacity, "fedsim.models.capacity"),
     "personal": _kind_of(Personal, "fedsim.evaluation.personal"),
     "stop": _kind_of(Stop, "fedsim.run"),
-    "tracking": _kind_of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER}),
+    "tracking": _kind_of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER_KIND}),
 }
-_INSIDE = (
-    *_GROUPS.values(),
+_ARGUMENT_KINDS = (
+    *_KIND_BY_GROUP.values(),
     _kind_of(Probability, "fedsim.availability"),
     _kind_of(Trajectory, "fedsim.availability"),
     _kind_of(Schedule, "fedsim.local"),
     _kind_of(Stage, "fedsim.uplink"),
-    AUGMENTATION, MAP_STYLE, TRANSFORM, OBSERVER,
+    AUGMENTATION_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND, OBSERVER_KIND,
     Kind("an object of your own"),
 )  # fmt: skip
 # Group → the kind of its object; the user's own classes may have objects of every kind among their arguments.
-KINDS = {group: dataclasses.replace(kind, argument_kinds=_INSIDE) for group, kind in _GROUPS.items()}
+KINDS = {group: dataclasses.replace(kind, argument_kinds=_ARGUMENT_KINDS) for group, kind in _KIND_BY_GROUP.items()}

@@ -27,10 +27,10 @@ from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
-KEPT = 100  # configurations of jobs that wait for their turn
+MAX_CACHED_CONFIGURATIONS = 100  # configurations of jobs that wait for their turn
 
 
-class ComposedOnce:
+class CachingConfigLoader:
     """Hydra's loader of configurations, of which a sweep's check and its launcher both ask for every job's: the second
     one that asks gets what was composed for the first.
 
@@ -51,7 +51,7 @@ class ComposedOnce:
         if job in self._composed:
             return self._composed.pop(job)
         config: DictConfig = self._loader.load_sweep_config(master_config, sweep_overrides)
-        if len(self._composed) < KEPT:
+        if len(self._composed) < MAX_CACHED_CONFIGURATIONS:
             self._composed[job] = config
         return config
 
@@ -74,17 +74,17 @@ def launch(
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     log.info("%d jobs in lockstep", len(job_overrides))
-    waiting, returned, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
+    waiting, job_returns, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
     while batch := list(itertools.islice(waiting, at_once)):
         shared: dict[str, Any] = {}
         jobs = [ComposedJob(context, config, list(overrides), number, shared) for number, overrides in batch]
-        returned += [job.returned for job in jobs]
+        job_returns += [job.returned for job in jobs]
         with deterministic(any(job.config.deterministic is True for job in jobs)):
             failed = run_batch(jobs, progress)
         if failed:  # when all have come to their end: a signal stops each of them after the same round
             raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    return returned
+    return job_returns
 
 
 class ComposedJob(Job[Any]):
@@ -112,7 +112,7 @@ class ComposedJob(Job[Any]):
         self.foldable = False
         self.returned = run_job(
             hydra_context=context,
-            task_function=functools.partial(cli.of_sweep, shared=shared, drive=self._drive),
+            task_function=functools.partial(cli.sweep_run_steps, shared=shared, drive=self._drive),
             config=job_config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
@@ -140,7 +140,7 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
     watch = LockstepProgress(progress, [job.folder for job in jobs], [int(job.config.rounds) for job in jobs])
     errors: list[BaseException] = []
     try:
-        folds = _folds_of(jobs)
+        folds = _foldable_job_groups(jobs)
         in_folds = {job for fold in folds for job in fold.jobs}
         alone = [job for job in jobs if job not in in_folds and not job.ended]
         progress.jobs_finished(sum(job.ended for job in jobs))
@@ -161,7 +161,7 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
     return errors
 
 
-def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
+def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
     """Jobs that go together as one federation each."""
     folds = []
     for positions in foldable_groups([job.config for job in jobs], [job.folder for job in jobs]):
@@ -173,7 +173,7 @@ def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
         obstacle = waiting[0].run.obstacle() if waiting and waiting[0].run is not None else None
         if len(waiting) > 1 and obstacle is None:
             log.info("%d jobs differ only in numbers of their rows: they run as one federation", len(waiting))
-            folds.append(Fold(waiting, functools.partial(_federation_of, [job.config for job in waiting])))
+            folds.append(Fold(waiting, functools.partial(_combined_composition, [job.config for job in waiting])))
             continue
         if obstacle is not None:
             log.info("%d jobs are not folded into one federation, because of %s", len(waiting), obstacle)
@@ -182,7 +182,7 @@ def _folds_of(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
     return folds
 
 
-def _federation_of(configs: Sequence[DictConfig]) -> Simulation:
+def _combined_composition(configs: Sequence[DictConfig]) -> Simulation:
     """What has the replicates of them all."""
     simulation, _, _ = build(combined(configs))
     return simulation

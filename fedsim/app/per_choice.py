@@ -22,22 +22,28 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app.config import groups
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 
-KEY = "when"
-REFUSED = ("hydra", "out", "resume", "trusted", KEY)  # settings that are fixed before those of a choice
-SHAPE = f"write {KEY}.GROUP.CHOICE.KEY=VALUE, such as {KEY}.local.pofl.local.history=6"
+WHEN_KEY = "when"
+KEYS_NOT_PER_CHOICE = (
+    "hydra",
+    "out",
+    "resume",
+    "trusted",
+    WHEN_KEY,
+)  # settings that are fixed before those of a choice
+USAGE_EXAMPLE = f"write {WHEN_KEY}.GROUP.CHOICE.KEY=VALUE, such as {WHEN_KEY}.local.pofl.local.history=6"
 
 
-def with_plus(arguments: Sequence[str]) -> list[str]:
+def add_plus_prefix(arguments: Sequence[str]) -> list[str]:
     """The same command with Hydra's prefix for new keys, which users need not write here."""
-    return [f"++{text}" if text.startswith(f"{KEY}.") else text for text in arguments]
+    return [f"++{text}" if text.startswith(f"{WHEN_KEY}.") else text for text in arguments]
 
 
-def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
+def apply_choice_settings(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
     """Apply the settings under `when` for these choices, and remove `when`.
 
     A key set on the command line takes precedence over `when` in a file, but not over `when` on the command line, which
@@ -51,59 +57,66 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
     Raises:
         ConfigError: a group, a choice or a setting does not exist.
     """
-    if KEY not in cfg:
+    if WHEN_KEY not in cfg:
         return
     content: Any = OmegaConf.to_container(cfg, resolve=False)
-    block = content[KEY]
-    override_keys = {key_of(text) for text in overrides} - groups().keys()
-    settings = list(_settings(block, choices, override_keys)) if block not in (None, {}) else []
+    block = content[WHEN_KEY]
+    override_keys = {override_key(text) for text in overrides} - groups().keys()
+    settings = list(_current_settings(block, choices, override_keys)) if block not in (None, {}) else []
     for key, _, source in settings:
-        _check(cfg, key, source, choices)
+        _check_choice_key(cfg, key, source, choices)
     for key, value, source in settings:
         try:
             OmegaConf.update(cfg, key, value, merge=True, force_add=_is_custom(key, choices))
         except OmegaConfBaseException as error:
             raise ConfigError(f"{source}={value!r} cannot be set there ({str(error).splitlines()[0]})") from error
     with open_dict(cfg):
-        cfg.pop(KEY)
+        cfg.pop(WHEN_KEY)
 
 
-def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -> Iterator[tuple[str, Any, str]]:
+def _current_settings(
+    block: Any, choices: Mapping[str, str], override_keys: set[str]
+) -> Iterator[tuple[str, Any, str]]:
     """Key, value and location of the settings for the current choices."""
-    for group, choice, content in _choices(block, ""):
+    for group, choice, content in _entries_by_choice(block, ""):
         if choices.get(group) != choice:
             continue
-        path = f"{KEY}.{group.replace('/', '.')}.{choice}"
+        path = f"{WHEN_KEY}.{group.replace('/', '.')}.{choice}"
         for key, value in flatten(content):
-            if _within(f"{path}.{key}", override_keys) or not _within(key, override_keys):
+            if _is_overridden(f"{path}.{key}", override_keys) or not _is_overridden(key, override_keys):
                 yield key, value, f"{path}.{key}"
 
 
-def _within(key: str, override_keys: set[str]) -> bool:
+def _is_overridden(key: str, override_keys: set[str]) -> bool:
     """Whether an override sets the key or a mapping that contains it."""
     return any(key == name or key.startswith(f"{name}.") for name in override_keys)
 
 
-def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _entries_by_choice(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
-    where = ".".join([KEY, *filter(None, [outer.replace("/", ".")])])
+    location = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
     if not isinstance(block, dict):
-        raise ConfigError(f"{where}={block!r} names no choice; {SHAPE}")
-    for word, content in block.items():
-        inner = f"{outer}/{word}" if outer else str(word)
+        raise ConfigError(f"{location}={block!r} names no choice; {USAGE_EXAMPLE}")
+    for entry_key, content in block.items():
+        inner = f"{outer}/{entry_key}" if outer else str(entry_key)
         if inner in groups():
-            yield from _choices(content, inner)
+            yield from _entries_by_choice(content, inner)
         elif not outer:
-            raise ConfigError(f"{where}.{word}: {word} is not a group{checks.nearest(str(word), groups())}; {SHAPE}")
-        elif str(word) not in (options := _options(outer)):
-            raise ConfigError(f"{where}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
+            raise ConfigError(
+                f"{location}.{entry_key}: {entry_key} is not a "
+                f"group{checks.nearest(str(entry_key), groups())}; {USAGE_EXAMPLE}"
+            )
+        elif str(entry_key) not in (options := _choices_of_group(outer)):
+            raise ConfigError(
+                f"{location}.{entry_key}: {outer}={entry_key} is unknown{checks.nearest(str(entry_key), options)}"
+            )
         elif not isinstance(content, dict):
-            raise ConfigError(f"{where}.{word}={content!r} is not a setting; {SHAPE}")
+            raise ConfigError(f"{location}.{entry_key}={content!r} is not a setting; {USAGE_EXAMPLE}")
         else:
-            yield outer, str(word), {str(key): value for key, value in content.items()}
+            yield outer, str(entry_key), {str(key): value for key, value in content.items()}
 
 
-def _options(group: str) -> list[str]:
+def _choices_of_group(group: str) -> list[str]:
     """The choices of a group, including those in configuration folders of the user."""
     options = list(groups()[group])
     if GlobalHydra.instance().is_initialized():
@@ -121,15 +134,15 @@ def _is_custom(key: str, choices: Mapping[str, str]) -> bool:
     return choices.get(key.rpartition(".")[0].replace(".", "/")) == "custom"
 
 
-def _check(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -> None:
+def _check_choice_key(cfg: DictConfig, key: str, source: str, choices: Mapping[str, str]) -> None:
     """Raise an error for keys that are not settings of the run, and for those that cannot depend on a choice."""
-    if key.partition(".")[0] in REFUSED:
+    if key.partition(".")[0] in KEYS_NOT_PER_CHOICE:
         raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; set it for all runs")
     if _is_custom(key, choices):
         return
     node, _, last = key.rpartition(".")
-    holder = OmegaConf.select(cfg, node) if node else cfg
-    if not isinstance(holder, DictConfig) or last not in holder:
+    parent_node = OmegaConf.select(cfg, node) if node else cfg
+    if not isinstance(parent_node, DictConfig) or last not in parent_node:
         content: Any = OmegaConf.to_container(cfg, resolve=False)
-        names = [name for name, _ in flatten(content) if not name.startswith(f"{KEY}.")]
+        names = [name for name, _ in flatten(content) if not name.startswith(f"{WHEN_KEY}.")]
         raise ConfigError(f"{source}: {key} is not a setting of this run{checks.nearest(key, names)}")

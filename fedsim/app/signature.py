@@ -13,7 +13,7 @@ import yaml
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
-WORDS = {
+TYPE_DESCRIPTIONS = {
     bool: "true or false",
     int: "a whole number below 2^63",
     float: "a number",
@@ -23,7 +23,7 @@ WORDS = {
 
 
 def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Refuse values that the constructor does not take. What an annotation says beyond `WORDS` and lists is let pass.
+    """Refuse values that the constructor does not take. Annotations beyond `TYPE_DESCRIPTIONS` and lists are let pass.
 
     Args:
         target: a class or function.
@@ -33,7 +33,7 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
     Raises:
         ConfigError: the key, its value, and what would work.
     """
-    type_hints = hints(target)
+    type_hints = argument_hints(target)
     for name, value in settings.items():
         annotation = type_hints.get(name, Any)
         if value != "???" and not fits_hint(value, annotation):
@@ -56,7 +56,7 @@ def _quoting_advice(value: Any, hint: Any) -> str:
     return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
 
-def hints(target: Callable[..., Any]) -> dict[str, Any]:
+def argument_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Argument → annotation; of a class, also of those that it hands on to the classes it derives from."""
     type_hints: dict[str, Any] = {}
     for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else [target]:
@@ -85,7 +85,7 @@ def fits_hint(value: Any, hint: Any) -> bool:
         return isinstance(value, (list, tuple)) and all(
             any(fits_hint(v, alternative) for alternative in inner) for v in value
         )
-    return isinstance(value, hint) if hint in WORDS else True
+    return isinstance(value, hint) if hint in TYPE_DESCRIPTIONS else True
 
 
 def too_large(value: Any) -> bool:
@@ -100,4 +100,4 @@ def describe_hint(hint: Any) -> str:
     if typing.get_origin(hint) in (list, Sequence, tuple):
         inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
         return "a list, each entry " + " or ".join(describe_hint(alternative) for alternative in inner)
-    return WORDS.get(hint, "something else")
+    return TYPE_DESCRIPTIONS.get(hint, "something else")

@@ -16,12 +16,12 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-MODE_OF_A_RUN = "hydra.mode=RUN"
+SINGLE_RUN_OVERRIDE = "hydra.mode=RUN"
 SWEEP_FLAGS = {"-m", "--multirun"}
 
 
 @contextlib.contextmanager
-def composed_once() -> Iterator[None]:
+def reuse_composition() -> Iterator[None]:
     """Within the block Hydra runs the configuration from which it has read the mode."""
     get_mode, load = Hydra.get_mode, ConfigLoaderImpl.load_configuration
     composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
@@ -36,8 +36,8 @@ def composed_once() -> Iterator[None]:
         mode = config.hydra.mode
         if mode is None:
             config.hydra.mode = RunMode.RUN
-            config.hydra.overrides.hydra.append(MODE_OF_A_RUN)
-            composed[config_name, (*overrides, MODE_OF_A_RUN)] = config
+            config.hydra.overrides.hydra.append(SINGLE_RUN_OVERRIDE)
+            composed[config_name, (*overrides, SINGLE_RUN_OVERRIDE)] = config
         return mode
 
     def load_once(

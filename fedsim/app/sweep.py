@@ -27,14 +27,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import sweep_progress
-from fedsim.app.config import WITHOUT_EFFECT, identity, resolved_settings
-from fedsim.app.explain import explain, in_one_line, unresolved_reason
-from fedsim.app.folders import folder_name, key_of, new_folder
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, resolved_settings, run_identity
+from fedsim.app.explain import explain, unresolved_reason, without_line_breaks
+from fedsim.app.folders import folder_name, new_folder, override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
-from fedsim.core.files import real_folder, replacement_file
+from fedsim.core.files import ensure_real_folder, replacement_file
 from fedsim.core.lock import Lock
-from fedsim.core.speaking import printable
+from fedsim.core.speaking import escape_unprintable
 
 if TYPE_CHECKING:
     from fedsim.run.stopping import Stopped
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORDS = {
+STATUS_DESCRIPTIONS = {
     "done": "done",
     "kept": "finished before",
     "failed": "failed",
     "stopped": "stopped",
     "running": "unfinished",
 }
-RECORDS = ".runs"  # folder of a sweep's records
-BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
+RECORDS_FOLDER = ".runs"  # folder of a sweep's records
+OPTUNA_RESULTS_FILE = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 # which keys are left out of the names of runs' folders
 EXCLUDED_KEYS_SETTING = "hydra.job.config.override_dirname.exclude_keys"
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
 
-Final = dict[str, tuple[float, float]]
+FinalMetrics = dict[str, tuple[float, float]]
 
 
-def print_to_stderr(*words: str, **print_options: Any) -> None:
+def print_to_stderr(*texts: str, **print_options: Any) -> None:
     """Print to what is standard error by now."""
-    print(*map(printable, words), file=sys.stderr, **print_options)
+    print(*map(escape_unprintable, texts), file=sys.stderr, **print_options)
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Leave the record, whole at every moment."""
-        with replacement_file(real_folder(folder) / f"{self.number}.json") as file:
+        with replacement_file(ensure_real_folder(folder) / f"{self.number}.json") as file:
             file.write(json.dumps(asdict(self)) + "\n")
 
 
@@ -102,10 +102,10 @@ def sweep_job(
     """
     hydra = HydraConfig.get()  # of this run; when its steps are taken it may be another one's
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
-    return _carried_out(cfg, folder, run, show, hydra, record)
+    return _run_sweep_job(cfg, folder, run, show, hydra, record)
 
 
-def _carried_out(
+def _run_sweep_job(
     cfg: DictConfig,
     folder: Path,
     run: Callable[[], TaskGenerator[Result]],
@@ -115,7 +115,7 @@ def _carried_out(
 ) -> TaskGenerator[float | None]:
     from fedsim.run.stopping import Stopped
 
-    records = Path(hydra.sweep.dir) / RECORDS
+    records = Path(hydra.sweep.dir) / RECORDS_FOLDER
     stop: Stopped | None = None
     value: float | None = None
     try:
@@ -127,12 +127,12 @@ def _carried_out(
                 result = yield from run()
             except Stopped as stopped:
                 stop = stopped
-                result = _result_of(stopped)
+                result = _result_before_stop(stopped)
             final = result.final
             record.status = "done"
             direction = hydra.sweeper.get("direction") if cfg.objective else None
-            best = sweep_progress.best(records, folder, record.overrides, cfg.objective, direction)
-            print(f"{sweep_progress.position(records, record.number)} {show(result)}{best}", flush=True)
+            best = sweep_progress.best_run_text(records, folder, record.overrides, cfg.objective, direction)
+            print(f"{sweep_progress.progress_text(records, record.number)} {show(result)}{best}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
@@ -150,7 +150,7 @@ def _carried_out(
     return value
 
 
-def _result_of(stop: Stopped) -> Result:
+def _result_before_stop(stop: Stopped) -> Result:
     """What a run measured that was asked to stop in its last round; where it failed instead, or had further rounds to
     do, that is raised."""
     if stop.__cause__ is not None:
@@ -172,7 +172,7 @@ def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
     if isinstance(error, OmegaConfBaseException):
         return "failed", explain(error)
     log.exception("run failed: %s", folder)
-    return "failed", one_line(error)
+    return "failed", error_line(error)
 
 
 def _grid_size(overrides: list[Any]) -> int:
@@ -184,13 +184,13 @@ def _grid_size(overrides: list[Any]) -> int:
     return prod(sum(1 for _ in override.sweep_string_iterator()) for override in overrides)
 
 
-def finished_result(cfg: DictConfig, folder: Path) -> Final | None:
+def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
     """What a run of exactly this configuration measured in this folder; None where it has not come to its end."""
     try:
         final = json.loads((folder / SUMMARY).read_text())["final"]
         stored_config = OmegaConf.load(folder / CONFIG)
         assert isinstance(stored_config, DictConfig)
-        if identity(stored_config, WITHOUT_EFFECT) != identity(cfg, WITHOUT_EFFECT):
+        if run_identity(stored_config, KEYS_WITHOUT_EFFECT) != run_identity(cfg, KEYS_WITHOUT_EFFECT):
             return None
         results = {name: (summary["mean"], summary["std"]) for name, summary in final.items()}  # null: not a number
         return {
@@ -202,7 +202,7 @@ def finished_result(cfg: DictConfig, folder: Path) -> Final | None:
 
 def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> None:
     """Before the first round: is this a metric, and is one named where one is needed?"""
-    from fedsim.evaluation import COLUMNS
+    from fedsim.evaluation import COLUMN_DESCRIPTIONS
     from fedsim.evaluation.metrics import possible_columns
     from fedsim.evaluation.personal import PERSONAL_COLUMNS
 
@@ -210,14 +210,14 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
         raise ConfigError(
             "objective=null, but Optuna needs a metric to judge a run by, such as objective=test_accuracy"
         )
-    metric_names = {*COLUMNS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
+    metric_names = {*COLUMN_DESCRIPTIONS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
     if name is not None and str(name) not in metric_names:
         raise ConfigError(
             f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), metric_names)}"
         )
 
 
-def _objective(name: str | None, final: Final) -> float | None:
+def _objective(name: str | None, final: FinalMetrics) -> float | None:
     """What the sweeper is told: the metric's mean over the replicates."""
     if name is None:
         return None
@@ -229,7 +229,7 @@ def _objective(name: str | None, final: Final) -> float | None:
     return mean
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error of somebody else's code."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -254,22 +254,26 @@ class SweepCallback(Callback):
             sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
         parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
-        swept = {key_of(override.get_key_element()) for override in parsed_overrides if override.is_sweep_override()}
-        if "out" in swept:
+        swept_keys = {
+            override_key(override.get_key_element()) for override in parsed_overrides if override.is_sweep_override()
+        }
+        if "out" in swept_keys:
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
-        fixed = sorted({key_of(override.get_key_element()) for override in parsed_overrides} - swept | {"out"})
+        fixed_keys = sorted(
+            {override_key(override.get_key_element()) for override in parsed_overrides} - swept_keys | {"out"}
+        )
         # launchers compose every run again, from these and the run's own overrides
-        config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed))}]")
+        config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed_keys))}]")
         try:
             if config.out is None:
                 config.out = str(new_folder())
                 config.hydra.overrides.hydra.append(f"out={config.out!r}")
             SweepCallback.lock = Lock(Path(folder_name("out", config.out)))
         except ConfigError as error:
-            sys.exit(f"fedsim: {in_one_line(str(error))}")
+            sys.exit(f"fedsim: {without_line_breaks(str(error))}")
         except OSError as error:
             sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
-        SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS
+        SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS_FOLDER
         SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in SweepCallback.records.glob("*"):
             path.unlink()
@@ -279,11 +283,13 @@ class SweepCallback(Callback):
             total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
             if total is not None:
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
-                with replacement_file(real_folder(SweepCallback.records) / sweep_progress.TOTAL) as file:
+                with replacement_file(
+                    ensure_real_folder(SweepCallback.records) / sweep_progress.TOTAL_RUNS_FILE
+                ) as file:
                     file.write(json.dumps([total, time.time()]))
 
 
-def conclude(problem: str | None = None) -> bool:
+def report_sweep_end(problem: str | None = None) -> bool:
     """Say how the sweep that began here ended; True where every run did well.
 
     Args:
@@ -302,20 +308,22 @@ def conclude(problem: str | None = None) -> bool:
         )
         return False
     counts = Counter(record.status for record in records)
-    tally = ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])
-    print_to_stderr(f"sweep of {len(records)} runs in {folder}: {tally}")
+    counts_text = ", ".join(
+        f"{counts[status]} {word}" for status, word in STATUS_DESCRIPTIONS.items() if counts[status]
+    )
+    print_to_stderr(f"sweep of {len(records)} runs in {folder}: {counts_text}")
     if counts["done"] + counts["kept"]:
         print_to_stderr(f"table:    fedsim table {folder}")
         print_to_stderr(f"curves:   tensorboard --logdir {folder}")
         print_to_stderr(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
     if SweepCallback.tuned and problem is None:
-        best = OmegaConf.load(folder / BEST)
-        chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
-        print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
+        best = OmegaConf.load(folder / OPTUNA_RESULTS_FILE)
+        best_settings_text = " ".join(f"{name}={value}" for name, value in best.best_params.items())
+        print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {best_settings_text}")
     missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
-        reason = in_one_line(record.message) or "its process died without reporting, or still runs elsewhere"
-        print_to_stderr(f"fedsim: {WORDS[record.status]}: {_label(record, records)}: {reason}")
+        reason = without_line_breaks(record.message) or "its process died without reporting, or still runs elsewhere"
+        print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_override_label(record, records)}: {reason}")
     if problem is not None:
         print_to_stderr(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:
@@ -323,8 +331,8 @@ def conclude(problem: str | None = None) -> bool:
     return not missing and problem is None
 
 
-def _label(record: Record, among: list[Record]) -> str:
+def _override_label(record: Record, other_records: list[Record]) -> str:
     """The overrides in which a run differs from some other of its sweep."""
-    shared = set(record.overrides).intersection(*(sibling.overrides for sibling in among))
+    shared = set(record.overrides).intersection(*(sibling.overrides for sibling in other_records))
     differing_overrides = [override for override in record.overrides if override not in shared]
     return " ".join(differing_overrides) or Path(record.folder).name

@@ -11,14 +11,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 
-TOTAL = "total"  # file among a sweep's records: how many runs it has, and when it began
-SUMMARY = "summary.json"
-ENDED_WELL = ("done", "kept")
+TOTAL_RUNS_FILE = "total"  # file among a sweep's records: how many runs it has, and when it began
+SUMMARY_FILE = "summary.json"
+SUCCESSFUL_STATUSES = ("done", "kept")
 
 
-def position(records: Path, number: int) -> str:
+def progress_text(records: Path, number: int) -> str:
     """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
     done. Where jobs end together the time that is left says nothing, and is left out.
 
@@ -26,22 +26,24 @@ def position(records: Path, number: int) -> str:
         records: folder of the sweep's records.
         number: of the run that has ended now.
     """
-    from fedsim.app.job_progress import duration
+    from fedsim.app.job_progress import duration_text
 
     try:
-        total, began = json.loads((records / TOTAL).read_text())
+        total, start_time = json.loads((records / TOTAL_RUNS_FILE).read_text())
         siblings = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
     except (OSError, ValueError):
         return f"[{number + 1}]"
     done_jobs = 1 + sum(sibling["status"] != "running" for sibling in siblings)
     unfinished = any(sibling["status"] == "running" for sibling in siblings)
-    seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
+    seconds_left = (time.time() - start_time) * (total - done_jobs) / done_jobs
     return f"[{done_jobs}/{total}]" + (
-        f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
+        f", about {duration_text(seconds_left)} left:" if done_jobs < total and not unfinished else ""
     )
 
 
-def best(records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None) -> str:
+def best_run_text(
+    records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None
+) -> str:
     """'; best so far: test_accuracy 0.83 (lr=0.1)' of the runs that have ended; '' for the first one.
 
     Args:
@@ -53,18 +55,18 @@ def best(records: Path, folder: Path, overrides: list[str], objective: str | Non
     from fedsim.app.job_progress import leading_metric, metric_text
     from fedsim.evaluation.columns import is_higher_better
 
-    runs = [(folder, overrides), *_ended(records, folder)]
-    finals = [(final, texts) for run_folder, texts in runs if (final := _final(run_folder))]
-    first = leading_metric(finals[0][0]) if finals else None
+    runs = [(folder, overrides), *_ended_records(records, folder)]
+    final_metrics = [(final, texts) for run_folder, texts in runs if (final := _final_metrics(run_folder))]
+    first = leading_metric(final_metrics[0][0]) if final_metrics else None
     name = objective or (first[0] if first else None)
-    values = [(final[name], texts) for final, texts in finals if name in final and math.isfinite(final[name])]
+    values = [(final[name], texts) for final, texts in final_metrics if name in final and math.isfinite(final[name])]
     if name is None or len(values) < 2:
         return ""
     upwards = is_higher_better(name) if direction is None else "max" in str(direction).lower()
     value, texts = (max if upwards else min)(values, key=lambda entry: entry[0])
     shared = set(texts).intersection(*(run_texts for _, run_texts in runs))
-    differing = [text for text in texts if text not in shared and key_of(text) != "out"]
-    return f"; best so far: {metric_text(name, value)} ({' '.join(differing)})"
+    differing_overrides = [text for text in texts if text not in shared and override_key(text) != "out"]
+    return f"; best so far: {metric_text(name, value)} ({' '.join(differing_overrides)})"
 
 
 def expected_runs(sweeper: DictConfig) -> int | None:
@@ -73,20 +75,23 @@ def expected_runs(sweeper: DictConfig) -> int | None:
     return trials if isinstance(trials, int) else None
 
 
-def _ended(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
+def _ended_records(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
     for path in records.glob("*.json"):
         try:
             record = json.loads(path.read_text())
         except (OSError, ValueError):  # another process is about to replace it
             continue
-        if record["status"] in ENDED_WELL and Path(record["folder"]) != folder:
+        if record["status"] in SUCCESSFUL_STATUSES and Path(record["folder"]) != folder:
             yield Path(record["folder"]), record["overrides"]
 
 
-def _final(folder: Path) -> dict[str, float]:
+def _final_metrics(folder: Path) -> dict[str, float]:
     """Metric → its mean over replicates after the last round; nothing where there is no summary."""
     try:
-        final = json.loads((folder / SUMMARY).read_text())["final"]
-        return {name: math.nan if of["mean"] is None else float(of["mean"]) for name, of in final.items()}
+        final = json.loads((folder / SUMMARY_FILE).read_text())["final"]
+        return {
+            name: math.nan if statistics["mean"] is None else float(statistics["mean"])
+            for name, statistics in final.items()
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -46,7 +46,7 @@ def uniforms(
     """[R, *size] numbers in [0, 1) by replicate, keyed by its seed, the purpose and the counters; one for each client
     where no size is given."""
     size = population.clients if size is None else size
-    return rng.of_seeds(population.seeds, lambda draw: draw.random(size), purpose, *counters)
+    return rng.draws_by_seed(population.seeds, lambda draw: draw.random(size), purpose, *counters)
 
 
 def groups_of(clients: int, groups: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ClientCountError, ConfigError
 
 
-class _Grouped(Bernoulli):
+class _GroupedAvailability(Bernoulli):
     """Every client has p_i^t as under `Bernoulli`, but not independently of the others of its group."""
 
     def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: Fraction, groups: Count) -> None:
@@ -30,7 +30,7 @@ class _Grouped(Bernoulli):
         self._group = groups_of(population.clients, self.groups)
 
 
-class CommonShock(_Grouped):
+class CommonShock(_GroupedAvailability):
     """Groups of clients fail together: a client is available iff its group has no outage and its independent draw
     succeeds.
 
@@ -95,11 +95,11 @@ class CommonShock(_Grouped):
     def _next(self, outage: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] which groups have an outage."""
         draws = uniforms(self.population, rng.Purpose.COMMON, t, size=(2, self.groups))
-        fresh = draws[:, 0] < self.shock
-        return fresh if outage is None else np.where(draws[:, 1] < self.persistence, outage, fresh)
+        new_outage = draws[:, 0] < self.shock
+        return new_outage if outage is None else np.where(draws[:, 1] < self.persistence, outage, new_outage)
 
 
-class CommonFactor(_Grouped):
+class CommonFactor(_GroupedAvailability):
     """A Gaussian copula: z_i = √ρ f_t + √(1 − ρ) e_i, and client i is available iff Φ(z_i) < p_i^t.
 
     f_t is the factor that a group shares; e_i is independent for each client and round. p_i^t remains the probability
@@ -146,15 +146,15 @@ class CommonFactor(_Grouped):
         """Given the factor all coins are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
         from scipy.special import ndtr, ndtri  # here: other processes need not wait for it
 
-        room = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
+        threshold = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
         if self.correlation == 1:
-            return (room > 0).astype(np.int8)
-        return bernoulli(ndtr(room / math.sqrt(1 - self.correlation)), self.population, t)
+            return (threshold > 0).astype(np.int8)
+        return bernoulli(ndtr(threshold / math.sqrt(1 - self.correlation)), self.population, t)
 
     def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""
         seeds = self.population.seeds
-        fresh = rng.of_seeds(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
+        new_factor = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
         if factor is None:
-            return fresh
-        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * fresh
+            return new_factor
+        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * new_factor

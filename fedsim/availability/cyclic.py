@@ -11,7 +11,7 @@ from fedsim.core import rng
 from fedsim.core.constraints import Count, OneOf
 from fedsim.core.errors import ClientCountError, ConfigError
 
-RESHUFFLES = ("none", "order", "members")
+RESHUFFLE_MODES = ("none", "order", "members")
 
 
 class Cyclic(Availability):
@@ -35,7 +35,7 @@ class Cyclic(Availability):
         self,
         groups: Count = 5,
         length: Count = 1,
-        reshuffle: Annotated[str, OneOf(*RESHUFFLES)] = "none",
+        reshuffle: Annotated[str, OneOf(*RESHUFFLE_MODES)] = "none",
         k: Count | None = None,
     ) -> None:
         self.groups = groups
@@ -77,13 +77,13 @@ class Cyclic(Availability):
 
     def _present_mask(self, t: int) -> np.ndarray:
         """[R, m] whose turn it is."""
-        cycle, turn = divmod(t // self.length, self.groups)
+        cycle, group_turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
-            return np.broadcast_to(self._group == turn, self.population.shape)
+            return np.broadcast_to(self._group == group_turn, self.population.shape)
 
         def draw_turns(draw: np.random.Generator) -> np.ndarray:
-            group = draw.permutation(self.groups)[turn]
+            group = draw.permutation(self.groups)[group_turn]
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
             return np.asarray(members == group)
 
-        return rng.of_seeds(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle)
+        return rng.draws_by_seed(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle)

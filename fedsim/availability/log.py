@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
-from fedsim.availability.times import duration, instant, times
+from fedsim.availability.recorded import (
+    UNKNOWN_PROBABILITIES_REASON,
+    MatchMode,
+    MissingRecordsPolicy,
+    Recorded,
+    UnmatchedRecordsPolicy,
+)
+from fedsim.availability.times import parse_instant, round_duration, time_column
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import called_of, sort_names
-from fedsim.data.datasets.own.table_columns import Columns, columns
+from fedsim.data.datasets.own.samples import entry_name, sort_names
+from fedsim.data.datasets.own.table_columns import Columns, read_columns
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +41,7 @@ class TraceLog(Recorded):
         until: end of the log; null: end of the last session.
     """
 
-    unknown_reason = RECORD
+    unknown_reason = UNKNOWN_PROBABILITIES_REASON
 
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
@@ -48,13 +54,13 @@ class TraceLog(Recorded):
         begin: float | str | None = None,
         until: float | str | None = None,
         repeat: bool = True,
-        match: Match = "names",
-        unknown: UnmatchedRecords = "refuse",
-        missing: MissingRecords = "refuse",
+        match: MatchMode = "names",
+        unknown: UnmatchedRecordsPolicy = "refuse",
+        missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         self.cover = cover
-        table = columns(self.path, key="availability.path")
+        table = read_columns(self.path, key="availability.path")
         check_roles(table, self.source, {"client": client, "start": start, "end": end})
         self.names, client_index = numbered_clients(table, client)
         self._read(table, start, end, client_index, round, begin, until)
@@ -70,31 +76,35 @@ class TraceLog(Recorded):
         until: float | str | None,
     ) -> None:
         """Sessions, sorted and united, and the rounds that they fill."""
-        first, last = times(table, start), times(table, end)
+        first, last = time_column(table, start), time_column(table, end)
         if first.kind != last.kind:
             raise ConfigError(
                 f"{self.source}: {start!r} and {end!r} are times of different kinds; use the same kind for both"
             )
-        wrong = last.of < first.of
-        if wrong.any():
-            row = int(wrong.argmax())
+        is_reversed = last.of < first.of
+        if is_reversed.any():
+            row = int(is_reversed.argmax())
             raise ConfigError(f"{self.source}: {table.row_label(row)}: the session ends before it begins")
-        self._step = duration("round", round, first.kind)
-        begins = first.of.min() if begin is None else instant("begin", begin, first.kind)
-        ends = last.of.max() if until is None else instant("until", until, first.kind)
-        if not ends > begins:
+        self._step = round_duration("round", round, first.kind)
+        log_start = first.of.min() if begin is None else parse_instant("begin", begin, first.kind)
+        log_end = last.of.max() if until is None else parse_instant("until", until, first.kind)
+        if not log_end > log_start:
             raise ConfigError(
                 f"{self.source}: no time lies between its beginning and end; see availability.begin and until"
             )
-        rounds = float(ends - begins) / self._step
+        rounds = float(log_end - log_start) / self._step
         self.length = max(1, math.ceil(rounds - 1e-9))
         if self.length > 2**31:
             raise ConfigError(
                 key="round", value=round, needs=f"cuts {self.source} into {self.length} rounds; give more"
             )
-        low, high = (np.clip(of.of, begins, ends) - begins for of in (first, last))
+        low, high = (np.clip(times.of, log_start, log_end) - log_start for times in (first, last))
         self._unite(client_index, low.astype(np.float64), high.astype(np.float64))
-        share = float((self._end - self._start).sum()) / float(ends - begins) / len(self.names or [])
+        share = (
+            float((self._session_ends - self._session_starts).sum())
+            / float(log_end - log_start)
+            / len(self.names or [])
+        )
         log.info(
             "%s: %d clients, %d sessions, %d rounds; a client is available %.1f %% of the time",
             self.source, len(self.names or []), len(client_index), self.length, 100 * share,
@@ -114,34 +124,47 @@ class TraceLog(Recorded):
             moments
         )
         latest = moments[rank] if len(client_index) else end  # the end so far of the client's sessions
-        opens = np.ones(len(client_index), dtype=bool)
-        opens[1:] = (client_index[1:] != client_index[:-1]) | (start[1:] > latest[:-1])
-        closes = np.append(opens[1:], True)[: len(client_index)]
-        self._who, self._start, self._end = client_index[opens], start[opens], latest[closes]
-        self._starts = np.unique(self._start)
-        self._keys = self._who * (len(self._starts) + 1) + np.searchsorted(self._starts, self._start, "right")
-        before = np.concatenate([[0.0], np.cumsum(self._end - self._start)])
-        self._before, self._first = before, np.searchsorted(self._who, np.arange(len(self.names or [])))
+        opens_mask = np.ones(len(client_index), dtype=bool)
+        opens_mask[1:] = (client_index[1:] != client_index[:-1]) | (start[1:] > latest[:-1])
+        closes_mask = np.append(opens_mask[1:], True)[: len(client_index)]
+        self._session_clients, self._session_starts, self._session_ends = (
+            client_index[opens_mask],
+            start[opens_mask],
+            latest[closes_mask],
+        )
+        self._distinct_starts = np.unique(self._session_starts)
+        self._keys = self._session_clients * (len(self._distinct_starts) + 1) + np.searchsorted(
+            self._distinct_starts, self._session_starts, "right"
+        )
+        time_before_session = np.concatenate([[0.0], np.cumsum(self._session_ends - self._session_starts)])
+        self._time_before_session, self._first_session = (
+            time_before_session,
+            np.searchsorted(self._session_clients, np.arange(len(self.names or []))),
+        )
 
-    def _until(self, moment: float) -> np.ndarray:
+    def _time_present_before(self, moment: float) -> np.ndarray:
         """[n] how long each client was there before this moment."""
         clients = np.arange(len(self.names or []))
-        query = clients * (len(self._starts) + 1) + np.searchsorted(self._starts, moment, "right")
+        query = clients * (len(self._distinct_starts) + 1) + np.searchsorted(self._distinct_starts, moment, "right")
         session = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
-        started_mask = session >= self._first
-        if not len(self._who):
+        started_mask = session >= self._first_session
+        if not len(self._session_clients):
             return np.zeros(len(clients))
         session = np.where(started_mask, session, 0)
-        completed_time = self._before[session] - self._before[self._first]
+        completed_time = self._time_before_session[session] - self._time_before_session[self._first_session]
         return np.where(
-            started_mask, completed_time + np.minimum(moment, self._end[session]) - self._start[session], 0.0
+            started_mask,
+            completed_time + np.minimum(moment, self._session_ends[session]) - self._session_starts[session],
+            0.0,
         )
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
         """[n] zeros and ones."""
-        covered = self._until((t + 1) * self._step) - self._until(t * self._step)
+        present_time = self._time_present_before((t + 1) * self._step) - self._time_present_before(t * self._step)
         threshold = self.cover * self._step
-        return (covered > 1e-9 * self._step if threshold == 0 else covered >= threshold * (1 - 1e-9)).astype(np.float64)
+        return (present_time > 1e-9 * self._step if threshold == 0 else present_time >= threshold * (1 - 1e-9)).astype(
+            np.float64
+        )
 
 
 def check_roles(table: Columns, source: str, roles: dict[str, str | None]) -> None:
@@ -169,8 +192,10 @@ def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
 
 def _clients_of_lines(table: Columns, name: str) -> list[str]:
     """[N] whose line it is."""
-    client_names = [called_of(value) for value in table[name].tolist()]
-    lacking = next((row for row, value in enumerate(client_names) if value is None), None)
-    if lacking is not None:
-        raise ConfigError(f"{table.source}: {table.row_label(lacking)} has no {name!r}; name a client, or leave it out")
+    client_names = [entry_name(value) for value in table[name].tolist()]
+    nameless_line = next((row for row, value in enumerate(client_names) if value is None), None)
+    if nameless_line is not None:
+        raise ConfigError(
+            f"{table.source}: {table.row_label(nameless_line)} has no {name!r}; name a client, or leave it out"
+        )
     return [str(value) for value in client_names]

@@ -57,13 +57,17 @@ class Markov(Availability):
         """A chain that changes more often than it stays needs room on both sides."""
         p, correlation = self.base_probabilities, self.correlations
         interior_mask = (p > 0) & (p < 1)  # at 0 and 1 a chain never moves, whatever λ
-        bad = np.argwhere(interior_mask & ((correlation + (1 - correlation) * p < 0) | ((1 - correlation) * p > 1)))
-        if len(bad):
-            replicate, client = bad[0]
-            at = p[replicate, client]
+        impossible_indices = np.argwhere(
+            interior_mask & ((correlation + (1 - correlation) * p < 0) | ((1 - correlation) * p > 1))
+        )
+        if len(impossible_indices):
+            replicate, client = impossible_indices[0]
+            probability = p[replicate, client]
             raise ConfigError(
-                f"availability.persistence={correlation[client]:g} cannot be for client {client}, whose p is {at:g}; "
-                f"give {-min(at / (1 - at), (1 - at) / at):.4g} or more"
+                f"availability.persistence={correlation[client]:g} cannot be for client {client}, "
+                f"whose p is {probability:g}; "
+                "give "
+                f"{-min(probability / (1 - probability), (1 - probability) / probability):.4g} or more"
             )
 
     def probabilities(self, t: int) -> np.ndarray:
@@ -79,5 +83,5 @@ class Markov(Availability):
         if state is None:
             return draws[:, 0] < p
         changing = (1 - correlation) * p + np.where(state, correlation, 0.0)
-        fresh = draws[:, 0] < np.where(correlation < 0, changing, p)
-        return np.where(draws[:, 1] < correlation, state, fresh)
+        becomes_available = draws[:, 0] < np.where(correlation < 0, changing, p)
+        return np.where(draws[:, 1] < correlation, state, becomes_available)

@@ -119,7 +119,7 @@ class Lognormal(Probability):
 
     def base(self, population: Population) -> np.ndarray:
         size = population.clients
-        times = rng.of_seeds(
+        times = rng.draws_by_seed(
             population.seeds, lambda draw: draw.lognormal(0.0, self.sigma, size), rng.Purpose.PROBABILITY
         )
         return times / times.max(1, keepdims=True)

@@ -14,12 +14,12 @@ from fedsim.core import checks, rng
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ClientCountError, ConfigError
 
-MATCHES = ("names", "order", "draw")
-Match = Annotated[str, OneOf(*MATCHES)]
-UnmatchedRecords = Annotated[str, OneOf("refuse", "ignore")]
-MissingRecords = Annotated[str, OneOf("refuse", "away")]
-SHOWN = 3  # names in a message
-RECORD = "replays recorded availability, whose probabilities are unknown"
+MATCH_MODES = ("names", "order", "draw")
+MatchMode = Annotated[str, OneOf(*MATCH_MODES)]
+UnmatchedRecordsPolicy = Annotated[str, OneOf("refuse", "ignore")]
+MissingRecordsPolicy = Annotated[str, OneOf("refuse", "away")]
+MAX_NAMES_IN_MESSAGE = 3  # names in a message
+UNKNOWN_PROBABILITIES_REASON = "replays recorded availability, whose probabilities are unknown"
 
 
 class Recorded(Availability):
@@ -50,9 +50,9 @@ class Recorded(Availability):
         self,
         path: Any,
         repeat: bool,
-        match: Match,
-        unknown: UnmatchedRecords,
-        missing: MissingRecords,
+        match: MatchMode,
+        unknown: UnmatchedRecordsPolicy,
+        missing: MissingRecordsPolicy,
     ) -> None:
         self.path, self.repeat = Path(path).expanduser() if isinstance(path, (str, Path)) else path, repeat
         self.source = f"availability.path={self.path}" if isinstance(self.path, Path) else "availability.path"
@@ -71,16 +71,16 @@ class Recorded(Availability):
     def setup(self, population: Population) -> None:
         names = population.names_by_replicate or [population.names] * len(population.seeds)
         record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
-        for of in names:
-            if of not in record_indices and self.match != "draw":
-                record_indices[of] = self._indices_of(of, population.clients)
+        for replicate_names in names:
+            if replicate_names not in record_indices and self.match != "draw":
+                record_indices[replicate_names] = self._indices_of(replicate_names, population.clients)
         if self.match == "draw":
-            self._record_index = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
+            self._record_index = np.stack([self._draw_records(seed, population.clients) for seed in population.seeds])
         else:
-            self._record_index = np.stack([record_indices[of] for of in names])
+            self._record_index = np.stack([record_indices[replicate_names] for replicate_names in names])
         super().setup(population)
 
-    def _draw(self, seed: int, clients: int) -> np.ndarray:
+    def _draw_records(self, seed: int, clients: int) -> np.ndarray:
         """[m] records for the clients of a replicate."""
         recorded = len(self.recorded_probabilities(0))
         if recorded < clients:
@@ -96,8 +96,10 @@ class Recorded(Availability):
         recorded = self.names
         if recorded is None or self.match == "order":
             count = len(self.recorded_probabilities(0))
-            refused = (count > clients and self.strangers == "refuse") or (count < clients and self.missing == "refuse")
-            if refused:
+            is_mismatch_refused = (count > clients and self.strangers == "refuse") or (
+                count < clients and self.missing == "refuse"
+            )
+            if is_mismatch_refused:
                 option = "availability.unknown=ignore" if count > clients else "availability.missing=away"
                 raise ClientCountError(
                     f"{self.source} has {count} clients, but {{clients}}; set clients={{settable}}, or {option}",
@@ -107,34 +109,34 @@ class Recorded(Availability):
             numbers = np.arange(clients)
             return np.where(numbers < count, numbers, -1)
         client_names = [str(number) for number in range(clients)] if names is None else list(names)
-        at = {name: record_index for record_index, name in enumerate(recorded)}
-        record_index = np.array([at.get(name, -1) for name in client_names])
-        self._refuse(client_names, names is not None, record_index)
+        index_by_name = {name: record_index for record_index, name in enumerate(recorded)}
+        record_index = np.array([index_by_name.get(name, -1) for name in client_names])
+        self._refuse_unmatched(client_names, names is not None, record_index)
         return record_index
 
-    def _refuse(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
+    def _refuse_unmatched(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
         """Refuse records that are nobody's, and clients that have none."""
         assert self.names is not None
         client_names = set(client_list)
         strangers = [name for name in self.names if name not in client_names]
-        lacking = [name for name, at in zip(client_list, record_index, strict=True) if at < 0]
+        clients_without_record = [name for name, record in zip(client_list, record_index, strict=True) if record < 0]
         theirs = (
             f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless_text(len(client_list))
         )
-        if len(lacking) == len(client_list):
+        if len(clients_without_record) == len(client_list):
             raise ConfigError(
                 f"{self.source} has none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
                 "use the same names, or set availability.match=order or draw"
             )
         if strangers and self.strangers == "refuse":
-            near = checks.nearest(strangers[0], lacking)
+            suggestion_text = checks.nearest(strangers[0], clients_without_record)
             raise ConfigError(
-                f"{self.source} has {_first_names(strangers)}, and {theirs}{near or '; '}"
-                f"{' else ' if near else ''}availability.unknown=ignore excludes such records"
+                f"{self.source} has {_first_names(strangers)}, and {theirs}{suggestion_text or '; '}"
+                f"{' else ' if suggestion_text else ''}availability.unknown=ignore excludes such records"
             )
-        if lacking and self.missing == "refuse":
+        if clients_without_record and self.missing == "refuse":
             raise ClientCountError(
-                f"{self.source} has no record of client {_first_names(lacking)} ({{clients}}); "
+                f"{self.source} has no record of client {_first_names(clients_without_record)} ({{clients}}); "
                 "availability.missing=away makes such clients unavailable in all rounds",
                 clients=len(client_list),
             )
@@ -159,6 +161,6 @@ class Recorded(Availability):
 
 def _first_names(names: list[str]) -> str:
     """The first of them, and how many more."""
-    listing = ", ".join(repr(name) for name in names[:SHOWN])
-    remaining_count = len(names) - SHOWN
+    listing = ", ".join(repr(name) for name in names[:MAX_NAMES_IN_MESSAGE])
+    remaining_count = len(names) - MAX_NAMES_IN_MESSAGE
     return listing if remaining_count <= 0 else f"{listing} and {remaining_count} more"

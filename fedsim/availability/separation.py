@@ -16,7 +16,7 @@ from fedsim.core.errors import ClientCountError
 
 
 @dataclass
-class _Rest:
+class _SeparationState:
     """After a round: who took part in it [R, m], the last round of each [R, m], and the probabilities of the last R
     rounds [separation, R, m] with their place for the next one, where they are needed."""
 
@@ -84,42 +84,42 @@ class MinimumSeparation(Bernoulli):
     def counts(self, t: int) -> np.ndarray:
         return self._walk.at(t).active.astype(np.int8)
 
-    def _next(self, previous: _Rest | None, t: int) -> _Rest:
+    def _next(self, previous: _SeparationState | None, t: int) -> _SeparationState:
         p = self.conditional_probability(t)
-        previous = previous or self._first(p)
-        ready = t - previous.last > self.separation
+        previous = previous or self._initial_state(p)
+        rested_mask = t - previous.last > self.separation
         coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
-            active = self._drawn(np.where(ready, p, 0.0), coins)
-            return _Rest(active, np.where(active, t, previous.last), p)
-        active = ready & (coins < p)
+            active = self._drawn_clients(np.where(rested_mask, p, 0.0), coins)
+            return _SeparationState(active, np.where(active, t, previous.last), p)
+        active = rested_mask & (coins < p)
         last = np.where(active, t, previous.last)
         if previous.recent is None:
-            return _Rest(active, last, previous.marginal)
+            return _SeparationState(active, last, previous.marginal)
         marginal = p * (1 - previous.recent.sum(0))
         recent = np.concatenate([previous.recent[1:], marginal[None]])
-        return _Rest(active, last, marginal, recent)
+        return _SeparationState(active, last, marginal, recent)
 
-    def _first(self, p: np.ndarray) -> _Rest:
+    def _initial_state(self, p: np.ndarray) -> _SeparationState:
         """Before round 0: with coins as if p had been that of round 0 for ever, else nobody rests."""
         last = np.full(p.shape, -self.separation - 1)
         marginal = p / (1 + self.separation * p)
         if self.k is None:
-            past = uniforms(self.population, rng.Purpose.SPELL)
-            since = 1 + np.floor(past / np.where(marginal > 0, marginal, 1.0))
-            rests = past < self.separation * marginal
-            last = np.where(rests, -np.minimum(since, self.separation), last).astype(np.int64)
+            uniform_numbers = uniforms(self.population, rng.Purpose.SPELL)
+            rounds_since = 1 + np.floor(uniform_numbers / np.where(marginal > 0, marginal, 1.0))
+            rests = uniform_numbers < self.separation * marginal
+            last = np.where(rests, -np.minimum(rounds_since, self.separation), last).astype(np.int64)
         needs_no_history = isinstance(self.trajectory, Stationary) or not self.separation
         recent = (
             None if self.k is not None or needs_no_history else np.broadcast_to(marginal, (self.separation, *p.shape))
         )
-        return _Rest(np.zeros(p.shape, dtype=bool), last, marginal, recent)
+        return _SeparationState(np.zeros(p.shape, dtype=bool), last, marginal, recent)
 
-    def _drawn(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
+    def _drawn_clients(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
         """[R, m] k of each replicate, ∝ p without replacement: those whose exponential times of rate p end first."""
         assert self.k is not None
         times = np.where(p > 0, -np.log1p(-coins) / np.where(p > 0, p, 1.0), np.inf)
         first = np.argpartition(times, self.k - 1, axis=1)[:, : self.k]
-        drawn = np.zeros(p.shape, dtype=bool)
-        np.put_along_axis(drawn, first, True, axis=1)
-        return drawn & (p > 0)
+        drawn_mask = np.zeros(p.shape, dtype=bool)
+        np.put_along_axis(drawn_mask, first, True, axis=1)
+        return drawn_mask & (p > 0)

@@ -16,16 +16,20 @@ from fedsim.core.constraints import NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
-LAWS = {"exponential": (1.0, 1.0), "lognormal": (0.0, 3.0), "weibull": (0.3, 20.0)}  # and what `shape` may be
+SHAPE_RANGE_BY_LAW = {
+    "exponential": (1.0, 1.0),
+    "lognormal": (0.0, 3.0),
+    "weibull": (0.3, 20.0),
+}  # and what `shape` may be
 
 
 @dataclass
-class _Stretch:
+class _SessionState:
     """Where every device stands, [R, m] each: whether it has a session, when that or its absence ends, and the level
     of the session."""
 
-    on: np.ndarray
-    until: np.ndarray
+    in_session: np.ndarray
+    stretch_end: np.ndarray
     level: np.ndarray
 
 
@@ -66,7 +70,7 @@ class DeviceSessions(Availability):
         base: Probability | None = None,
         trajectory: Trajectory | None = None,
         length: Positive = 4.0,
-        law: Annotated[str, OneOf(*LAWS)] = "exponential",
+        law: Annotated[str, OneOf(*SHAPE_RANGE_BY_LAW)] = "exponential",
         shape: NonNegative = 1.0,
     ) -> None:
         self.base, self.trajectory = base or Uniform(), trajectory or Stationary()
@@ -75,14 +79,14 @@ class DeviceSessions(Availability):
             raise ConfigError(key="length", value=length, needs="must be 1 or more rounds; toss coins for shorter ones")
         self.lengths = law
         self.shape = shape
-        minimum, maximum = LAWS[self.lengths]
+        minimum, maximum = SHAPE_RANGE_BY_LAW[self.lengths]
         if self.lengths != "exponential" and not minimum <= self.shape <= maximum:
             raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
         self.base_probabilities = p = self.base.base(population)
-        self._off = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
+        self._mean_absence = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
         self._walk = Walk(self._next)
 
     def probabilities(self, t: int) -> np.ndarray:
@@ -90,40 +94,40 @@ class DeviceSessions(Availability):
         return np.clip(probabilities, 0.0, self.base_probabilities)
 
     def counts(self, t: int) -> np.ndarray:
-        stretch, p = self._walk.at(t), self.base_probabilities
-        return (stretch.on & (stretch.level * p < self.probabilities(t))).astype(np.int8)
+        session_state, p = self._walk.at(t), self.base_probabilities
+        return (session_state.in_session & (session_state.level * p < self.probabilities(t))).astype(np.int8)
 
-    def _next(self, previous: _Stretch | None, t: int) -> _Stretch:
+    def _next(self, previous: _SessionState | None, t: int) -> _SessionState:
         if previous is None:
-            return self._first()
-        on, until, level = previous.on.copy(), previous.until.copy(), previous.level.copy()
+            return self._initial_state()
+        on, until, level = previous.in_session.copy(), previous.stretch_end.copy(), previous.level.copy()
         for replicate, seed in enumerate(self.population.seeds):
-            turn = 0
+            num_changes = 0
             while (end_mask := until[replicate] <= t).any():
-                draws = rng.generator(seed, rng.Purpose.SPELL, t, turn).random((2, self.population.clients))
+                draws = rng.generator(seed, rng.Purpose.SPELL, t, num_changes).random((2, self.population.clients))
                 on[replicate] ^= end_mask
-                mean = np.where(on[replicate], self.length, self._off[replicate])
-                until[replicate] += np.where(end_mask, self._length(mean, draws[0]), 0.0)
+                mean = np.where(on[replicate], self.length, self._mean_absence[replicate])
+                until[replicate] += np.where(end_mask, self._session_lengths(mean, draws[0]), 0.0)
                 level[replicate] = np.where(end_mask, draws[1], level[replicate])
-                turn += 1
-        return _Stretch(on, until, level)
+                num_changes += 1
+        return _SessionState(on, until, level)
 
-    def _first(self) -> _Stretch:
+    def _initial_state(self) -> _SessionState:
         draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         on = draws[:, 0] < self.base_probabilities
-        mean = np.where(on, self.length, self._off)
+        mean = np.where(on, self.length, self._mean_absence)
         # the stretch that covers round 0 is a long one; of it, what comes after is uniform
-        remaining_length = draws[:, 1] * self._length(mean, draws[:, 2], biased=True)
+        remaining_length = draws[:, 1] * self._session_lengths(mean, draws[:, 2], biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
-        return _Stretch(on, remaining_length, draws[:, 3])
+        return _SessionState(on, remaining_length, draws[:, 3])
 
-    def _length(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
+    def _session_lengths(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
         """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            drawn = mean * self._standard(u, biased)
-        return np.where(np.isinf(mean), np.inf, drawn)
+            lengths = mean * self._standard_lengths(u, biased)
+        return np.where(np.isinf(mean), np.inf, lengths)
 
-    def _standard(self, u: np.ndarray, biased: bool) -> np.ndarray:
+    def _standard_lengths(self, u: np.ndarray, biased: bool) -> np.ndarray:
         """Lengths of mean 1, by inversion."""
         from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
 

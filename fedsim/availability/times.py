@@ -13,16 +13,20 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing
 
-SECOND = 1_000_000  # in microseconds, in which timestamps are counted
+MICROSECONDS_PER_SECOND = 1_000_000  # in microseconds, in which timestamps are counted
 MICROSECONDS_PER_UNIT = {
-    "ms": SECOND // 1000,
-    "s": SECOND,
-    "min": 60 * SECOND,
-    "h": 3600 * SECOND,
-    "d": 86_400 * SECOND,
-    "w": 7 * 86_400 * SECOND,
+    "ms": MICROSECONDS_PER_SECOND // 1000,
+    "s": MICROSECONDS_PER_SECOND,
+    "min": 60 * MICROSECONDS_PER_SECOND,
+    "h": 3600 * MICROSECONDS_PER_SECOND,
+    "d": 86_400 * MICROSECONDS_PER_SECOND,
+    "w": 7 * 86_400 * MICROSECONDS_PER_SECOND,
 }
-KINDS = {"numbers": "numbers", "local": "timestamps without a time zone", "zoned": "timestamps with a time zone"}
+TIME_KIND_DESCRIPTIONS = {
+    "numbers": "numbers",
+    "local": "timestamps without a time zone",
+    "zoned": "timestamps with a time zone",
+}
 
 
 @dataclass
@@ -38,7 +42,7 @@ class Times:
     of: np.ndarray
 
 
-def duration(key: str, value: float | str, kind: str) -> float:
+def round_duration(key: str, value: float | str, kind: str) -> float:
     """How long a round is, in the unit of times of this kind.
 
     Raises:
@@ -67,7 +71,7 @@ def duration(key: str, value: float | str, kind: str) -> float:
     return length
 
 
-def times(table: Columns, name: str) -> Times:
+def time_column(table: Columns, name: str) -> Times:
     """A column of numbers or timestamps.
 
     Raises:
@@ -82,45 +86,47 @@ def times(table: Columns, name: str) -> Times:
         return Times("local", values.astype("datetime64[us]").astype(np.int64))
     numbers = None if values.dtype.kind == "b" else as_numbers(values, gaps)
     if numbers is None:
-        return _stamps(table, name, values)
-    bad = ~np.isfinite(numbers)
-    if bad.any():
-        row = int(bad.argmax())
+        return _parse_timestamps(table, name, values)
+    invalid_mask = ~np.isfinite(numbers)
+    if invalid_mask.any():
+        row = int(invalid_mask.argmax())
         raise ConfigError(f"{table.source}: {table.row_label(row)}: {values[row]} in {name!r} is no time")
     return Times("numbers", numbers)
 
 
-def instant(key: str, value: Any, kind: str) -> float:
+def parse_instant(key: str, value: Any, kind: str) -> float:
     """A single time of this kind."""
     label = f"availability.{key}"
-    instants = times(Columns(label, {label: np.array([value], dtype=object)}, lambda n: "it"), label)
+    instants = time_column(Columns(label, {label: np.array([value], dtype=object)}, lambda n: "it"), label)
     if instants.kind != kind:
-        raise ConfigError(key=key, value=value, needs=f"is of other times than the log, which has {KINDS[kind]}")
+        raise ConfigError(
+            key=key, value=value, needs=f"is of other times than the log, which has {TIME_KIND_DESCRIPTIONS[kind]}"
+        )
     return instants.of[0].item()
 
 
-def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
+def _parse_timestamps(table: Columns, name: str, values: np.ndarray) -> Times:
     """Timestamps that stand in words, or are objects of Python's datetime."""
     microseconds, kinds = np.empty(len(values), dtype=np.int64), set()
     epoch = datetime.datetime(1970, 1, 1)
     for row, value in enumerate(values.tolist()):
-        stamp = value if isinstance(value, datetime.datetime) else _parsed(value)
-        if stamp is None:
+        timestamp = value if isinstance(value, datetime.datetime) else _parse_iso_timestamp(value)
+        if timestamp is None:
             raise ConfigError(
                 f"{table.source}: {table.row_label(row)}: {str(value)!r} in {name!r} is neither a number nor a "
                 "timestamp "
                 "such as 2024-05-01T13:30"
             )
-        kinds.add("local" if stamp.tzinfo is None else "zoned")
-        if stamp.tzinfo is not None:
-            stamp = stamp.astimezone(datetime.timezone.utc).replace(tzinfo=None)
-        microseconds[row] = (stamp - epoch) // datetime.timedelta(microseconds=1)
+        kinds.add("local" if timestamp.tzinfo is None else "zoned")
+        if timestamp.tzinfo is not None:
+            timestamp = timestamp.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+        microseconds[row] = (timestamp - epoch) // datetime.timedelta(microseconds=1)
     if len(kinds) > 1:
         raise ConfigError(f"{table.source}: some entries of {name!r} have a time zone and some have none")
     return Times(kinds.pop(), microseconds)
 
 
-def _parsed(value: Any) -> datetime.datetime | None:
+def _parse_iso_timestamp(value: Any) -> datetime.datetime | None:
     """What ISO 8601 makes of it; Python 3.10 wants +00:00 for Z, and three or six digits of a second."""
     text = re.sub(r"\.(\d{1,6})\d*", lambda match: "." + match[1].ljust(6, "0"), str(value).strip())
     try:

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.availability import Population
-from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
-from fedsim.availability.trace_table import probabilities, rounds
+from fedsim.availability.recorded import (
+    UNKNOWN_PROBABILITIES_REASON,
+    MatchMode,
+    MissingRecordsPolicy,
+    Recorded,
+    UnmatchedRecordsPolicy,
+)
+from fedsim.availability.trace_table import probability_column, round_column
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
-from fedsim.data.datasets.own.samples import called_of
-from fedsim.data.datasets.own.table_columns import SEPARATORS, Columns, columns
+from fedsim.core.files import check_regular_path
+from fedsim.data.datasets.own.samples import entry_name
+from fedsim.data.datasets.own.table_columns import CSV_SEPARATORS, Columns, read_columns
 
 
 class Trace(Recorded):
@@ -43,23 +49,23 @@ class Trace(Recorded):
         repeat: bool = True,
         header: str | bool = "auto",
         round: str | None = None,
-        match: Match = "names",
-        unknown: UnmatchedRecords = "refuse",
-        missing: MissingRecords = "refuse",
+        match: MatchMode = "names",
+        unknown: UnmatchedRecordsPolicy = "refuse",
+        missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         if not isinstance(header, bool):
             checks.choice("header", header, ("auto", "true", "false"))
         self.header = {"true": True, "false": False}.get(str(header).lower())
         self.names: list[str] | None = None
-        self._doubtful: list[str] | None = None
+        self._possible_names: list[str] | None = None
         suffix = self.path.suffix.lower() if isinstance(self.path, Path) else ".frame"
         if isinstance(self.path, Path) and not self.path.exists():
             raise MissingDataError(f"{self.source} does not exist")
         if suffix == ".npy":
-            self._table = self._checked(self._read_npy(), "line {}".format, 1)
+            self._table = self._checked_table(self._read_npy(), "line {}".format, 1)
         elif suffix in (".parquet", ".pq", ".frame"):
-            self._table = self._of_columns(columns(self.path, key="availability.path"), round)
+            self._table = self._table_from_columns(read_columns(self.path, key="availability.path"), round)
         else:
             self._table = self._read_csv(round)
         if round is not None and self.names is None:
@@ -67,28 +73,28 @@ class Trace(Recorded):
                 f"{{round}}={round} names a column, but {self.source} has no line of names", mentions=("round",)
             )
         self.length = len(self._table)
-        self.unknown_reason = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
+        self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(self._table, (0.0, 1.0)).all() else ""
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
         return self._table[t]
 
     def setup(self, population: Population) -> None:
-        if self._doubtful is not None:
+        if self._possible_names is not None:
             client_names = population.names or [str(number) for number in range(population.clients)]
-            if set(client_names) == set(self._doubtful):
+            if set(client_names) == set(self._possible_names):
                 raise ConfigError(
                     f"{self.source}: line 1 may be the names of the clients or their first round; say "
                     "availability.header=true or false"
                 )
         super().setup(population)
 
-    def _checked(self, table: np.ndarray, row_label: Callable[[int], str], first: int) -> np.ndarray:
+    def _checked_table(self, table: np.ndarray, row_label: Callable[[int], str], first: int) -> np.ndarray:
         """A table [rounds, clients] of probabilities."""
         if table.ndim != 2 or 0 in table.shape:
             raise ConfigError(f"{self.source} has shape {list(table.shape)}; expected [rounds, clients]")
-        bad = np.argwhere(~((table >= 0) & (table <= 1)))
-        if len(bad):
-            row, column = bad[0]
+        invalid_indices = np.argwhere(~((table >= 0) & (table <= 1)))
+        if len(invalid_indices):
+            row, column = invalid_indices[0]
             hint = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
                 f"{self.source}, {row_label(row + first)}, column {column + 1}: {table[row, column]:g} is not between "
@@ -99,14 +105,14 @@ class Trace(Recorded):
 
     def _read_npy(self) -> np.ndarray:
         try:
-            table = np.load(regular_path(self.path), allow_pickle=False)
+            table = np.load(check_regular_path(self.path), allow_pickle=False)
             if not isinstance(table, np.ndarray) or table.dtype.kind not in "biuf":
                 raise ValueError(f"it holds {getattr(table, 'dtype', type(table).__name__)}")
             return table.astype(np.float64)
         except (ValueError, OSError, EOFError) as error:
             raise ConfigError(f"{self.source} is not a numeric .npy array ({error})") from error
 
-    def _of_columns(self, table: Columns, round: str | None) -> np.ndarray:
+    def _table_from_columns(self, table: Columns, round: str | None) -> np.ndarray:
         """[T, n] of a table whose columns are the clients, and one perhaps the rounds."""
         order = np.arange(len(table))
         if round is not None:
@@ -114,7 +120,7 @@ class Trace(Recorded):
                 raise ConfigError(
                     f"{self.source} has no column {round!r} (availability.round){checks.nearest(round, table.of)}"
                 )
-            round_numbers = rounds(table, round)
+            round_numbers = round_column(table, round)
             order = np.argsort(round_numbers, kind="stable")
             gap = np.diff(round_numbers[order]) != 1
             if gap.any():
@@ -127,16 +133,16 @@ class Trace(Recorded):
         clients = [name for name in table.of if name != round]
         if not clients:
             raise ConfigError(f"{self.source} has no column of a client")
-        self.names = [called_of(name) or name for name in clients]
-        return np.stack([probabilities(table, name) for name in clients], axis=1)[order]
+        self.names = [entry_name(name) or name for name in clients]
+        return np.stack([probability_column(table, name) for name in clients], axis=1)[order]
 
     def _read_csv(self, round: str | None) -> np.ndarray:
         """[T, n] of a file of words."""
         try:
-            with open(regular_path(self.path), newline="", encoding="utf-8-sig") as file:
+            with open(check_regular_path(self.path), newline="", encoding="utf-8-sig") as file:
                 first = file.readline()
                 file.seek(0)
-                lines = list(csv.reader(file, delimiter=max(SEPARATORS, key=first.count)))
+                lines = list(csv.reader(file, delimiter=max(CSV_SEPARATORS, key=first.count)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"{self.source} cannot be read as CSV ({error})") from error
         if lines and not lines[0]:
@@ -146,18 +152,18 @@ class Trace(Recorded):
             self.names = [name.strip() for name in lines.pop(0)]
         head = 1 + (self.names is not None)
         for number, line in enumerate(lines, start=head):
-            wide = len(lines[0] if self.names is None else self.names)
-            if len(line) != wide:
-                raise ConfigError(f"{self.source}, line {number}: {len(line)} columns, expected {wide}")
+            num_columns = len(lines[0] if self.names is None else self.names)
+            if len(line) != num_columns:
+                raise ConfigError(f"{self.source}, line {number}: {len(line)} columns, expected {num_columns}")
             for column, cell in enumerate(line, start=1):
-                if _number(cell) is None:
+                if _parse_number(cell) is None:
                     raise ConfigError(f"{self.source}, line {number}, column {column}: {cell!r} is not a number")
         if self.names is not None and round is not None and lines:
             cells = np.array(lines, dtype=object)
-            of = {name: cells[:, column_index] for column_index, name in enumerate(self.names)}
-            return self._of_columns(Columns(self.source, of, lambda n: f"line {n + head}"), round)
-        table = np.array([[_number(cell) for cell in line] for line in lines], dtype=np.float64)
-        return self._checked(table, "line {}".format, head)
+            column_by_name = {name: cells[:, column_index] for column_index, name in enumerate(self.names)}
+            return self._table_from_columns(Columns(self.source, column_by_name, lambda n: f"line {n + head}"), round)
+        table = np.array([[_parse_number(cell) for cell in line] for line in lines], dtype=np.float64)
+        return self._checked_table(table, "line {}".format, head)
 
     def _begins_with_names(self, lines: list[list[str]]) -> bool:
         """Is the first line one of names? Where it may be both, `setup` asks who the clients are."""
@@ -165,26 +171,28 @@ class Trace(Recorded):
         if self.header is not None or not cells:
             return bool(self.header and cells)
         if "" in cells:
-            if all(cell == "" or _number(cell) is not None for cell in cells):
+            if all(cell == "" or _parse_number(cell) is not None for cell in cells):
                 return False  # a gap in a round, which is named as one
             raise ConfigError(f"{self.source}, line 1, column {cells.index('') + 1}: '' is not a number, and no name")
-        if all(_number(cell) in (0.0, 1.0) for cell in cells) and len(set(cells)) == len(cells):
-            self._doubtful = cells
-        numbers = [_number(cell) for cell in cells]
+        if all(_parse_number(cell) in (0.0, 1.0) for cell in cells) and len(set(cells)) == len(cells):
+            self._possible_names = cells
+        numbers = [_parse_number(cell) for cell in cells]
         if None not in numbers and len(lines) == 1:
             return False
         return any(number is None or (cell.lstrip("+-").isdecimal() and number not in (0.0, 1.0))
                    for cell, number in zip(cells, numbers, strict=True))  # fmt: skip
 
     def _check_names(self, names: list[str]) -> None:
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"{self.source}, line 1: several columns are named {twice!r}; name each client once")
+        duplicate_name = next((name for name in names if names.count(name) > 1), None)
+        if duplicate_name is not None:
+            raise ConfigError(
+                f"{self.source}, line 1: several columns are named {duplicate_name!r}; name each client once"
+            )
         if "" in names:
             raise ConfigError(f"{self.source}, line 1, column {names.index('') + 1}: a client has no name")
 
 
-def _number(cell: str) -> float | None:
+def _parse_number(cell: str) -> float | None:
     """What an entry is, if it is a number, or a word for 0 or 1."""
     word = cell.strip().lower()
     try:

@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.log import check_roles, numbered_clients
-from fedsim.availability.recorded import RECORD, Match, MissingRecords, Recorded, UnmatchedRecords
+from fedsim.availability.recorded import (
+    UNKNOWN_PROBABILITIES_REASON,
+    MatchMode,
+    MissingRecordsPolicy,
+    Recorded,
+    UnmatchedRecordsPolicy,
+)
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing, read_columns
 
-WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+PROBABILITY_BY_WORD = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
 class TraceTable(Recorded):
@@ -33,46 +39,52 @@ class TraceTable(Recorded):
         round: str = "round",
         available: str | None = "available",
         repeat: bool = True,
-        match: Match = "names",
-        unknown: UnmatchedRecords = "refuse",
-        missing: MissingRecords = "refuse",
+        match: MatchMode = "names",
+        unknown: UnmatchedRecordsPolicy = "refuse",
+        missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
-        table = columns(self.path, key="availability.path")
+        table = read_columns(self.path, key="availability.path")
         check_roles(table, self.source, {"client": client, "round": round, "available": available})
         names, client_index = numbered_clients(table, client)
         self.names = names
-        round_numbers = rounds(table, round)
-        values = np.ones(len(table)) if available is None else probabilities(table, available)
-        self.unknown_reason = RECORD if np.isin(values, (0.0, 1.0)).all() else ""
+        round_numbers = round_column(table, round)
+        values = np.ones(len(table)) if available is None else probability_column(table, available)
+        self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(values, (0.0, 1.0)).all() else ""
         round_numbers = round_numbers - round_numbers.min()
         self.length = int(round_numbers.max()) + 1
         order = np.lexsort((client_index, round_numbers))
-        self._who, self._when, self._said = client_index[order], round_numbers[order], values[order]
-        twice = (self._who[1:] == self._who[:-1]) & (self._when[1:] == self._when[:-1])
-        if twice.any():
-            row = int(order[1:][twice].min())
+        self._line_clients, self._line_rounds, self._line_probabilities = (
+            client_index[order],
+            round_numbers[order],
+            values[order],
+        )
+        duplicate_mask = (self._line_clients[1:] == self._line_clients[:-1]) & (
+            self._line_rounds[1:] == self._line_rounds[:-1]
+        )
+        if duplicate_mask.any():
+            row = int(order[1:][duplicate_mask].min())
             raise ConfigError(
                 f"{self.source}: {table.row_label(row)} is another of {names[client_index[row]]!r} in the same round"
             )
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
-        round_slice = slice(*np.searchsorted(self._when, [t, t + 1]))
+        round_slice = slice(*np.searchsorted(self._line_rounds, [t, t + 1]))
         record_values = np.zeros(len(self.names or []))
-        record_values[self._who[round_slice]] = self._said[round_slice]
+        record_values[self._line_clients[round_slice]] = self._line_probabilities[round_slice]
         return record_values
 
 
-def rounds(table: Columns, name: str) -> np.ndarray:
+def round_column(table: Columns, name: str) -> np.ndarray:
     """[N] int64, the rounds of the lines."""
     numbers = as_numbers(table[name], is_missing(table[name]))
     if numbers is None:
         numbers = np.full(len(table), np.nan)
         for row, value in enumerate(table[name].tolist()):
             numbers[row] = float(value) if str(value).strip().lstrip("+-").isdecimal() else np.nan
-    bad = ~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53))
-    if bad.any():
-        row = int(bad.argmax())
+    invalid_mask = ~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53))
+    if invalid_mask.any():
+        row = int(invalid_mask.argmax())
         raise ConfigError(
             f"{table.source}: {table.row_label(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are "
             "whole "
@@ -81,15 +93,15 @@ def rounds(table: Columns, name: str) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def probabilities(table: Columns, name: str) -> np.ndarray:
+def probability_column(table: Columns, name: str) -> np.ndarray:
     """[N] numbers from 0 to 1, or words for both ends."""
     values = table[name]
     numbers = as_numbers(values, is_missing(values))
     if numbers is None:
-        numbers = np.array([_probability(value) for value in values.tolist()])
-    bad = ~((numbers >= 0) & (numbers <= 1))
-    if bad.any():
-        row = int(bad.argmax())
+        numbers = np.array([_parse_probability(value) for value in values.tolist()])
+    invalid_mask = ~((numbers >= 0) & (numbers <= 1))
+    if invalid_mask.any():
+        row = int(invalid_mask.argmax())
         raise ConfigError(
             f"{table.source}: {table.row_label(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor "
             "true "
@@ -98,11 +110,11 @@ def probabilities(table: Columns, name: str) -> np.ndarray:
     return numbers
 
 
-def _probability(value: Any) -> float:
+def _parse_probability(value: Any) -> float:
     """NaN where it is none."""
     word = str(value).strip().lower()
-    if word in WORDS:
-        return WORDS[word]
+    if word in PROBABILITY_BY_WORD:
+        return PROBABILITY_BY_WORD[word]
     try:
         return float(word)
     except ValueError:

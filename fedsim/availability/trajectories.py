@@ -46,7 +46,7 @@ class _Periodic(Trajectory):
         self.period = period
         self.zones = zones
 
-    def hour(self, t: int, population: Population) -> np.ndarray:
+    def period_position(self, t: int, population: Population) -> np.ndarray:
         """[m] in [0, period): how far every client's own period is when round t begins."""
         zone = np.arange(population.clients) * self.zones // population.clients
         return (t + zone * self.period / self.zones) % self.period
@@ -85,7 +85,7 @@ class Staircase(_Periodic):
         self.share = share
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        return np.where(self.hour(t, population) < self.share * self.period, base, base * self.low)
+        return np.where(self.period_position(t, population) < self.share * self.period, base, base * self.low)
 
 
 class Sine(_Periodic):
@@ -98,7 +98,7 @@ class Sine(_Periodic):
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         if self.zones == 1:
             return base * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
-        angle = 2 * math.pi * self.hour(t, population) / self.period
+        angle = 2 * math.pi * self.period_position(t, population) / self.period
         return base * (self.gamma * np.sin(angle) + (1 - self.gamma))
 
 

@@ -34,9 +34,9 @@ def choice(key: str, value: Any, options: Iterable[str]) -> str:
     """One of the options."""
     options = list(options)
     if value not in options:
-        listed = ", ".join(options)
+        options_text = ", ".join(options)
         raise ConfigError(
-            key=key, value=value, needs=f"is unknown; choose one of {listed}{nearest(str(value), options)}"
+            key=key, value=value, needs=f"is unknown; choose one of {options_text}{nearest(str(value), options)}"
         )
     return str(value)
 

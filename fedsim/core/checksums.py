@@ -11,8 +11,8 @@ import zlib
 
 from torch import Tensor, uint8
 
-SIGNED = ("fedsim-constants",)  # formats that never were without
-SUMS = "sums"  # the header's entry; there the header's own sum has no name
+FORMATS_WITH_CHECKSUMS = ("fedsim-constants",)  # formats that never were without
+CHECKSUMS_KEY = "sums"  # the header's entry; there the header's own sum has no name
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -20,14 +20,14 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.reshape(-1).view(uint8).numpy().data) if tensor.numel() else 0
 
 
-def _of_header(header: dict[str, str]) -> int:
-    return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != SUMS)).encode())
+def _header_checksum(header: dict[str, str]) -> int:
+    return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != CHECKSUMS_KEY)).encode())
 
 
 def with_checksums(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
     """The header with the sums of itself and of these tensors on the host."""
-    sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _of_header(header)}
-    return header | {SUMS: json.dumps(sums)}
+    sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _header_checksum(header)}
+    return header | {CHECKSUMS_KEY: json.dumps(sums)}
 
 
 def damaged_name(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
@@ -40,9 +40,9 @@ def damaged_name(header: dict[str, str], tensors: dict[str, Tensor]) -> str | No
     Raises:
         ValueError: the entry is damaged itself.
     """
-    if SUMS not in header:
-        return "the header" if header.get("format") in SIGNED else None
-    if not isinstance(sums := json.loads(header[SUMS]), dict):
+    if CHECKSUMS_KEY not in header:
+        return "the header" if header.get("format") in FORMATS_WITH_CHECKSUMS else None
+    if not isinstance(sums := json.loads(header[CHECKSUMS_KEY]), dict):
         raise ValueError("an entry is no mapping")
-    actual_sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _of_header(header)}
+    actual_sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _header_checksum(header)}
     return next((name or "the header" for name in sorted(actual_sums) if sums.get(name) != actual_sums[name]), None)

@@ -14,7 +14,7 @@ from fedsim.core.memory import Memory
 OWN, AVERAGED = "own columns", "averaged columns"  # names in a memory
 
 
-def one_piece(numbers: Tensor) -> Tensor | slice:
+def slice_if_contiguous(numbers: Tensor) -> Tensor | slice:
     """A slice in the place of whole numbers that follow one another: it copies nothing."""
     if len(numbers) and bool((numbers.diff() == 1).all()):
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
@@ -37,12 +37,13 @@ class ParameterPartition:
     averaged: Tensor
 
     @classmethod
-    def of(cls, sizes: dict[str, int], statistics: set[str], home: set[str]) -> ParameterPartition:
+    def of(cls, sizes: dict[str, int], statistics: set[str], private_names: set[str]) -> ParameterPartition:
         """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
         statistics that travel are averaged."""
         count = torch.tensor(list(sizes.values()))
         home_mask, statistics_mask = (
-            torch.tensor([name in chosen for name in sizes]).repeat_interleave(count) for chosen in (home, statistics)
+            torch.tensor([name in selected_names for name in sizes]).repeat_interleave(count)
+            for selected_names in (private_names, statistics)
         )
         columns = torch.arange(int(count.sum()))
         return cls(columns[~home_mask & ~statistics_mask], columns[home_mask], columns[~home_mask & statistics_mask])
@@ -65,7 +66,7 @@ class ParameterPartition:
 
     @functools.cached_property
     def _shared(self) -> Tensor | slice:
-        return one_piece(self.shared)
+        return slice_if_contiguous(self.shared)
 
     def shared_part(self, rows: Tensor) -> Tensor:
         """[…, d] → […, d_s], what strategies see."""
@@ -87,7 +88,7 @@ class ParameterPartition:
         averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
         return self.join(shared, private_columns, averaged)
 
-    def of_server(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
+    def server_rows(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
         """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
         evaluated; nobody has it."""
         if not self.is_divided:
@@ -101,14 +102,14 @@ class ParameterPartition:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
         gradients of columns that it does not see."""
         rows = self.full_rows(carry["params"], cohort, memory)
-        wide = carry | {"params": rows}
+        full_carry = carry | {"params": rows}
         for name in ("correction", "anchor", "gradient"):
             if name in carry:
-                wide[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
+                full_carry[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
         if "proximal" in carry and len(self.private):
             mask = torch.zeros_like(rows[:1]).index_fill(1, self.shared, 1.0)
-            wide["proximal"] = carry["proximal"][:, None] * mask
-        return wide
+            full_carry["proximal"] = carry["proximal"][:, None] * mask
+        return full_carry
 
     def restrict(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a strategy sees of a carry after the local steps: entries it had `handed` in their own shapes."""
@@ -121,7 +122,7 @@ class ParameterPartition:
     def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
         """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
         if len(self.private):
-            memory.scatter_of(cohort, OWN, rows[:, self.private])
+            memory.scatter_entry(cohort, OWN, rows[:, self.private])
         if len(self.averaged) and memory.writable:
             mean = cohort.mean(rows[:, self.averaged], cohort.weights(cohort.federation.weighting))
             memory.server[AVERAGED] = cohort.unless_empty(mean, memory.server[AVERAGED])

@@ -33,17 +33,19 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
-Check = Callable[[str, Any], Any]
-_REQUIRED = inspect.Parameter.empty
-_MARK = "_checks_its_arguments"  # of functions that `validated` made
+CheckFunction = Callable[[str, Any], Any]
+_NO_DEFAULT = inspect.Parameter.empty
+_VALIDATED_ATTRIBUTE = "_checks_its_arguments"  # of functions that `validated` made
 
 
 @dataclass
-class _Made:
+class _MadeDataclass:
     made: list[int] = field(default_factory=list)
 
 
-_FACTORY = inspect.signature(_Made).parameters["made"].default  # stands for a default that is made when it is needed
+_DEFAULT_FACTORY_MARKER = (
+    inspect.signature(_MadeDataclass).parameters["made"].default
+)  # stands for a default that is made when it is needed
 
 
 class Constraint(ABC):
@@ -190,17 +192,17 @@ def validated(call: F) -> F:
             parameters = _Parameters(call)
         return call(*parameters.checked(args, kwargs), **kwargs)
 
-    vars(checked)[_MARK] = True
+    vars(checked)[_VALIDATED_ATTRIBUTE] = True
     return typing.cast("F", checked)
 
 
 def _validate_constructor(cls: type) -> None:
     constructor = vars(cls).get("__init__")
-    if isinstance(constructor, types.FunctionType) and not hasattr(constructor, _MARK):
+    if isinstance(constructor, types.FunctionType) and not hasattr(constructor, _VALIDATED_ATTRIBUTE):
         cls.__init__ = validated(constructor)  # type: ignore[misc]
 
 
-_PREPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
+_VALIDATED_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
 
 
 class _ConstructorSignature:
@@ -227,11 +229,11 @@ class Validated:
     __signature__ = _ConstructorSignature()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if cls not in _PREPARED:
+        if cls not in _VALIDATED_CLASSES:
             for base in cls.__mro__:  # the constructor of a dataclass is made after __init_subclass__
                 if base is not object and issubclass(base, Validated):
                     _validate_constructor(base)
-            _PREPARED.add(cls)
+            _VALIDATED_CLASSES.add(cls)
         if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them, since there is a __new__
             raise TypeError(f"{cls.__name__}() takes no arguments")
         return super().__new__(cls)
@@ -246,21 +248,21 @@ class _Parameters:
 
     Attributes:
         declared: name, place among positional arguments or −1, check, and the default as the check returns it where
-            that is another object; else `_REQUIRED`.
+            that is another object; else `_NO_DEFAULT`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         hints = hints_of(function)
-        self.declared: list[tuple[str, int, Check, Any]] = []
+        self.declared: list[tuple[str, int, CheckFunction, Any]] = []
         for index, parameter in enumerate(inspect.signature(function).parameters.values()):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            if (check := _check_of(hints.get(parameter.name))) is None:
+            if (check := _check_for_hint(hints.get(parameter.name))) is None:
                 continue
-            default = _REQUIRED if parameter.default is _FACTORY else parameter.default
-            if default is not _REQUIRED:
+            default = _NO_DEFAULT if parameter.default is _DEFAULT_FACTORY_MARKER else parameter.default
+            if default is not _NO_DEFAULT:
                 checked_default = check(parameter.name, default)
-                default = _REQUIRED if checked_default is default else checked_default
+                default = _NO_DEFAULT if checked_default is default else checked_default
             position = -1 if parameter.kind is parameter.KEYWORD_ONLY else index
             self.declared.append((parameter.name, position, check, default))
 
@@ -273,7 +275,7 @@ class _Parameters:
                 checked_args[position] = check(name, args[position])
             elif name in kwargs:
                 kwargs[name] = check(name, kwargs[name])
-            elif default is not _REQUIRED:
+            elif default is not _NO_DEFAULT:
                 kwargs[name] = default
         return checked_args
 
@@ -286,10 +288,10 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         pass  # one of them is for type checkers alone; the others count
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
-        holder = type("alone", (), {"__annotations__": {name: annotation}})
+        annotation_holder = type("alone", (), {"__annotations__": {name: annotation}})
         try:
             scope = inspect.unwrap(function).__globals__
-            hints |= typing.get_type_hints(holder, globalns=scope, include_extras=True)
+            hints |= typing.get_type_hints(annotation_holder, globalns=scope, include_extras=True)
         except (NameError, TypeError, AttributeError):
             continue
     return hints
@@ -322,8 +324,8 @@ def constraints(hint: Any) -> Iterator[Constraint]:
 
 def allowed_text(hint: Any) -> str:
     """In a few words, what the constraints of an annotation allow."""
-    words = _allowed_text(hint)
-    return f"{words}; or null" if type(None) in typing.get_args(hint) else words
+    hint_text = _allowed_text(hint)
+    return f"{hint_text}; or null" if type(None) in typing.get_args(hint) else hint_text
 
 
 def _allowed_text(hint: Any) -> str:
@@ -342,7 +344,7 @@ def _allowed_text(hint: Any) -> str:
     )
 
 
-def _check_of(hint: Any) -> Check | None:
+def _check_for_hint(hint: Any) -> CheckFunction | None:
     """The check that an annotation asks for; None where it asks for none."""
     if not any(constraints(hint)):
         return None
@@ -350,14 +352,14 @@ def _check_of(hint: Any) -> Check | None:
     if origin is Annotated:
         inner, *markers = typing.get_args(hint)
         steps = [marker.check for marker in markers if isinstance(marker, Constraint)]
-        of_inner = _check_of(inner)
-        return _chain([*([of_inner] if of_inner else []), *steps])
+        of_inner = _check_for_hint(inner)
+        return _chain_checks([*([of_inner] if of_inner else []), *steps])
     if origin in (Union, types.UnionType):
-        return _of_alternatives(typing.get_args(hint))
+        return _alternatives_check(typing.get_args(hint))
     if _is_list(hint):
-        inner_check = _check_of(typing.get_args(hint)[0])
+        inner_check = _check_for_hint(typing.get_args(hint)[0])
         assert inner_check is not None
-        return _of_entries(inner_check)
+        return _list_check(inner_check)
     return None
 
 
@@ -370,7 +372,7 @@ def _is_list_like(value: Any) -> bool:
     return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
-def _chain(steps: list[Check]) -> Check:
+def _chain_checks(steps: list[CheckFunction]) -> CheckFunction:
     if len(steps) == 1:
         return steps[0]
 
@@ -382,7 +384,7 @@ def _chain(steps: list[Check]) -> Check:
     return check
 
 
-def _of_entries(check: Check) -> Check:
+def _list_check(check: CheckFunction) -> CheckFunction:
     def check_entries(key: str, value: Any) -> Any:
         if not _is_list_like(value):
             raise ConfigError(key=key, value=value, needs="must be a list")
@@ -392,15 +394,17 @@ def _of_entries(check: Check) -> Check:
     return check_entries
 
 
-def _of_alternatives(alternatives: tuple[Any, ...]) -> Check:
+def _alternatives_check(alternatives: tuple[Any, ...]) -> CheckFunction:
     """Of a list, that of lists; of other values that of single ones, unless they are of a class that is not
     constrained."""
-    of_lists = next((_check_of(hint) for hint in alternatives if _is_list(hint)), None)
-    of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_of(hint))), None)
-    free = tuple(hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint))  # NoneType among them
+    of_lists = next((_check_for_hint(hint) for hint in alternatives if _is_list(hint)), None)
+    of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_for_hint(hint))), None)
+    scalar_types = tuple(
+        hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint)
+    )  # NoneType among them
 
     def check_one(key: str, value: Any) -> Any:
-        if isinstance(value, free):
+        if isinstance(value, scalar_types):
             return value
         if of_lists is not None and (of_single is None or _is_list_like(value)):
             return of_lists(key, value)

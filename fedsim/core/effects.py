@@ -1,8 +1,8 @@
 """Settings that change nothing in the run they are given for.
 
 A class declares, beside its constructor, under which condition a parameter has an effect (`EffectiveIf`), and which
-values of it stop all training (`StopsTraining`). `without_effect` and `stops_training` read these declarations for a
-run; nothing outside the class has to know of them. A class of one's own may declare some too:
+values of it stop all training (`StopsTraining`). `sentences_without_effect` and `sentences_stopping_training` read
+these declarations for a run; nothing outside the class has to know of them. A class of one's own may declare some too:
 
     >>> class Discount:
     ...     effective_if = (EffectiveIf("b", lambda component, run: component.kind == "hinge", "{at}.kind=hinge"),)
@@ -63,7 +63,7 @@ class StopsTraining:
     attribute: str = ""
 
 
-def without_effect(at: str, component: Any, run: Any) -> Iterator[str]:
+def sentences_without_effect(at: str, component: Any, run: Any) -> Iterator[str]:
     """A sentence for every parameter of an object, and of those inside it, that differs from its default and changes
     nothing in this run.
 
@@ -72,22 +72,22 @@ def without_effect(at: str, component: Any, run: Any) -> Iterator[str]:
         component: the object.
         run: the `Simulation` it is part of.
     """
-    for path, owner in _objects(at, component):
-        for name, rules in _declared(owner, "effective_if").items():
+    for path, owner in _nested_objects(at, component):
+        for name, rules in _declarations_of(owner, "effective_if").items():
             for rule in rules:
-                value = _value(owner, rule)
+                value = _declared_value(owner, rule)
                 if differs_from_default(type(owner), name, value) and not rule.condition(owner, run):
                     yield f"{_setting_text(path, name, value)} has no effect without {rule.needs.replace('{at}', path)}"
                     break
 
 
-def stops_training(at: str, component: Any, run: Any) -> Iterator[str]:
+def sentences_stopping_training(at: str, component: Any, run: Any) -> Iterator[str]:
     """A sentence for every parameter of an object, and of those inside it, because of which no model can move."""
-    for path, owner in _objects(at, component):
-        for name, rules in _declared(owner, "stops_training").items():
+    for path, owner in _nested_objects(at, component):
+        for name, rules in _declarations_of(owner, "stops_training").items():
             for rule in rules:
                 if rule.condition(owner, run):
-                    value = _value(owner, rule)
+                    value = _declared_value(owner, rule)
                     yield f"{_setting_text(path, name, value)} trains nothing: {rule.because.replace('{at}', path)}"
 
 
@@ -118,7 +118,7 @@ def differs_from_default(cls: type, name: str, value: Any) -> bool:
         return True
 
 
-def _declared(component: Any, kind: str) -> dict[str, list[Any]]:
+def _declarations_of(component: Any, kind: str) -> dict[str, list[Any]]:
     """Parameter → declarations of an object's class and of those it derives from, for parameters that it takes."""
     declarations: dict[str, list[Any]] = {}
     constructor_parameters: dict[str, Any] | None = None
@@ -132,23 +132,23 @@ def _declared(component: Any, kind: str) -> dict[str, list[Any]]:
     return declarations
 
 
-def _objects(at: str, component: Any) -> Iterator[tuple[str, Any]]:
+def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
     """The object and those that its constructor was given, each with its place in the configuration."""
     if component is None:
         return
-    yield at, component
+    yield path, component
     members = getattr(component, "named_parts", None)  # of an object that was given several
-    if at and members is None:
+    if path and members is None:
         parameter_names = (
             {f.name for f in fields(component)} if is_dataclass(component) else parameters(type(component)).keys()
         )
         members = {name: value for name, value in getattr(component, "__dict__", {}).items() if name in parameter_names}
     for name, value in (members or {}).items():
         if hasattr(value, "effective_if") or hasattr(value, "stops_training"):
-            yield from _objects(f"{at}.{name}", value)
+            yield from _nested_objects(f"{path}.{name}", value)
 
 
-def _value(owner: Any, rule: Any) -> Any:
+def _declared_value(owner: Any, rule: Any) -> Any:
     """What the object was given for the parameter of this declaration."""
     value = owner
     for name in (rule.attribute or rule.parameter).split("."):
@@ -156,9 +156,9 @@ def _value(owner: Any, rule: Any) -> Any:
     return value
 
 
-def _setting_text(at: str, name: str, value: Any) -> str:
+def _setting_text(path: str, name: str, value: Any) -> str:
     """KEY=VALUE, or the key alone where the value is an object."""
-    key = f"{at}.{name}" if at else name
+    key = f"{path}.{name}" if path else name
     if not isinstance(value, (str, bool, int, float, list, tuple, dict, type(None), PerSeed)):
         return key
     text = value if isinstance(value, str) else repr(value)

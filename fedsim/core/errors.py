@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from fedsim.core.speaking import plain_scalars
+from fedsim.core.speaking import unwrap_numpy_scalars
 
 UNSET: Any = ...  # a key whose value a message does not show
 
@@ -71,7 +71,7 @@ class ConfigError(ValueError):
         sentence = (
             self._fill_placeholders(self.message) or f"{self.key}{value_text} {self._fill_placeholders(self.needs)}"
         )
-        return plain_scalars(sentence)  # np.float64(0.5) is 0.5
+        return unwrap_numpy_scalars(sentence)  # np.float64(0.5) is 0.5
 
     def _fill_placeholders(self, text: str) -> str:
         for name, key in self.mentions.items():

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsim.core import checks, ties
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
-from fedsim.core.placement import PLACES, zeros_at
+from fedsim.core.placement import STORAGE_PLACES, zeros_at
 from fedsim.core.ranks import Ranks
 from fedsim.core.statistics import CohortIndex, RowStatistics
 
@@ -82,19 +82,21 @@ class Federation:
     num_newcomers: int = 0
 
     def __post_init__(self) -> None:
-        checks.choice("trainer.memory", self.storage, PLACES)
+        checks.choice("trainer.memory", self.storage, STORAGE_PLACES)
         if self.ranks.count > self.clients:
             raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
         self.local_clients = np.arange(self.clients)[self.ranks.client_slice]
         self.seed_of_replicate = torch.tensor(self.seeds, dtype=torch.int64, device=self.device)
         raw_shares = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
         shares = np.asarray(raw_shares, dtype=np.float64).reshape(self.replicates, self.clients)
-        belongs = np.arange(self.clients) < (self.clients if self.members is None else self.members)
-        shares = np.where(shares.sum(1, keepdims=True) > 0, shares, 1.0) * belongs
+        member_mask = np.arange(self.clients) < (self.clients if self.members is None else self.members)
+        shares = np.where(shares.sum(1, keepdims=True) > 0, shares, 1.0) * member_mask
         self.data_fractions = (shares / shares.sum(1, keepdims=True)).reshape(-1)
         self.data_weights = torch.tensor(self.data_fractions, dtype=self.dtype, device=self.device)
-        even = np.tile(belongs / belongs.sum(), (self.replicates, 1))
-        self.client_weights = self.data_fractions.reshape(even.shape) if self.weighting == "data" else even
+        equal_fractions = np.tile(member_mask / member_mask.sum(), (self.replicates, 1))
+        self.client_weights = (
+            self.data_fractions.reshape(equal_fractions.shape) if self.weighting == "data" else equal_fractions
+        )
 
     @property
     def replicates(self) -> int:
@@ -283,14 +285,14 @@ class Cohort(RowStatistics):
         Among values that are equal up to rounding, or with `exactly` among equal ones, random numbers decide, which are
         a function of seed, round and client (`fedsim.core.ties`).
         """
-        relative = 0.0 if exactly else ties.tolerance(values.dtype)
+        relative = 0.0 if exactly else ties.relative_tolerance(values.dtype)
         host, virtual, bounds = self.all_gather_host(values.cpu().numpy())
-        chosen = []
+        chosen_positions = []
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             clients = virtual[a:b] % self.federation.clients
             breakers = ties.tie_breakers(self.federation.seeds[r], clients, self.round)
-            chosen.append(virtual[a:b][ties.largest(host[a:b], k, breakers, relative)])
-        return self.subset(np.flatnonzero(np.isin(self.host.virtual, np.concatenate(chosen))))
+            chosen_positions.append(virtual[a:b][ties.largest_positions(host[a:b], k, breakers, relative)])
+        return self.subset(np.flatnonzero(np.isin(self.host.virtual, np.concatenate(chosen_positions))))
 
     @property
     def seed(self) -> Tensor:
@@ -332,14 +334,14 @@ class Cohort(RowStatistics):
         """The weighted mean over each replicate's rows that take part: [n, …] → [R, …]; zero where nobody does. Where
         clients hold only some of the columns, a column of [n, d] is averaged over those who hold it."""
         weights = torch.ones_like(self.count) if weights is None else weights
-        mass = self.broadcast(self.sum(weights))
-        normalised, masks = weights / torch.where(mass > 0, mass, 1.0), self.column_masks
+        total_weight = self.broadcast(self.sum(weights))
+        normalised, masks = weights / torch.where(total_weight > 0, total_weight, 1.0), self.column_masks
         if masks is None or values.shape != masks.shape:
             return self.sum(values, normalised)
-        total, held = self.sum(values * masks, normalised), self.sum(masks, normalised)
+        total, weight_sums = self.sum(values * masks, normalised), self.sum(masks, normalised)
         # a column that each row holds is divided by 1 and not by a sum of weights, which may be off by rounding
-        incomplete = (self.sum(1 - masks, normalised) > 0) & (held > 0)
-        return total / torch.where(incomplete, held, 1.0)
+        incomplete = (self.sum(1 - masks, normalised) > 0) & (weight_sums > 0)
+        return total / torch.where(incomplete, weight_sums, 1.0)
 
     def unless_empty(self, new: Tensor, old: Tensor) -> Tensor:
         """`new` [R, …] where somebody took part, `old` elsewhere: an empty round changes nothing."""

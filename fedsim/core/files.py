@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from fedsim.core.errors import OutputError
 
-SUFFIX = ".partial"
+PARTIAL_SUFFIX = ".partial"
 
 
 @contextlib.contextmanager
@@ -32,36 +32,36 @@ def replacement_file(path: Path, mode: str = "w", durable: bool = False) -> Iter
     Raises:
         OutputError: the file cannot be written; the message names it.
     """
-    partial = path.with_suffix(SUFFIX)
+    partial = path.with_suffix(PARTIAL_SUFFIX)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
-        with atomic_write(path):
-            with open(partial, mode, opener=_open_new, **text) as file:  # type: ignore[call-overload]
+        with name_write_errors(path):
+            with open(partial, mode, opener=_new_file_opener, **text) as file:  # type: ignore[call-overload]
                 yield file
                 if durable:
-                    on_disk(file)
+                    flush_to_disk(file)
             os.replace(partial, path)
             if durable:
-                _folder_on_disk(path.parent)
+                _flush_folder_to_disk(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
 
 
-def _open_new(path: str, flags: int) -> int:
+def _new_file_opener(path: str, flags: int) -> int:
     """An opener of a file that is made now: what had the name goes, were it a link to somebody's file."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def without_following(path: str, flags: int) -> int:
+def no_follow_opener(path: str, flags: int) -> int:
     """An opener of a file that refuses a link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def real_folder(path: Path) -> Path:
+def ensure_real_folder(path: Path) -> Path:
     """The folder inside a run's, which is made where it is absent.
 
     Raises:
@@ -69,12 +69,12 @@ def real_folder(path: Path) -> Path:
     """
     if path.is_symlink():
         raise OutputError(f"{path} is a link, and runs write inside their own folder alone; remove it")
-    with atomic_write(path):
+    with name_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def regular_path(path: Path) -> Path:
+def check_regular_path(path: Path) -> Path:
     """The path, which names a file of ordinary content, a folder, or nothing yet: a pipe would be waited for, for ever.
 
     Raises:
@@ -86,7 +86,7 @@ def regular_path(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[None]:
+def name_write_errors(path: Path) -> Iterator[None]:
     """Errors of the operating system, while `path` is written, name it."""
     try:
         yield
@@ -94,13 +94,13 @@ def atomic_write(path: Path) -> Iterator[None]:
         raise OutputError(f"{path} cannot be written ({error.strerror or error})") from error
 
 
-def on_disk(file: IO[Any]) -> None:
+def flush_to_disk(file: IO[Any]) -> None:
     """Wait until what was written to the file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def _folder_on_disk(folder: Path) -> None:
+def _flush_folder_to_disk(folder: Path) -> None:
     """Wait until the names in the folder are on the disk; Windows knows no such thing."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)

@@ -12,19 +12,19 @@ from fedsim.core import rng
 from fedsim.core.constraints import Real
 from fedsim.core.errors import ConfigError
 
-Numbers = Real | Sequence[Real]  # one for all clients, or one each
+PerClientNumbers = Real | Sequence[Real]  # one for all clients, or one each
 
 
-def per_client(
+def numbers_per_client(
     key: str,
-    value: Numbers,
+    value: PerClientNumbers,
     spread: float,
     clients: int,
     seed: int,
     purpose: rng.Purpose,
     counter: int = 0,
     num_newcomers: int = 0,
-    usual: float = 0.0,
+    default_value: float = 0.0,
 ) -> Tensor:
     """[m] float64.
 
@@ -36,7 +36,7 @@ def per_client(
         clients: m.
         seed, purpose, counter: of the draw.
         num_newcomers: clients that are none of the m, but join at the end; given numbers are theirs too.
-        usual: the default of `spread`.
+        default_value: the default of `spread`.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != clients + num_newcomers:
@@ -44,7 +44,7 @@ def per_client(
                 key=key,
                 needs=f"has {len(value)} entries, but clients={clients + num_newcomers}; give one number, or one each",
             )
-        if spread not in (0, usual):
+        if spread not in (0, default_value):
             raise ConfigError(
                 f"{key.rpartition('.')[0]}.spread={spread:g} is around one number, but {key} gives one to each client, "
                 f"which are used as they are; leave it out, or give {key} as one number"
@@ -55,7 +55,7 @@ def per_client(
     return centre + spread * torch.as_tensor(draws)
 
 
-def of_moments(key: str, mean: float, variance: float, weights: np.ndarray, draws: np.ndarray) -> np.ndarray:
+def match_moments(key: str, mean: float, variance: float, weights: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """[m] numbers whose weighted mean and variance over the clients are these exactly: the draws, shifted and scaled.
 
     Var(ε) = Σ w_i (ε_i − ε̄)² as p-fedavg §4 has it, and as its authors' program makes it.

@@ -19,11 +19,11 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 
-NAME = ".lock"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
+LOCK_FILE_NAME = ".lock"
+NO_LOCK_SUPPORT_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
 LOCK_HELD_ERRNOS = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-LARGEST = 4096  # bytes of the file, which names one process
-ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
+MAX_LOCK_FILE_BYTES = 4096  # bytes of the file, which names one process
+MAX_LOCK_ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
 
 _held_descriptors: set[int] = (
     set()
@@ -44,7 +44,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self._created_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / NAME
+        self._path = folder / LOCK_FILE_NAME
         try:
             self._file = self._acquire()
         except BaseException:
@@ -65,20 +65,22 @@ class Lock:
 
     def _acquire(self) -> int:
         """The file's descriptor, once it is locked and still the one of this name."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_LOCK_ATTEMPTS):
             new, file = _open_lock_file(self._path)
             try:
-                locks = _lock(file)
-                if not locks and not new and not self._left_behind():
-                    raise ConfigError(_in_use(self._path, f"or delete {self._path} if you know that it has ended"))
+                locks = _try_lock(file)
+                if not locks and not new and not self._remove_stale_lock():
+                    raise ConfigError(
+                        _in_use_error(self._path, f"or delete {self._path} if you know that it has ended")
+                    )
                 if self._is_ours(file) and (locks or new):
                     os.ftruncate(file, 0)
                     with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
-                        os.write(file, json.dumps(_this_process()).encode())
+                        os.write(file, json.dumps(_process_identity()).encode())
                     return file
             except BlockingIOError:
                 os.close(file)
-                raise ConfigError(_in_use(self._path, "or choose another out")) from None
+                raise ConfigError(_in_use_error(self._path, "or choose another out")) from None
             except BaseException:
                 os.close(file)
                 raise
@@ -92,14 +94,14 @@ class Lock:
         except FileNotFoundError:
             return False
 
-    def _left_behind(self) -> bool:
+    def _remove_stale_lock(self) -> bool:
         """Without locks: if the process that the file names is gone, so is the file now."""
-        if not _owner_is_gone(_owner(self._path)):
+        if not _owner_is_gone(_read_owner(self._path)):
             return False
-        aside = self._path.with_name(f"{NAME}.{os.getpid()}")
+        moved_path = self._path.with_name(f"{LOCK_FILE_NAME}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):  # of several processes one succeeds
-            os.rename(self._path, aside)
-            aside.unlink()
+            os.rename(self._path, moved_path)
+            moved_path.unlink()
         return True
 
     def _remove_empty(self) -> None:
@@ -108,23 +110,23 @@ class Lock:
                 path.rmdir()
 
 
-def check_free(folder: Path) -> None:
+def check_folder_free(folder: Path) -> None:
     """Refuse a folder that another process has by now.
 
     Raises:
         ConfigError: it is another's; the message says whose.
     """
-    if (folder / NAME).exists():
+    if (folder / LOCK_FILE_NAME).exists():
         with contextlib.suppress(OSError):  # `Lock` says what is wrong
             Lock(folder).release()
 
 
-def is_held(folder: Path) -> bool:
+def is_folder_locked(folder: Path) -> bool:
     """Whether a process holds the folder, by what its lock file says: nothing is locked, written or removed. A process
     of another machine counts as alive."""
-    path = folder / NAME
+    path = folder / LOCK_FILE_NAME
     try:
-        return path.is_file() and path.stat().st_size <= LARGEST and not _owner_is_gone(_owner(path))
+        return path.is_file() and path.stat().st_size <= MAX_LOCK_FILE_BYTES and not _owner_is_gone(_read_owner(path))
     except OSError:
         return False
 
@@ -141,7 +143,7 @@ def _open_lock_file(path: Path) -> tuple[bool, int]:
             return _open_lock_file(path)
 
 
-def _lock(file: int) -> bool:
+def _try_lock(file: int) -> bool:
     """Lock it; False where its file system has no locks. BlockingIOError: somebody else has."""
     try:
         if sys.platform == "win32":
@@ -157,15 +159,15 @@ def _lock(file: int) -> bool:
     except OSError as error:
         if error.errno in LOCK_HELD_ERRNOS:
             raise BlockingIOError(error.errno, error.strerror) from None
-        if error.errno not in WITHOUT_LOCKS:
+        if error.errno not in NO_LOCK_SUPPORT_ERRNOS:
             raise
         return False
     return True
 
 
-def _this_process() -> dict[str, Any]:
-    began, since = _start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "began": began, "since": since}
+def _process_identity() -> dict[str, Any]:
+    start_ticks, start_text = _start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "began": start_ticks, "since": start_text}
 
 
 def _start_time(pid: int) -> str | None:
@@ -191,7 +193,7 @@ def _owner_is_gone(owner: dict[str, Any]) -> bool:
     return bool(owner.get("began") != _start_time(owner["pid"]))
 
 
-def _owner(path: Path) -> dict[str, Any]:
+def _read_owner(path: Path) -> dict[str, Any]:
     """What the file says; nothing where it is being written."""
     try:
         owner = json.loads(path.read_text())
@@ -200,15 +202,15 @@ def _owner(path: Path) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def _in_use(path: Path, remedy: str) -> str:
-    owner = _owner(path)
-    holder = "another process"
+def _in_use_error(path: Path, remedy: str) -> str:
+    owner = _read_owner(path)
+    holder_text = "another process"
     if owner:
-        holder = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
-    return f"out={path.parent} is in use by {holder}; wait until that ends, {remedy}"
+        holder_text = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
+    return f"out={path.parent} is in use by {holder_text}; wait until that ends, {remedy}"
 
 
-def _give_back() -> None:
+def _close_inherited_descriptors() -> None:
     """In a forked child: its copies of the descriptors are none of its own."""
     for file in _held_descriptors:
         with contextlib.suppress(OSError):
@@ -217,4 +219,4 @@ def _give_back() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_give_back)
+    os.register_at_fork(after_in_child=_close_inherited_descriptors)

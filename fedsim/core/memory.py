@@ -47,9 +47,9 @@ class Memory:
     def scatter(self, cohort: Cohort, carry: dict[str, Tensor]) -> None:
         """Take the cohort's rows back out of the carry, in place."""
         for name in self.clients.keys() & carry.keys():
-            self.scatter_of(cohort, name, carry.pop(name))
+            self.scatter_entry(cohort, name, carry.pop(name))
 
-    def scatter_of(self, cohort: Cohort, name: str, rows: Tensor) -> None:
+    def scatter_entry(self, cohort: Cohort, name: str, rows: Tensor) -> None:
         """The cohort's rows [n, …] of one entry."""
         if self.writable:
             cohort.scatter(self.clients[name], rows)

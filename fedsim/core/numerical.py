@@ -10,7 +10,7 @@ import torch
 
 # Routines that check for such numbers raise plain RuntimeErrors (`torch.linalg.eig`, `torch.multinomial`) or
 # ValueErrors (`torch.distributions`, SciPy); others hand them to a library that does (`torch.linalg.lstsq`).
-REFUSED = re.compile(
+NUMERICAL_ERROR_PATTERN = re.compile(
     r"\b(nans?|infs?|infinit\w+|non-?finite|not finite)\b|linalg\.\w+: .*illegal value|CUSOLVER_STATUS_", re.IGNORECASE
 )
 
@@ -22,4 +22,4 @@ def is_numerical(error: BaseException) -> bool:
     """Did a numerical routine refuse the numbers it was given?"""
     if isinstance(error, (LIN_ALG_ERROR, np.linalg.LinAlgError, ArithmeticError)):
         return not isinstance(error, ZeroDivisionError)
-    return type(error) in (RuntimeError, ValueError) and REFUSED.search(str(error)) is not None
+    return type(error) in (RuntimeError, ValueError) and NUMERICAL_ERROR_PATTERN.search(str(error)) is not None

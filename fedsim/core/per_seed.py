@@ -43,7 +43,7 @@ class PerSeed:
         column = torch.tensor(self.values, dtype=dtype).reshape(len(rows), *[1] * (rows.dim() - 1))
         return column.to(rows.device, non_blocking=True)
 
-    def _reckoned(self, operand: Any, operation: Callable[[Any, Any], Any]) -> Any:
+    def _apply_operation(self, operand: Any, operation: Callable[[Any, Any], Any]) -> Any:
         if isinstance(operand, Tensor):
             return operation(self.broadcast_like(operand), operand)
         if not isinstance(operand, (float, int, PerSeed)):
@@ -54,38 +54,38 @@ class PerSeed:
         )
 
     def __mul__(self, operand: Any) -> Any:
-        return self._reckoned(operand, operator.mul)
+        return self._apply_operation(operand, operator.mul)
 
     __rmul__ = __mul__
 
     def __add__(self, operand: Any) -> Any:
-        return self._reckoned(operand, operator.add)
+        return self._apply_operation(operand, operator.add)
 
     __radd__ = __add__
 
     def __sub__(self, operand: Any) -> Any:
-        return self._reckoned(operand, operator.sub)
+        return self._apply_operation(operand, operator.sub)
 
     def __rsub__(self, operand: Any) -> Any:
-        return self._reckoned(operand, lambda value, first: first - value)
+        return self._apply_operation(operand, lambda value, first: first - value)
 
     def __truediv__(self, operand: Any) -> Any:
         if isinstance(operand, Tensor):  # as PyTorch divides a number by a tensor: the same bits
             return operand.reciprocal() * self
-        return self._reckoned(operand, operator.truediv)
+        return self._apply_operation(operand, operator.truediv)
 
     def __rtruediv__(self, operand: Any) -> Any:
-        return self._reckoned(operand, lambda value, first: first / value)
+        return self._apply_operation(operand, lambda value, first: first / value)
 
     def __pow__(self, exponent: float) -> PerSeed:
         return PerSeed(tuple(value**exponent for value in self.values))
 
 
-Numbers: TypeAlias = float | list[float]  # what a person gives
-Setting: TypeAlias = float | PerSeed  # what it becomes
+NumberOrListPerSeed: TypeAlias = float | list[float]  # what a person gives
+NumberOrPerSeed: TypeAlias = float | PerSeed  # what it becomes
 
 
-def per_seed(value: Numbers) -> Setting:
+def per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
     """One number, or of a list one for every seed; a list of one number is that number.
 
     The numbers are checked where the parameter is declared (`PositivePerSeed`, … of `fedsim.core.constraints`).
@@ -95,7 +95,7 @@ def per_seed(value: Numbers) -> Setting:
     return value[0] if len(value) == 1 else PerSeed(tuple(value))
 
 
-def largest_value(setting: Setting) -> float:
+def largest_value(setting: NumberOrPerSeed) -> float:
     """Of all replicates."""
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 

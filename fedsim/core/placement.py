@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-PLACES = ("device", "host", "disk")
+STORAGE_PLACES = ("device", "host", "disk")
 
 
 def zeros_at(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, storage: str) -> Tensor:

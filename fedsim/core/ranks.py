@@ -52,7 +52,9 @@ class Ranks:
         ranks = cls(int(environment["RANK"]), count, int(environment.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             use_nccl = torch.cuda.is_available() and dist.is_nccl_available()
-            ranks._talk(lambda: dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=patience))
+            ranks._exchange(
+                lambda: dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=patience)
+            )
         return ranks
 
     @property
@@ -81,7 +83,7 @@ class Ranks:
     def sum(self, values: Tensor) -> Tensor:
         """Σ over ranks, in place; the same bits everywhere."""
         if self.count > 1:
-            self._talk(lambda: dist.all_reduce(values))
+            self._exchange(lambda: dist.all_reduce(values))
         return values
 
     def all_reduce_host(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -96,7 +98,7 @@ class Ranks:
         """The smallest over ranks of each of these."""
         if self.count > 1:
             minima = torch.from_numpy(numbers.copy())
-            self._talk(lambda: dist.all_reduce(minima, dist.ReduceOp.MIN))
+            self._exchange(lambda: dist.all_reduce(minima, dist.ReduceOp.MIN))
             return minima.numpy()
         return numbers
 
@@ -105,7 +107,7 @@ class Ranks:
         if self.count == 1:
             return [value]
         gathered = [value] * self.count
-        self._talk(lambda: dist.all_gather_object(gathered, value))
+        self._exchange(lambda: dist.all_gather_object(gathered, value))
         return gathered
 
     def rows(self, values: Tensor, lengths: list[int]) -> Tensor:
@@ -115,7 +117,7 @@ class Ranks:
         padded = values.new_zeros(max(lengths), *values.shape[1:])
         padded[: len(values)] = values
         gathered = [torch.empty_like(padded) for _ in lengths]
-        self._talk(lambda: dist.all_gather(gathered, padded))
+        self._exchange(lambda: dist.all_gather(gathered, padded))
         return torch.cat([rows[:length] for rows, length in zip(gathered, lengths, strict=True)])
 
     def broadcast_object(self, value: T) -> T:
@@ -123,14 +125,14 @@ class Ranks:
         if self.count == 1:
             return value
         objects = [value]
-        self._talk(lambda: dist.broadcast_object_list(objects, 0))
+        self._exchange(lambda: dist.broadcast_object_list(objects, 0))
         return objects[0]
 
     def broadcast_tensor(self, values: Tensor | None, like: Tensor) -> Tensor:
         """The host tensor of rank 0 (None elsewhere) for every rank; `like` has its shape and dtype."""
         shared = torch.empty(like.shape, dtype=like.dtype) if values is None else values
         if self.count > 1:
-            self._talk(lambda: dist.broadcast(shared, 0))
+            self._exchange(lambda: dist.broadcast(shared, 0))
         return shared
 
     def wait(self) -> None:
@@ -144,15 +146,15 @@ class Ranks:
 
     def send(self, values: Tensor, to: int) -> None:
         """A host tensor to one rank, which must `receive` it."""
-        self._talk(lambda: dist.send(values, to))
+        self._exchange(lambda: dist.send(values, to))
 
     def receive(self, like: Tensor, sender: int) -> Tensor:
         """A host tensor of this shape and dtype from one rank, which must `send` it."""
         received = torch.empty(like.shape, dtype=like.dtype)
-        self._talk(lambda: dist.recv(received, sender))
+        self._exchange(lambda: dist.recv(received, sender))
         return received
 
-    def _talk(self, exchange: Callable[[], Any]) -> None:
+    def _exchange(self, exchange: Callable[[], Any]) -> None:
         """An exchange in which every rank takes part; gloo's and NCCL's errors become one sentence."""
         try:
             exchange()

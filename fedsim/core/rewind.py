@@ -13,8 +13,8 @@ with a module global or a class attribute, which all copies share.
 >>> count()
 1
 
-Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE` bytes, slots,
-iterators and attributes of libraries' classes stay as they are.
+Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE_ARRAY_BYTES`,
+slots, iterators and attributes of libraries' classes stay as they are.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.snapshot import LARGE, OF_CLASSES, Reader, names_in
+from fedsim.core.snapshot import IGNORED_CLASS_ATTRIBUTES, LARGE_ARRAY_BYTES, Reader, names_in
 
-MISSING = object()
-Restore = Callable[[], None]
+MISSING_ATTRIBUTE = object()
+RestoreFunction = Callable[[], None]
 
 
 class Rewind:
@@ -44,12 +44,13 @@ class Rewind:
     """
 
     def __init__(self, *roots: Any, skip: tuple[type, ...] = ()) -> None:
-        self._restores: list[Restore] = []
+        self._restores: list[RestoreFunction] = []
         # One reader each: the package of its root decides what counts as a user's.
         self._readers = [Reader(root, skip) for root in roots]
         for reader, root in zip(self._readers, roots, strict=True):
             reader.read(root)  # it keeps what it met alive
-            self._restores += [restore for value in reader.alive for restore in _restores(value, reader)]
+            for value in reader.kept_objects:
+                self._restores += _restore_functions(value, reader)
 
     def __call__(self) -> None:
         """Put everything back."""
@@ -57,42 +58,42 @@ class Rewind:
             restore()
 
 
-def _restores(value: Any, reader: Reader) -> Iterator[Restore]:
+def _restore_functions(value: Any, reader: Reader) -> Iterator[RestoreFunction]:
     """Functions that put one object's own state back, without looking into what it refers to."""
     if isinstance(value, reader.skip):
         return
     if isinstance(value, Tensor):
-        yield from _of_tensor(value)
+        yield from _tensor_restorers(value)
     elif isinstance(value, np.ndarray):
-        yield from _of_array(value)
+        yield from _array_restorers(value)
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value, reader)
+        yield from _function_restorers(value, reader)
     elif isinstance(value, type):
-        if reader.class_of_user(value):
-            yield _of_class(value)
+        if reader.is_user_class(value):
+            yield _class_restorers(value)
     elif isinstance(value, (torch.Generator, random.Random, np.random.Generator)):
-        yield _of_stream(value)
+        yield _stream_restorers(value)
     else:
-        yield from _of_object(value)
+        yield from _object_restorers(value)
 
 
-def _of_object(value: Any) -> Iterator[Restore]:
+def _object_restorers(value: Any) -> Iterator[RestoreFunction]:
     """A container's members, and an object's attributes."""
     if isinstance(value, nn.Module):
-        yield from (_of_mapping(registry) for registry in (value._parameters, value._buffers, value._modules))
+        yield from (_mapping_restorers(registry) for registry in (value._parameters, value._buffers, value._modules))
     if type(value) in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
-        yield _of_mapping(value)
+        yield _mapping_restorers(value)
     elif type(value) in (list, collections.deque):
-        yield _of_sequence(value)
+        yield _sequence_restorers(value)
     elif type(value) is set:
-        yield _of_set(value)
+        yield _set_restorers(value)
     if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, types.ModuleType):
-        yield _of_mapping(vars(value))
+        yield _mapping_restorers(vars(value))
 
 
-def _of_tensor(value: Tensor) -> Iterator[Restore]:
+def _tensor_restorers(value: Tensor) -> Iterator[RestoreFunction]:
     is_plain = value.layout == torch.strided and value.device.type != "meta"
-    if not is_plain or value.nbytes > LARGE or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if not is_plain or value.nbytes > LARGE_ARRAY_BYTES or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return
     saved = value.detach().clone()
 
@@ -105,8 +106,8 @@ def _of_tensor(value: Tensor) -> Iterator[Restore]:
     yield restore
 
 
-def _of_array(value: np.ndarray) -> Iterator[Restore]:
-    if value.nbytes <= LARGE and value.flags.writeable:
+def _array_restorers(value: np.ndarray) -> Iterator[RestoreFunction]:
+    if value.nbytes <= LARGE_ARRAY_BYTES and value.flags.writeable:
         saved = value.copy()
 
         def restore() -> None:
@@ -116,33 +117,33 @@ def _of_array(value: np.ndarray) -> Iterator[Restore]:
         yield restore
 
 
-def _of_function(value: types.FunctionType, reader: Reader) -> Iterator[Restore]:
+def _function_restorers(value: types.FunctionType, reader: Reader) -> Iterator[RestoreFunction]:
     for cell in value.__closure__ or ():
-        yield _of_cell(cell)
-    yield _of_mapping(vars(value))
-    if not reader.of_user(value.__module__, value.__code__.co_filename):
+        yield _cell_restorers(cell)
+    yield _mapping_restorers(vars(value))
+    if not reader.is_user_module(value.__module__, value.__code__.co_filename):
         return
     names = names_in(value.__code__)
-    yield _of_names(value.__globals__, names)
+    yield _namespace_restorers(value.__globals__, names)
     for name in names & value.__globals__.keys():
         module = value.__globals__[name]
         is_module = isinstance(module, types.ModuleType)
-        if is_module and reader.of_user(module.__name__, getattr(module, "__file__", None)):
-            yield _of_names(vars(module), names)
+        if is_module and reader.is_user_module(module.__name__, getattr(module, "__file__", None)):
+            yield _namespace_restorers(vars(module), names)
 
 
-def _of_cell(cell: Any) -> Restore:
+def _cell_restorers(cell: Any) -> RestoreFunction:
     def content() -> Any:
         try:
             return cell.cell_contents
         except ValueError:  # an empty cell
-            return MISSING
+            return MISSING_ATTRIBUTE
 
     saved = content()
 
     def restore() -> None:
         if content() is not saved:
-            if saved is MISSING:
+            if saved is MISSING_ATTRIBUTE:
                 del cell.cell_contents
             else:
                 cell.cell_contents = saved
@@ -150,45 +151,47 @@ def _of_cell(cell: Any) -> Restore:
     return restore
 
 
-def _of_names(namespace: dict[str, Any], names: frozenset[str]) -> Restore:
+def _namespace_restorers(namespace: dict[str, Any], names: frozenset[str]) -> RestoreFunction:
     """The values of some names; a name that had none loses what it was given."""
-    saved = {name: namespace.get(name, MISSING) for name in names}
+    saved = {name: namespace.get(name, MISSING_ATTRIBUTE) for name in names}
 
     def restore() -> None:
         for name, value in saved.items():
-            if value is MISSING:
+            if value is MISSING_ATTRIBUTE:
                 namespace.pop(name, None)
-            elif namespace.get(name, MISSING) is not value:
+            elif namespace.get(name, MISSING_ATTRIBUTE) is not value:
                 namespace[name] = value
 
     return restore
 
 
-def _of_class(cls: type) -> Restore:
-    saved = {name: value for name, value in vars(cls).items() if name not in OF_CLASSES}
+def _class_restorers(cls: type) -> RestoreFunction:
+    saved = {name: value for name, value in vars(cls).items() if name not in IGNORED_CLASS_ATTRIBUTES}
 
     def restore() -> None:
-        for name in [name for name in vars(cls) if name not in OF_CLASSES and name not in saved]:
+        for name in [name for name in vars(cls) if name not in IGNORED_CLASS_ATTRIBUTES and name not in saved]:
             delattr(cls, name)
         for name, value in saved.items():
-            if vars(cls).get(name, MISSING) is not value:
+            if vars(cls).get(name, MISSING_ATTRIBUTE) is not value:
                 setattr(cls, name, value)
 
     return restore
 
 
-def _of_mapping(value: dict[Any, Any]) -> Restore:
+def _mapping_restorers(value: dict[Any, Any]) -> RestoreFunction:
     saved = dict(value)
 
     def restore() -> None:
-        if len(value) != len(saved) or any(value.get(key, MISSING) is not item for key, item in saved.items()):
+        if len(value) != len(saved) or any(
+            value.get(key, MISSING_ATTRIBUTE) is not item for key, item in saved.items()
+        ):
             value.clear()
             value.update(saved)
 
     return restore
 
 
-def _of_sequence(value: Any) -> Restore:
+def _sequence_restorers(value: Any) -> RestoreFunction:
     saved = list(value)
 
     def restore() -> None:
@@ -199,7 +202,7 @@ def _of_sequence(value: Any) -> Restore:
     return restore
 
 
-def _of_set(value: set[Any]) -> Restore:
+def _set_restorers(value: set[Any]) -> RestoreFunction:
     saved = set(value)
 
     def restore() -> None:
@@ -210,7 +213,7 @@ def _of_set(value: set[Any]) -> Restore:
     return restore
 
 
-def _of_stream(value: Any) -> Restore:
+def _stream_restorers(value: Any) -> RestoreFunction:
     if isinstance(value, torch.Generator):
         tensor_state = value.get_state()
         return lambda: _discard(value.set_state(tensor_state))

@@ -63,27 +63,29 @@ def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generato
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
 
 
-def of_seeds(
+def draws_by_seed(
     seeds: Sequence[int], draw: Callable[[np.random.Generator], Any], purpose: Purpose, *counters: int
 ) -> np.ndarray:
     """[R, …] what `draw` takes of the generator of each seed, purpose and counters, once where seeds are equal."""
-    drawn = {seed: draw(generator(seed, purpose, *counters)) for seed in dict.fromkeys(seeds)}
-    return np.stack([drawn[seed] for seed in seeds])
+    draw_by_seed = {seed: draw(generator(seed, purpose, *counters)) for seed in dict.fromkeys(seeds)}
+    return np.stack([draw_by_seed[seed] for seed in seeds])
 
 
-_GAMMA = -0x61C8864680B583EB  # 2^64 / golden ratio, odd; as a signed 64-bit integer
-_MIX_1 = -0x40A7B892E31B1A47  # splitmix64's multipliers
-_MIX_2 = -0x6B2FB644ECCEEE15
-_LOW_1 = 0x7FEB352D  # lowbias32's multipliers (Wellons' search for 32-bit mixers)
-_LOW_2 = 0x846CA68B - (1 << 32)
-_STEP_32 = 0x9E3779B9 - (1 << 32)
-_27, _30, _31, _GAMMA_HOST, _MIX_1_HOST, _MIX_2_HOST = np.array([27, 30, 31, _GAMMA, _MIX_1, _MIX_2]).view(np.uint64)
+_SPLITMIX64_INCREMENT = -0x61C8864680B583EB  # 2^64 / golden ratio, odd; as a signed 64-bit integer
+_SPLITMIX64_MULTIPLIER_1 = -0x40A7B892E31B1A47  # splitmix64's multipliers
+_SPLITMIX64_MULTIPLIER_2 = -0x6B2FB644ECCEEE15
+_LOWBIAS32_MULTIPLIER_1 = 0x7FEB352D  # lowbias32's multipliers (Wellons' search for 32-bit mixers)
+_LOWBIAS32_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
+_LOWBIAS32_INCREMENT = 0x9E3779B9 - (1 << 32)
+_27, _30, _31, _GAMMA_HOST, _MIX_1_HOST, _MIX_2_HOST = np.array(
+    [27, 30, 31, _SPLITMIX64_INCREMENT, _SPLITMIX64_MULTIPLIER_1, _SPLITMIX64_MULTIPLIER_2]
+).view(np.uint64)
 
 
 def _mix64(x: Tensor) -> Tensor:
     """splitmix64's finaliser on int64 (arithmetic wraps; shifts are made logical by a mask)."""
-    x = (x >> 30).bitwise_and_((1 << 34) - 1).bitwise_xor_(x).mul_(_MIX_1)
-    x = (x >> 27).bitwise_and_((1 << 37) - 1).bitwise_xor_(x).mul_(_MIX_2)
+    x = (x >> 30).bitwise_and_((1 << 34) - 1).bitwise_xor_(x).mul_(_SPLITMIX64_MULTIPLIER_1)
+    x = (x >> 27).bitwise_and_((1 << 37) - 1).bitwise_xor_(x).mul_(_SPLITMIX64_MULTIPLIER_2)
     return (x >> 31).bitwise_and_((1 << 33) - 1).bitwise_xor_(x)
 
 
@@ -91,8 +93,8 @@ def _mix64_host(value: int) -> int:
     """`_mix64` of a host integer, as a signed 64-bit integer."""
     mask = (1 << 64) - 1
     x = value & mask
-    x = ((x ^ (x >> 30)) * (_MIX_1 & mask)) & mask
-    x = ((x ^ (x >> 27)) * (_MIX_2 & mask)) & mask
+    x = ((x ^ (x >> 30)) * (_SPLITMIX64_MULTIPLIER_1 & mask)) & mask
+    x = ((x ^ (x >> 27)) * (_SPLITMIX64_MULTIPLIER_2 & mask)) & mask
     x ^= x >> 31
     return x - (1 << 64) if x >> 63 else x
 
@@ -108,15 +110,19 @@ def _mix64_array(x: np.ndarray) -> np.ndarray:
 
 def _mix32(x: Tensor) -> Tensor:
     """lowbias32 on int32: a bijection of 32 bits with good avalanche. In place: the argument is the caller's own."""
-    x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_LOW_1)
-    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_LOW_2)
+    x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_LOWBIAS32_MULTIPLIER_1)
+    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_LOWBIAS32_MULTIPLIER_2)
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def fold(key: Tensor, value: Tensor | int) -> Tensor:
     """Derive a new 64-bit key from a key and a value (int64, broadcast; a host integer costs the device nothing)."""
-    mixed = _mix64(value + _GAMMA) if isinstance(value, Tensor) else _mix64_host(value + _GAMMA)
-    return _mix64((key ^ _GAMMA) + mixed)
+    mixed = (
+        _mix64(value + _SPLITMIX64_INCREMENT)
+        if isinstance(value, Tensor)
+        else _mix64_host(value + _SPLITMIX64_INCREMENT)
+    )
+    return _mix64((key ^ _SPLITMIX64_INCREMENT) + mixed)
 
 
 def row_keys(seeds: Tensor, purpose: Purpose, clients: Tensor, *counters: int) -> Tensor:
@@ -139,7 +145,7 @@ def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
     if isinstance(values, np.ndarray):
         mixed = _mix64_array(values.astype(np.int64, copy=False).view(np.uint64) + _GAMMA_HOST)
     else:
-        mixed = np.array([_mix64_host(int(values) + _GAMMA)]).view(np.uint64)
+        mixed = np.array([_mix64_host(int(values) + _SPLITMIX64_INCREMENT)]).view(np.uint64)
     folded: np.ndarray = _mix64_array((keys.view(np.uint64) ^ _GAMMA_HOST) + mixed).view(np.int64)
     return folded
 
@@ -156,7 +162,7 @@ def bits(keys: Tensor, counters: Tensor) -> Tensor:
     """32 random bits (as int32, full range) for every key and counter; the two broadcast."""
     low = keys.to(torch.int32)
     high = (keys >> 32).to(torch.int32)
-    return _mix32(_mix32((counters.to(torch.int32) * _STEP_32) ^ low) ^ high)
+    return _mix32(_mix32((counters.to(torch.int32) * _LOWBIAS32_INCREMENT) ^ low) ^ high)
 
 
 def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,11 +20,11 @@ def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
 def abbreviated_keys(keys: Iterable[str]) -> dict[str, str]:
     """Key → its last word, or the whole key where others end alike."""
     unique_keys = list(dict.fromkeys(keys))
-    last = {key: re.split(r"[./]", spoken_key(key))[-1] for key in unique_keys}
+    last = {key: re.split(r"[./]", display_key(key))[-1] for key in unique_keys}
     count = Counter(last.values())
-    return {key: last[key] if count[last[key]] == 1 else spoken_key(key).replace("/", ".") for key in unique_keys}
+    return {key: last[key] if count[last[key]] == 1 else display_key(key).replace("/", ".") for key in unique_keys}
 
 
-def spoken_key(key: str) -> str:
+def display_key(key: str) -> str:
     """A key as a person says it: the class of the strategy is the strategy."""
     return key.removesuffix("._target_")

@@ -14,9 +14,9 @@ iterators, functions with their closures, default arguments and the module globa
 objects. Of libraries it looks at instances only: not at their functions, their classes or their globals. What a
 `functools.cached_property` or an `lru_cache` remembers, `Module.training` and locks are left out.
 
-Limits: tensors and arrays above `LARGE` bytes are compared by `SAMPLE` evenly spaced elements, and tensors also by
-PyTorch's version counter, which in-place operations raise; an object in C without attributes that is not one of the
-kinds above is compared by its type alone.
+Limits: tensors and arrays above `LARGE_ARRAY_BYTES` are compared by `SAMPLED_ELEMENTS` evenly spaced elements, and
+tensors also by PyTorch's version counter, which in-place operations raise; an object in C without attributes that is
+not one of the kinds above is compared by its type alone.
 """
 
 from __future__ import annotations
@@ -42,20 +42,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-LARGE = 64 * 2**20  # bytes
-SAMPLE = 2**16  # elements
-MOST_NODES = 1_000_000
-LONG = 256  # items of a list of numbers, from which on they are hashed together
+LARGE_ARRAY_BYTES = 64 * 2**20  # bytes
+SAMPLED_ELEMENTS = 2**16  # elements
+MAX_NODES = 1_000_000
+LONG_LIST_LENGTH = 256  # items of a list of numbers, from which on they are hashed together
 
-PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis), Path)
-PLAIN += (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, np.generic, types.CodeType)
-OPAQUE = (logging.Logger, logging.Handler, weakref.ref, types.FrameType, types.TracebackType)
-RECONSTRUCTED = {"builtins", "itertools", "collections", "_collections", "datetime", "decimal", "fractions"}
-LIBRARIES = {"fedsim", "torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "transformers", "peft", "timm"}
+PLAIN_TYPES: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis), Path)
+PLAIN_TYPES += (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, np.generic, types.CodeType)
+OPAQUE_TYPES = (logging.Logger, logging.Handler, weakref.ref, types.FrameType, types.TracebackType)
+PICKLABLE_MODULES = {"builtins", "itertools", "collections", "_collections", "datetime", "decimal", "fractions"}
+LIBRARY_PACKAGES = {
+    "fedsim",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "sklearn",
+    "pandas",
+    "transformers",
+    "peft",
+    "timm",
+}
 SYSTEM_PATHS = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__parameters__"}
-OF_CLASSES |= {"__abstractmethods__", "_abc_impl", "__slots__", "__match_args__", "__dataclass_params__"}
-OF_CLASSES |= {"__dataclass_fields__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+IGNORED_CLASS_ATTRIBUTES = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "__annotations__",
+    "__parameters__",
+}
+IGNORED_CLASS_ATTRIBUTES |= {"__abstractmethods__", "_abc_impl", "__slots__", "__match_args__", "__dataclass_params__"}
+IGNORED_CLASS_ATTRIBUTES |= {"__dataclass_fields__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
 
 
 class Node:
@@ -113,7 +132,7 @@ def differing_paths(before: Node, after: Node) -> list[str]:
     return list(dict.fromkeys(changed_paths))
 
 
-def enlarge(value: Any) -> Any:
+def enlarged_counter(value: Any) -> Any:
     """A number or an array that has counted a thousand times as long; None of anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
         return None
@@ -122,7 +141,7 @@ def enlarge(value: Any) -> Any:
     return value * 1000 + 1000
 
 
-def key(node: Node) -> Hashable:
+def snapshot_key(node: Node) -> Hashable:
     """A snapshot as a key of dictionaries, by which equal ones are known again within a process."""
     numbers: dict[int, int] = {id(node): 0}
     rows: list[Hashable] = []
@@ -154,37 +173,37 @@ class Reader:
     """Reads one snapshot: objects are looked at once, from a stack, so that depth and cycles do no harm."""
 
     def __init__(self, root: Any, skip: tuple[type, ...]) -> None:
-        self.skip = (*OPAQUE, *skip)
+        self.skip = (*OPAQUE_TYPES, *skip)
         package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
-        self.packages = {package} - LIBRARIES - sys.stdlib_module_names if package != "builtins" else set()
+        self.packages = {package} - LIBRARY_PACKAGES - sys.stdlib_module_names if package != "builtins" else set()
         self.nodes: dict[int, Node] = {}
-        self.alive: list[Any] = []  # an id stays an object's own as long as the object lives
+        self.kept_objects: list[Any] = []  # an id stays an object's own as long as the object lives
         self.waiting: list[tuple[Any, Node]] = []
 
     def read(self, root: Any) -> Node:
         node = self.node(root)
-        while self.waiting and len(self.nodes) < MOST_NODES:
+        while self.waiting and len(self.nodes) < MAX_NODES:
             self.expand(*self.waiting.pop())
         return node
 
     def node(self, value: Any) -> Node:
         """The node of an object, which is looked into later, once."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        if isinstance(value, PLAIN):
-            return Node(kind, _plain(value))
+        if isinstance(value, PLAIN_TYPES):
+            return Node(kind, _plain_value(value))
         if id(value) in self.nodes:
             return self.nodes[id(value)]
         node = self.nodes[id(value)] = Node(kind)
-        self.alive.append(value)
+        self.kept_objects.append(value)
         if not isinstance(value, self.skip):
             self.waiting.append((value, node))
         return node
 
     def expand(self, value: Any, node: Node) -> None:
         """Look into an object: the first kind that it is of says how."""
-        for kind, look in KINDS:
+        for kind, read_method in READ_METHOD_BY_TYPE:
             if isinstance(value, kind):
-                look(self, value, node)
+                read_method(self, value, node)
                 return
         self.object(value, node)
 
@@ -207,7 +226,7 @@ class Reader:
 
     def mapping(self, value: Mapping[Any, Any], node: Node) -> None:
         keys = list(value)
-        if all(isinstance(key, PLAIN) for key in keys):
+        if all(isinstance(key, PLAIN_TYPES) for key in keys):
             for key in sorted(keys, key=repr):
                 self.add(node, f"[{key!r}]", value[key])
         else:
@@ -218,7 +237,7 @@ class Reader:
 
     def sequence(self, value: Sequence[Any], node: Node) -> None:
         items = list(value)
-        if len(items) >= LONG and all(type(item) in (int, float, bool, str) for item in items):
+        if len(items) >= LONG_LIST_LENGTH and all(type(item) in (int, float, bool, str) for item in items):
             node.value = (len(items), hashlib.blake2b(repr(items).encode(), digest_size=16).digest())
         else:
             for number, item in enumerate(items):
@@ -226,8 +245,8 @@ class Reader:
         self.attributes(value, node)
 
     def set(self, value: Set[Any], node: Node) -> None:
-        if all(isinstance(item, PLAIN) for item in value):
-            node.value = frozenset((type(item).__qualname__, _plain(item)) for item in value)
+        if all(isinstance(item, PLAIN_TYPES) for item in value):
+            node.value = frozenset((type(item).__qualname__, _plain_value(item)) for item in value)
         else:
             node.value = len(value)  # of what cannot be ordered, the number
 
@@ -235,7 +254,7 @@ class Reader:
         node.value = value.__code__
         self.closure(value, node)
         self.attributes(value, node)
-        if self.of_user(value.__module__, value.__code__.co_filename):
+        if self.is_user_module(value.__module__, value.__code__.co_filename):
             self.globals(value, node)
 
     def closure(self, value: types.FunctionType, node: Node) -> None:
@@ -257,7 +276,7 @@ class Reader:
             global_value = value.__globals__[name]
             if not isinstance(global_value, types.ModuleType):
                 self.add(node, f" global {name!r}", global_value)
-            elif self.of_user(global_value.__name__, getattr(global_value, "__file__", None)):
+            elif self.is_user_module(global_value.__name__, getattr(global_value, "__file__", None)):
                 for attribute in sorted(names & vars(global_value).keys()):
                     if not isinstance(vars(global_value)[attribute], types.ModuleType):
                         self.add(node, f" global {name}.{attribute}", vars(global_value)[attribute])
@@ -278,15 +297,15 @@ class Reader:
             if callable(function):
                 self.add(node, f".{name}", function)
 
-    def cls(self, value: type, node: Node) -> None:
+    def user_class(self, value: type, node: Node) -> None:
         """A class of the user's: its attributes and its methods, and those of its bases that are the user's too."""
         node.value = value
         for base in value.__mro__:
-            if base.__module__ == "builtins" or not self.class_of_user(base):
+            if base.__module__ == "builtins" or not self.is_user_class(base):
                 continue
             for name, attribute in vars(base).items():
                 slot = isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
-                if name not in OF_CLASSES and not slot:
+                if name not in IGNORED_CLASS_ATTRIBUTES and not slot:
                     self.add(node, f" {base.__name__}.{name}", attribute)
 
     def generator(self, value: types.GeneratorType[Any, Any, Any], node: Node) -> None:
@@ -314,13 +333,13 @@ class Reader:
 
     def iterator(self, value: Iterator[Any], node: Node) -> None:
         """An iterator in C tells how far it is by what it would be pickled as."""
-        if type(value).__module__ not in RECONSTRUCTED:
+        if type(value).__module__ not in PICKLABLE_MODULES:
             self.object(value, node)
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")
-            reduced = value.__reduce__()
-            for number, item in enumerate(reduced[1:] if isinstance(reduced, tuple) else (reduced,)):
+            pickle_state = value.__reduce__()
+            for number, item in enumerate(pickle_state[1:] if isinstance(pickle_state, tuple) else (pickle_state,)):
                 self.add(node, f".{number}", item)
 
     def module(self, value: nn.Module, node: Node) -> None:
@@ -334,16 +353,16 @@ class Reader:
 
     def object(self, value: Any, node: Node) -> None:
         """By its attributes; where it has none, by what it would be pickled as, if its type is a plain one."""
-        if type(value).__module__ in RECONSTRUCTED and not hasattr(value, "__dict__"):
+        if type(value).__module__ in PICKLABLE_MODULES and not hasattr(value, "__dict__"):
             with contextlib.suppress(Exception):
                 node.value = repr(value) if " at 0x" not in repr(value) else None
         self.attributes(value, node)
         self.class_of(value, node)
 
-    def attributes(self, value: Any, node: Node, but: Iterable[str] = ()) -> None:
+    def attributes(self, value: Any, node: Node, skipped_names: Iterable[str] = ()) -> None:
         kind: Any = type(value)
-        remembered, slots = _attributes(kind)
-        instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(but)
+        remembered, slots = _attribute_names(kind)
+        instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(skipped_names)
         for name in sorted(name for name in instance_dict if isinstance(name, str) and name not in excluded):
             self.add(node, f".{name}", instance_dict[name])
         for name, mangled in slots:
@@ -354,20 +373,22 @@ class Reader:
         """A library's classes are taken as they are, but a class may derive from one."""
         self.add(node, " class", type(value))
 
-    def class_of_user(self, cls: type) -> bool:
+    def is_user_class(self, cls: type) -> bool:
         """Is it of a user's module, or made by a call of `type` and so without one, with methods of a user's?"""
         module = sys.modules.get(cls.__module__)
-        if self.of_user(cls.__module__, getattr(module, "__file__", None)):
+        if self.is_user_module(cls.__module__, getattr(module, "__file__", None)):
             return True
         methods = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
-        return cls.__module__ == "abc" and any(self.of_user(m.__module__, m.__code__.co_filename) for m in methods)
+        return cls.__module__ == "abc" and any(
+            self.is_user_module(m.__module__, m.__code__.co_filename) for m in methods
+        )
 
-    def of_user(self, module: str | None, file: str | None) -> bool:
+    def is_user_module(self, module: str | None, file: str | None) -> bool:
         """Is this module somebody's own, and no library's?"""
         package = (module or "").partition(".")[0]
         if package in self.packages or package == "__main__":
             return True
-        if package in LIBRARIES or package in sys.stdlib_module_names:
+        if package in LIBRARY_PACKAGES or package in sys.stdlib_module_names:
             return False
         return not in_a_library(file)
 
@@ -385,7 +406,7 @@ def in_a_library(file: str | None) -> bool:
 
 
 @functools.lru_cache(4096)
-def _attributes(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+def _attribute_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
     """Names of a class's cached properties; and its slots, as they are written and as they are looked up."""
     remembered: list[str] = []
     slots: list[tuple[str, str]] = []
@@ -406,7 +427,7 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*nested_names)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A value that equals itself, which NaN does not, and tells 1 from 1.0 and True."""
     if isinstance(value, (float, complex, np.generic)):
         return repr(value)
@@ -414,8 +435,8 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(array: np.ndarray) -> bytes:
-    if array.nbytes > LARGE:
-        array = array.reshape(-1)[:: -(-array.size // SAMPLE)]
+    if array.nbytes > LARGE_ARRAY_BYTES:
+        array = array.reshape(-1)[:: -(-array.size // SAMPLED_ELEMENTS)]
     data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else b""
     return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -429,9 +450,9 @@ def _tensor(value: Tensor) -> Any:
     if value.layout != torch.strided:
         return metadata, tuple(_tensor(component) for component in _sparse(value)), value._version
     times = None
-    if value.numel() * value.element_size() > LARGE:
+    if value.numel() * value.element_size() > LARGE_ARRAY_BYTES:
         times = value._version
-        value = value.reshape(-1)[:: -(-value.numel() // SAMPLE)]
+        value = value.reshape(-1)[:: -(-value.numel() // SAMPLED_ELEMENTS)]
     if value.is_quantized:
         value = value.int_repr()
     value = value.resolve_conj().resolve_neg().cpu().contiguous()
@@ -445,27 +466,39 @@ def _sparse(value: Tensor) -> tuple[Tensor, ...]:
     return (value.to_dense(),)
 
 
-STREAMS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, type(functools.lru_cache(len)))
-ITERATORS = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
+RANDOM_GENERATOR_TYPES = (
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+)
+FUNCTION_WRAPPER_TYPES = (
+    property,
+    staticmethod,
+    classmethod,
+    functools.cached_property,
+    type(functools.lru_cache(len)),
+)
+ITERATOR_TYPES = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
 
-KINDS: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
+READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
     (Tensor, Reader.tensor),
     (np.ndarray, Reader.array),
     (nn.Module, Reader.module),
-    (type, Reader.cls),
+    (type, Reader.user_class),
     (types.ModuleType, lambda reader, value, node: None),
     (types.FunctionType, Reader.function),
     (types.MethodType, Reader.method),
     (functools.partial, Reader.partial),
-    (WRAPPERS, Reader.wrapper),
+    (FUNCTION_WRAPPER_TYPES, Reader.wrapper),
     (types.GeneratorType, Reader.generator),
-    (STREAMS, Reader.stream),
+    (RANDOM_GENERATOR_TYPES, Reader.stream),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda reader, value, node: None),
     (Mapping, Reader.mapping),
     ((list, tuple, collections.deque), Reader.sequence),
     ((set, frozenset), Reader.set),
     (io.IOBase, Reader.file),
-    (ITERATORS, Reader.iterator),
+    (ITERATOR_TYPES, Reader.iterator),
     (Iterator, Reader.iterator),
 ]

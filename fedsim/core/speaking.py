@@ -14,41 +14,42 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
-_LINK = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
-_SCALAR = re.compile(
+_MARKDOWN_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
+_LINK_PATTERN = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
+_NUMPY_SCALAR_PATTERN = re.compile(
     r"""\bnp\.(?:(?:float|int|uint|complex|bool|str|bytes|datetime|timedelta|longdouble|longlong)\d*_?"""
     r"""\(('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()'"]*)(?:,\s*'\w+')?\)|(True|False)_\b)"""
 )
-_FIRST = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
-_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
+_LINE_START_MARKUP = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
+_UNPRINTABLE_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The same with escapes in the place of control characters, and of those that turn the direction of writing."""
     if text.isprintable():
         return text
     return "".join(
-        sign if sign in _SPACES or sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+        sign if sign in _UNPRINTABLE_SPACES or sign.isprintable() else sign.encode("unicode_escape").decode()
+        for sign in text
     )
 
 
-def plain_scalars(text: str) -> str:
+def unwrap_numpy_scalars(text: str) -> str:
     """The same with NumPy's scalars as Python prints them: {'a': 3} for {np.str_('a'): np.int64(3)}."""
-    return _SCALAR.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
+    return _NUMPY_SCALAR_PATTERN.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
 
 
-def in_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that Markdown shows as it is: no further column of a table, no link, picture, address or tag."""
-    text = _MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", printable(text))
+    text = _MARKDOWN_MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", escape_unprintable(text))
     text = text.replace("<", "&lt;").replace(">", "&gt;")
-    text = _LINK.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
-    return _FIRST.sub(r"\1\\\2", text)
+    text = _LINK_PATTERN.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
+    return _LINE_START_MARKUP.sub(r"\1\\\2", text)
 
 
 def code_span(text: str) -> str:
     """Text as code of Markdown, between more backticks than it has in a row."""
-    text = " ".join(printable(text).split())
+    text = " ".join(escape_unprintable(text).split())
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     edge = " " if text[:1] == "`" or text[-1:] == "`" else ""
     return f"{fence}{edge}{text}{edge}{fence}"
@@ -69,7 +70,7 @@ class BrokenPipeTolerantStream:
     def write(self, text: str) -> int:
         """The number of characters, read or not."""
         try:
-            text = printable(text) if self._escape_control else text
+            text = escape_unprintable(text) if self._escape_control else text
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:  # of a stream that knows ASCII alone, say
@@ -97,9 +98,9 @@ class BrokenPipeTolerantStream:
         if isinstance(error, BlockingIOError):
             return
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            null_descriptor = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_descriptor, self._stream.fileno())
+            os.close(null_descriptor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -122,19 +123,19 @@ def _tolerate_broken_pipe(stream: Any, escape_control: bool = False) -> Any:
 @contextlib.contextmanager
 def tolerate_broken_pipes() -> Iterator[None]:
     """The same within the block; what was said is said when it ends, not in Python's own end, which would complain."""
-    before = sys.stdout, sys.stderr
+    original_streams = sys.stdout, sys.stderr
     ignore_broken_pipes()
     try:
         yield
     except SystemExit as left:
         if isinstance(left.code, str):
-            left.code = printable(left.code)
+            left.code = escape_unprintable(left.code)
         raise
     finally:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = original_streams
 
 
 class PlainFormatter(logging.Formatter):
@@ -144,7 +145,7 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(plain_scalars(record.message))
+        record.message = escape_unprintable(unwrap_numpy_scalars(record.message))
         return super().formatMessage(record)
 
 
@@ -169,7 +170,7 @@ class _Once(logging.Filter):
         return new
 
 
-def once_each(logger: str) -> None:
+def log_messages_once(logger: str) -> None:
     """From now on this logger gives every message once in this process: the jobs of a sweep share most settings."""
     named_logger = logging.getLogger(logger)
     if not any(isinstance(log_filter, _Once) for log_filter in named_logger.filters):

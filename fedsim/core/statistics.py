@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.per_seed import PerSeed, Setting
+from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.core.ranks import Ranks
 
 
@@ -54,7 +54,7 @@ class RowStatistics:
     shape: tuple[int, int]
     ranks: Ranks
 
-    def of_rows(self, setting: Setting) -> Setting:
+    def of_rows(self, setting: NumberOrPerSeed) -> NumberOrPerSeed:
         """A setting as rows [n, …] can be multiplied by it: each by its replicate's, where replicates have their own.
         Tensors [R, …] take the setting as it is."""
         return setting.of_rows(self.bounds) if isinstance(setting, PerSeed) else setting
@@ -86,13 +86,13 @@ class RowStatistics:
             )
         for value in values:
             if value is not None and not (isinstance(value, Tensor) and value.shape == like.shape):
-                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"each replicate's value must be a tensor of one shape, and not {got}")
+                actual_shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"each replicate's value must be a tensor of one shape, and not {actual_shape}")
         return torch.stack([torch.zeros_like(like) if value is None else value for value in values])
 
     def median(self, rows: Tensor) -> Tensor:
         """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
-        return self.map_replicates(median_of, _real(rows))
+        return self.map_replicates(median_of, _as_floating(rows))
 
     def quantile(self, rows: Tensor, q: float) -> Tensor:
         """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
@@ -106,24 +106,25 @@ class RowStatistics:
                 ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
             )
 
-        return self.map_replicates(of, _real(rows))
+        return self.map_replicates(of, _as_floating(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
         return self.map_replicates(
-            lambda replicate_rows: trimmed_mean_of(replicate_rows, int(fraction * len(replicate_rows))), _real(rows)
+            lambda replicate_rows: trimmed_mean_of(replicate_rows, int(fraction * len(replicate_rows))),
+            _as_floating(rows),
         )
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
-        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_real(rows)))
+        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_as_floating(rows)))
         return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
     def by_replicate(self, rows: Tensor) -> list[Tensor]:
         """[n, …] rows of the cohort → of each replicate [k, …] those of all ranks that take part, by client."""
-        count, order, lengths, bounds = self._everybody
+        count, order, lengths, bounds = self._all_ranks_rows
         if self.ranks.count > 1:
             rows = self.ranks.rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
         if not (count == 1).all():
@@ -134,7 +135,7 @@ class RowStatistics:
         return [rows[a:b] for a, b in itertools.pairwise(bounds)]
 
     @functools.cached_property
-    def _everybody(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
+    def _all_ranks_rows(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
         """Of the rows of all ranks: counts [n']; where each is when the ranks' rows follow one another [n']; how many
         each rank has; bounds."""
         count, virtual, bounds = self.all_gather_host(self.host.count)
@@ -149,12 +150,12 @@ class RowStatistics:
         if self.ranks.count == 1:
             return values, self.host.virtual, self.bounds
         replicates, clients = self.shape
-        everyone = replicates * clients
-        gathered, present = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
+        num_virtual_clients = replicates * clients
+        gathered, present = np.zeros((*values.shape[:-1], num_virtual_clients)), np.zeros(num_virtual_clients)
         gathered[..., self.host.virtual], present[self.host.virtual] = values, 1
         gathered, present = self.ranks.all_reduce_host(gathered, present)
         virtual = np.flatnonzero(present)
-        bounds = np.searchsorted(virtual, np.arange(0, everyone + 1, clients))
+        bounds = np.searchsorted(virtual, np.arange(0, num_virtual_clients + 1, clients))
         return gathered[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
 
 
@@ -165,11 +166,11 @@ def median_of(rows: Tensor) -> Tensor:
     return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
 
 
-def trimmed_mean_of(rows: Tensor, cut: int) -> Tensor:
-    """[k, …] → […] the mean without the `cut` smallest and as many largest, number by number."""
-    return rows.sort(0).values[cut : len(rows) - cut].mean(0)
+def trimmed_mean_of(rows: Tensor, num_trimmed: int) -> Tensor:
+    """[k, …] → […] the mean without the `num_trimmed` smallest and as many largest, number by number."""
+    return rows.sort(0).values[num_trimmed : len(rows) - num_trimmed].mean(0)
 
 
-def _real(rows: Tensor) -> Tensor:
+def _as_floating(rows: Tensor) -> Tensor:
     """Whole numbers as floating-point ones."""
     return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())

@@ -25,15 +25,22 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 
-BUILT_IN = ("fedsim", "torch", "torchvision", "torchmetrics", "timm", "flwr_datasets")  # where kinds have classes
-REMOTE = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
+BUILT_IN_PACKAGES = (
+    "fedsim",
+    "torch",
+    "torchvision",
+    "torchmetrics",
+    "timm",
+    "flwr_datasets",
+)  # where kinds have classes
+REMOTE_CODE_ARGUMENT = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
 # Hydra's keys that change what a `_target_` does, and the value of each that changes nothing.
-RESERVED: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": True, "_convert_": "all"}
-MISSING = "???"
-ON_THE_COMMAND_LINE = "add trusted=[{root}]"
+RESERVED_KEY_DEFAULTS: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": True, "_convert_": "all"}
+MISSING_VALUE = "???"
+TRUST_ON_COMMAND_LINE = "add trusted=[{root}]"
 
 # Packages as earlier versions called them, whose configurations and run folders have these names: old → new.
-RENAMED = {
+RENAMED_MODULES = {
     "fedsim.attack": "fedsim.uplink.attack",
     "fedsim.clock": "fedsim.availability.clock",
     "fedsim.contamination": "fedsim.data.contamination",
@@ -100,28 +107,30 @@ class Trust:
 
     packages: tuple[str, ...] = ()
     own_code: bool = True
-    remedy: str = ON_THE_COMMAND_LINE
+    remedy: str = TRUST_ON_COMMAND_LINE
 
 
-_trust: ContextVar[Trust] = ContextVar("whose code configurations may name", default=Trust())  # noqa: B039 (frozen)
+_current_trust: ContextVar[Trust] = ContextVar("whose code configurations may name", default=Trust())  # noqa: B039 (frozen)
 
 
 @contextlib.contextmanager
-def trust_packages(packages: Sequence[str], own_code: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
+def trust_packages(
+    packages: Sequence[str], own_code: bool = True, remedy: str = TRUST_ON_COMMAND_LINE
+) -> Iterator[None]:
     """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
-    before = _trust.set(Trust(tuple(packages), own_code, remedy))
+    token = _current_trust.set(Trust(tuple(packages), own_code, remedy))
     try:
         yield
     finally:
-        _trust.reset(before)
+        _current_trust.reset(token)
 
 
 def current_name(target: str) -> str:
     """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
     package, dot, subpath = target.partition(".")
     head, end, name = subpath.partition(".")
-    renamed = RENAMED.get(f"{package}{dot}{head}")
-    return target if renamed is None else f"{renamed}{end}{name}"
+    current_module = RENAMED_MODULES.get(f"{package}{dot}{head}")
+    return target if current_module is None else f"{current_module}{end}{name}"
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +156,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
     target = current_name(target)
     segments = _segments(key, target)
     root = segments[0]
-    trust_label = _trusted_as(root)
+    trust_label = _trust_label(root)
     if trust_label is None:
         raise ConfigError(f"{key}={target!r} {_untrusted_text(root)}")
     if trust_label == "built in" and not (
@@ -177,14 +186,14 @@ def _segments(key: str, target: str) -> list[str]:
 def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_label: str) -> None:
     """Refuse what stands at the path, where it is no class or function, lives in a package that is not trusted, or does
     not fit the place. Its home counts, not only the path: `trusted_package.os.system` is the operating system's."""
-    home, is_class = _defining_module(candidate), isinstance(candidate, type)
+    defining_module, is_class = _defining_module(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
     if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
         raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
-    home_root = home.partition(".")[0] or "builtins"
-    home_trust = _trusted_as(home_root)
+    home_root = defining_module.partition(".")[0] or "builtins"
+    home_trust = _trust_label(home_root)
     if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
-        qualified_name = f"{home}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
+        qualified_name = f"{defining_module}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
         raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
     if home_trust == "built in" and not kind.has_built_in(candidate):
         raise ConfigError(f"{key}={target!r} {_unfit_text(home_root, kind)}")
@@ -222,7 +231,7 @@ class Part:
             ConfigError: the class refuses its arguments; the message names the key.
         """
         for name, value in self.arguments.items():
-            if isinstance(value, str) and value == MISSING:
+            if isinstance(value, str) and value == MISSING_VALUE:
                 raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
         arguments = {name: _build_value(value) for name, value in self.arguments.items()}
         try:
@@ -251,12 +260,12 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
         ConfigError: it names what none may, or what is not there; the message says where.
     """
     target = node.get("_target_")
-    if target is None or target == MISSING:
+    if target is None or target == MISSING_VALUE:
         raise ConfigError(f"{key}._target_ is missing; give {key}._target_=package.module.Class")
     if not isinstance(target, str):
         raise ConfigError(f"{key}._target_={target!r} names no class; choose one of the group's choices")
-    for name, harmless in RESERVED.items():
-        if node.get(name, harmless) not in (harmless, None):
+    for name, neutral_value in RESERVED_KEY_DEFAULTS.items():
+        if node.get(name, neutral_value) not in (neutral_value, None):
             if name == "_partial_":
                 raise ConfigError(
                     f"{key}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"
@@ -269,7 +278,7 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
         raise
     except Exception as error:  # the user's own module may raise anything
         raise ConfigError(f"{key}._target_={target!r} cannot be imported ({error})") from error
-    arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED)}
+    arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED_KEY_DEFAULTS)}
     return Part(
         key, kind, call, {n: _parse_value(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in arguments.items()}
     )
@@ -282,9 +291,10 @@ def check(key: str, node: Any, kinds: Sequence[Kind]) -> None:
 
 def check_remote(key: str, node: Mapping[str, Any]) -> None:
     """Refuse arguments by which a library runs code of a repository."""
-    if node.get(REMOTE) and not {"transformers", "datasets"} & set(_trust.get().packages):
+    if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().packages):
         raise ConfigError(
-            f"{key}.{REMOTE}={node[REMOTE]} runs code of a repository; if you know it, {_remedy_text('transformers')}"
+            f"{key}.{REMOTE_CODE_ARGUMENT}={node[REMOTE_CODE_ARGUMENT]} runs code of a repository; "
+            f"if you know it, {_remedy_text('transformers')}"
         )
 
 
@@ -292,7 +302,7 @@ def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
     """The kinds of objects that an argument takes: of the user's own code `argument_kinds`, else what is annotated."""
     if name in kind.arguments:
         return (kind.arguments[name],)
-    if _trusted_as(_defining_module(call).partition(".")[0]) != "built in":
+    if _trust_label(_defining_module(call).partition(".")[0]) != "built in":
         return kind.argument_kinds
     if bases := tuple(dict.fromkeys(_annotated_classes(call, name))):
         description = " or ".join(base.__name__ for base in bases)
@@ -318,7 +328,7 @@ def _parse_value(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     if problem is None:
         target = value["_target_"]
         root = str(target).partition(".")[0]
-        reason = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted_text(root)
+        reason = "stands where no object is wanted; leave it out" if _trust_label(root) else _untrusted_text(root)
         problem = ConfigError(f"{key}._target_={target!r} {reason}")
     raise problem
 
@@ -347,7 +357,7 @@ def _walk_path(key: str, target: str, segments: list[str], trust_label: str) -> 
     current: Any = importlib.import_module(segments[0])
     for number, name in enumerate(segments[1:], 1):
         if isinstance(current, types.ModuleType):
-            current = _member(current, name, last=number == len(segments) - 1)
+            current = _module_member(current, name, last=number == len(segments) - 1)
         elif isinstance(current, type) and trust_label == "own":
             current = vars(current).get(name)
             if not isinstance(current, type):
@@ -358,14 +368,14 @@ def _walk_path(key: str, target: str, segments: list[str], trust_label: str) -> 
             )
         if isinstance(current, types.ModuleType):
             root = current.__name__.partition(".")[0]
-            if root != segments[0] and (trust_label == "built in" or _trusted_as(root) != trust_label):
+            if root != segments[0] and (trust_label == "built in" or _trust_label(root) != trust_label):
                 raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted_text(root)}")
     if isinstance(current, types.ModuleType):
         raise ImportError(f"{target} is a module")
     return current
 
 
-def _member(module: types.ModuleType, name: str, last: bool) -> Any:
+def _module_member(module: types.ModuleType, name: str, last: bool) -> Any:
     """An attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
     submodule = f"{module.__name__}.{name}"
     if not last or not hasattr(module, name):
@@ -391,18 +401,18 @@ def _defining_module(candidate: Any) -> str:
     return home if isinstance(home, str) else ""
 
 
-def _trusted_as(root: str) -> str | None:
+def _trust_label(root: str) -> str | None:
     """'named' by the user, 'built in', the user's 'own', or None."""
-    trust = _trust.get()
+    trust = _current_trust.get()
     if root in trust.packages:
         return "named"
-    if root in BUILT_IN and (root == "fedsim" or root in sys.modules or _is_installed(root) is not False):
+    if root in BUILT_IN_PACKAGES and (root == "fedsim" or root in sys.modules or _is_installed(root) is not False):
         return "built in"
     return "own" if trust.own_code and not _is_installed(root) else None
 
 
 def _remedy_text(root: str) -> str:
-    return _trust.get().remedy.format(root=root)
+    return _current_trust.get().remedy.format(root=root)
 
 
 def _untrusted_text(root: str) -> str:
@@ -441,12 +451,12 @@ def _annotated_classes(call: Any, name: str) -> Iterator[type]:
         parameters = inspect.signature(function).parameters
         variadic_names = [n for n, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
         parameter_names = [name] if name in parameters else variadic_names
-        if annotated_classes := [cls for n in parameter_names for cls in _classes(hints.get(n))]:
+        if annotated_classes := [cls for n in parameter_names for cls in _classes_in_hint(hints.get(n))]:
             yield from annotated_classes
             return
 
 
-def _classes(hint: Any) -> Iterator[type]:
+def _classes_in_hint(hint: Any) -> Iterator[type]:
     origin = typing.get_origin(hint)
     if origin is not None and not isinstance(origin, type):
         origin = None
@@ -454,7 +464,7 @@ def _classes(hint: Any) -> Iterator[type]:
         if isinstance(candidate, type) and candidate.__module__.partition(".")[0] == "fedsim":
             yield candidate
     for inner in typing.get_args(hint):
-        yield from _classes(inner)
+        yield from _classes_in_hint(inner)
 
 
 def _is_installed(root: str) -> bool | None:

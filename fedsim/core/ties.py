@@ -11,7 +11,7 @@ import torch
 
 from fedsim.core import rng
 
-LAST_BITS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
+ROUNDING_TOLERANCE_STEPS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
 MAX_TIE_STEPS = 64  # times that: how far values can be apart that are connected by others between them
 
 
@@ -20,18 +20,18 @@ def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:
     return rng.row_keys_host(np.full(len(clients), seed, dtype=np.int64), rng.Purpose.TIE, clients, t)
 
 
-def tolerance(dtype: torch.dtype) -> float:
+def relative_tolerance(dtype: torch.dtype) -> float:
     """How far apart, relative to the values, equal values may be; 0 for whole numbers."""
-    return LAST_BITS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    return ROUNDING_TOLERANCE_STEPS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
-def slack(value: float, values: np.ndarray, relative: float) -> float:
+def tie_slack(value: float, values: np.ndarray, relative: float) -> float:
     """How far from this one of the values an equal one may be: rounding also comes from what cancels in a small one."""
     largest_magnitude = np.abs(values[np.isfinite(values)]).max(initial=0.0)
     return float(max(relative * abs(value), relative / 32 * largest_magnitude))
 
 
-def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:
+def largest_positions(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:
     """Positions of the k largest values; NaN counts as the smallest.
 
     Those that are tied with the k-th largest are admitted by their breakers. Values are tied with it if steps of
@@ -43,8 +43,10 @@ def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -
         return order[: max(k, 0)]
     ordered = values[order]
     first, last = _tied_range(ordered, k - 1, relative)
-    tied = order[first:last]
-    return np.concatenate([order[:first], tied[np.argsort(breakers[tied], kind="stable")][: k - first]])
+    tied_positions = order[first:last]
+    return np.concatenate(
+        [order[:first], tied_positions[np.argsort(breakers[tied_positions], kind="stable")][: k - first]]
+    )
 
 
 def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
@@ -52,7 +54,7 @@ def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, i
     value = ordered[rank]
     if not np.isfinite(value):
         return int((ordered > value).sum()), int((ordered >= value).sum())
-    step = slack(value, ordered, relative)
+    step = tie_slack(value, ordered, relative)
     first, last = rank, rank + 1
     while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= MAX_TIE_STEPS * step:
         first -= 1

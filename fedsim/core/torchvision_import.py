@@ -12,11 +12,11 @@ from types import ModuleType
 
 import torch
 
-_SCHEMAS = {
+_OPERATOR_SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_declared: list[torch.library.Library] = []  # a Library undoes its definitions when it is collected
+_declared_libraries: list[torch.library.Library] = []  # a Library undoes its definitions when it is collected
 
 
 def torchvision() -> ModuleType:
@@ -29,9 +29,9 @@ def torchvision() -> ModuleType:
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
             del sys.modules[name]  # a half-finished import stays behind otherwise
         library = torch.library.Library("torchvision", "FRAGMENT")
-        for operator, schema in _SCHEMAS.items():
+        for operator, schema in _OPERATOR_SCHEMAS.items():
             library.define(operator + schema)
-        _declared.append(library)
+        _declared_libraries.append(library)
         import torchvision as package
     module: ModuleType = package
     return module

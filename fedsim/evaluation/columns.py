@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedsim.evaluation import registry
-from fedsim.evaluation.registry import HIGHER, MODELS, UNDIRECTED, MetricDescription, columns_of_other_model, describe
+from fedsim.evaluation.registry import (
+    EVALUATED_MODEL_DESCRIPTIONS,
+    HIGHER,
+    UNKNOWN_DIRECTION_TEXT,
+    MetricDescription,
+    columns_of_other_model,
+    describe,
+)
 
 
 def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
@@ -13,14 +20,16 @@ def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
     return {column: metric.description for column, metric in metrics.items()}
 
 
-PLACE, MEASURED, WORK, TIME = map(descriptions, (registry.PLACE, registry.MEASURED, registry.WORK, registry.TIME))
-COLUMNS = PLACE | descriptions(registry.EVALUATED) | WORK | TIME
+PLACE, MEASURED, WORK, TIME = map(
+    descriptions, (registry.PROGRESS_COLUMNS, registry.MODEL_METRICS, registry.WORK_COLUMNS, registry.CLOCK_COLUMNS)
+)
+COLUMN_DESCRIPTIONS = PLACE | descriptions(registry.EVALUATED_MODEL_METRICS) | WORK | TIME
 
 # in the names of columns about the spread over clients
-SPREADS = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
+SPREAD_SUFFIXES = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
 
 
-def fraction(metric: str) -> bool:
+def is_fraction(metric: str) -> bool:
     """Whether it is a fraction that is shown in per cent."""
     return describe(metric).unit == "%"
 
@@ -34,7 +43,9 @@ def validation_metric(columns: Iterable[str]) -> str | None:
     """The column for model selection: the validation accuracy (or else loss) of the server's model, or of clients' own
     models if there is no other; None without validation samples.
     """
-    candidates = [name for name in columns if "validation_" in name and not any(word in name for word in SPREADS)]
+    candidates = [
+        name for name in columns if "validation_" in name and not any(word in name for word in SPREAD_SUFFIXES)
+    ]
     return min(
         candidates,
         key=lambda name: (not name.startswith(("global", "validation")), not is_higher_better(name)),
@@ -43,16 +54,16 @@ def validation_metric(columns: Iterable[str]) -> str | None:
 
 
 __all__ = [
-    "COLUMNS",
+    "COLUMN_DESCRIPTIONS",
+    "EVALUATED_MODEL_DESCRIPTIONS",
     "MEASURED",
-    "MODELS",
     "PLACE",
     "TIME",
-    "UNDIRECTED",
+    "UNKNOWN_DIRECTION_TEXT",
     "WORK",
     "columns_of_other_model",
     "descriptions",
-    "fraction",
+    "is_fraction",
     "is_higher_better",
     "validation_metric",
 ]

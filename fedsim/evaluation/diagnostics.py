@@ -22,13 +22,16 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.spread import FAIRNESS, SHARE
+from fedsim.evaluation.spread import FAIRNESS_MEASURES, WORST_OR_BEST_PATTERN
 
-NAMES = ("fairness", "absent", "drift", "staleness", "utility")
-ANSWERS = ("power", "stability")  # of data that react to the model (`fedsim.evaluation.performative.answer`)
+DIAGNOSTIC_NAMES = ("fairness", "absent", "drift", "staleness", "utility")
+PERFORMATIVE_DIAGNOSTICS = (
+    "power",
+    "stability",
+)  # of data that react to the model (`fedsim.evaluation.performative.answer`)
 
 
-def check(names: Any) -> None:
+def check_diagnostics(names: Any) -> None:
     """Check a list of diagnostics.
 
     Raises:
@@ -37,16 +40,16 @@ def check(names: Any) -> None:
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"diagnostics={names!r} must be a list, such as [fairness,staleness]")
     for name in names:
-        match = SHARE.fullmatch(str(name))
+        match = WORST_OR_BEST_PATTERN.fullmatch(str(name))
         if match is None:
-            checks.choice("diagnostics", name, (*NAMES, *ANSWERS, "worst5", "best20"))
+            checks.choice("diagnostics", name, (*DIAGNOSTIC_NAMES, *PERFORMATIVE_DIAGNOSTICS, "worst5", "best20"))
         elif not 1 <= int(match[2]) <= 100:
             raise ConfigError(f"diagnostics={name}: the percentage of clients must be 1 to 100, such as worst5")
     if len(set(names)) < len(names):
         raise ConfigError(f"diagnostics={list(names)} contains a name twice")
 
 
-def spreads(names: Sequence[str]) -> list[str]:
+def spread_diagnostics(names: Sequence[str]) -> list[str]:
     """The diagnostics about the spread over clients, by their names in `spread`."""
-    share_names = [name for name in names if SHARE.fullmatch(name)]
-    return list(dict.fromkeys([*(FAIRNESS if "fairness" in names else ()), *share_names]))
+    share_names = [name for name in names if WORST_OR_BEST_PATTERN.fullmatch(name)]
+    return list(dict.fromkeys([*(FAIRNESS_MEASURES if "fairness" in names else ()), *share_names]))

@@ -11,7 +11,7 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.strategies import State, Strategy
 
-RECEIVED = "received"
+RECEIVED_MODEL_NAME = "received"
 
 
 class EvaluatedModels:
@@ -37,21 +37,21 @@ class EvaluatedModels:
 
     def memory(self, model: Tensor) -> dict[str, Tensor]:
         """[R·m, d] the model that each client received last, before round 0; empty if not needed."""
-        return {RECEIVED: self.federation.broadcast(model)} if self.receives else {}
+        return {RECEIVED_MODEL_NAME: self.federation.broadcast(model)} if self.receives else {}
 
     def receive(self, memory: Memory, state: State, cohort: Cohort) -> None:
         """Record that the participants of the round that led to `state` have its model."""
         if self.receives:
             took_part = cohort.subset((cohort.host.count > 0).nonzero()[0])
-            took_part.scatter(memory.evaluated[RECEIVED], took_part.broadcast(state.model))
+            took_part.scatter(memory.evaluated[RECEIVED_MODEL_NAME], took_part.broadcast(state.model))
 
     def __call__(self, name: str, state: State, memory: Memory) -> Tensor:
         """[R, d] one of the models, with all columns."""
-        return self.columns.of_server(self._shared(name, state, memory), memory, self.federation)
+        return self.columns.server_rows(self._shared(name, state, memory), memory, self.federation)
 
     def _shared(self, name: str, state: State, memory: Memory) -> Tensor:
         if name == "global":
             return state.model
         if self.receives:
-            return self.federation.mean_over_clients(memory.evaluated[RECEIVED])
+            return self.federation.mean_over_clients(memory.evaluated[RECEIVED_MODEL_NAME])
         return self.strategy.client_mean(state, self.federation)

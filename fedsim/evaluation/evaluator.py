@@ -17,7 +17,15 @@ from torch.utils._pytree import tree_map
 
 from fedsim.data.samples import ClientData, ClientSamples
 from fedsim.evaluation.columns import MEASURED
-from fedsim.evaluation.measured import TEST, TRAINING, VALIDATION, WORST_DECILE_SUFFIX, Measured, said_of, spreads
+from fedsim.evaluation.measured import (
+    TEST,
+    TRAINING,
+    VALIDATION,
+    WORST_DECILE_SUFFIX,
+    EvaluationResult,
+    spread_columns,
+    spread_description,
+)
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
@@ -25,7 +33,7 @@ from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
 from fedsim.shift import Shift
 
-TEST_BATCH = 1000  # samples of one forward pass, shared by all replicates
+TEST_BATCH_SIZE = 1000  # samples of one forward pass, shared by all replicates
 
 
 class ExtraMetrics(Protocol):
@@ -73,10 +81,12 @@ class Evaluator:
         self.loop = loop or convolutional_on_cpu or model.traits.evaluation_unvmapped is not None
         self.labelled = model.labelled
         m, device = federation.clients, federation.device
-        everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
-        self.everyone = everyone.cpu().numpy()  # clients evaluated on their own data
-        self.ranks, self.count = federation.ranks, len(everyone)
-        self.clients = everyone[self.ranks.client_slice]  # all ranks have the data, so they divide the work evenly
+        evaluated_clients = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
+        self.everyone = evaluated_clients.cpu().numpy()  # clients evaluated on their own data
+        self.ranks, self.count = federation.ranks, len(evaluated_clients)
+        self.clients = evaluated_clients[
+            self.ranks.client_slice
+        ]  # all ranks have the data, so they divide the work evenly
         self.samples = ClientSamples(data, client_samples, model.dtype)
         self.validation = None if validation is None else ClientSamples(validation, None, model.dtype)
         self.spreads, self.of = spreads, "accuracy" if self.labelled else "loss"
@@ -88,31 +98,32 @@ class Evaluator:
     @property
     def columns(self) -> set[str]:
         """The columns that this evaluator measures."""
-        absent = set()
+        absent_columns = set()
         if self.dataset.test_x is None:
-            absent |= {"test_loss", "test_accuracy"}
+            absent_columns |= {"test_loss", "test_accuracy"}
         if not self.labelled:
-            absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
+            absent_columns |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
         unused_score = "loss" if self.labelled else "accuracy"  # columns that are not numbers of clients
-        absent |= {f"{VALIDATION.format(unused_score)}_{WORST_DECILE_SUFFIX}"} | (
+        absent_columns |= {f"{VALIDATION.format(unused_score)}_{WORST_DECILE_SUFFIX}"} | (
             set() if self.labelled else {"validation_accuracy"}
         )
         for of in ("loss", "accuracy"):
             if of == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
-                absent |= {TEST.format(of), f"{TEST.format(of)}_{WORST_DECILE_SUFFIX}"}
+                absent_columns |= {TEST.format(of), f"{TEST.format(of)}_{WORST_DECILE_SUFFIX}"}
             if self.validation is None:
-                absent |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST_DECILE_SUFFIX}"}
+                absent_columns |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST_DECILE_SUFFIX}"}
         if self.optimum is None:
-            absent |= {"distance_to_optimum"}
+            absent_columns |= {"distance_to_optimum"}
         if not self.shift.active:
-            absent |= {"performative_loss", "performative_risk", "decoupled_loss"}
-        absent |= {"distance_to_ps", "distance_to_po", "distance_to_nash"} - self.references.keys()
-        return MEASURED.keys() - absent
+            absent_columns |= {"performative_loss", "performative_risk", "decoupled_loss"}
+        absent_columns |= {"distance_to_ps", "distance_to_po", "distance_to_nash"} - self.references.keys()
+        return MEASURED.keys() - absent_columns
 
     def added_columns(self, of: str = "") -> dict[str, str]:
         """Columns of the user's metrics → descriptions; `of`: of which model."""
         descriptions = {
-            f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads
+            f"{self.primary_column}_{name}": f"{spread_description(name, self.primary_column)}{of}"
+            for name in self.spreads
         }
         if self.extra_metrics is not None:
             descriptions |= {name: f"{description}{of}" for name, description in self.extra_metrics.columns.items()}
@@ -133,20 +144,22 @@ class Evaluator:
         return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
     @torch.no_grad()
-    def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Measured:
+    def __call__(self, models: Tensor, deployed: Tensor | None = None) -> EvaluationResult:
         """Evaluate the models [R, d]; all results leave the device in one transfer.
 
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
         by_client: dict[str, Tensor] = {}
-        results, added = self._on_test(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        results, user_metrics = (
+            self._evaluate_test_set(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        )
         if self.validation is not None:
-            loss, accuracy, _ = self._on_clients(self.validation, models, models)
+            loss, accuracy, _ = self._evaluate_clients(self.validation, models, models)
             results["validation_loss"] = loss.nanmean(1)
             if accuracy is not None:
                 results["validation_accuracy"] = accuracy.nanmean(1)
             by_client[VALIDATION.format(self.of)] = loss if accuracy is None else accuracy
-        losses, correct, client_metrics = self._on_clients(self.samples, models, models, self.metrics or None)
+        losses, correct, client_metrics = self._evaluate_clients(self.samples, models, models, self.metrics or None)
         by_client[TRAINING.format(self.of)] = losses if correct is None else correct
         results["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
@@ -158,8 +171,10 @@ class Evaluator:
         if self.shift.active:
             results["performative_loss"] = results["train_loss"]
             results["performative_risk"] = results["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
-            before = losses if deployed is None else self._on_clients(self.samples, models, deployed)[0]
-            results["decoupled_loss"] = weighted_mean(before, self.weights)
+            losses_before_shift = (
+                losses if deployed is None else self._evaluate_clients(self.samples, models, deployed)[0]
+            )
+            results["decoupled_loss"] = weighted_mean(losses_before_shift, self.weights)
             for name, point in self.references.items():
                 results[name] = (models - point.to(models)).norm(dim=1)
         blocks = [
@@ -172,20 +187,20 @@ class Evaluator:
         )
         metrics = dict(zip(results, of_run, strict=True))
         client_scores = {name: numbers.T for name, numbers in zip(by_client, client_numbers, strict=True)}
-        spread_columns = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED] + [
+        spread_pairs = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED] + [
             (self.primary_column, name) for name in self.spreads
         ]
-        metrics |= spreads(client_scores, spread_columns)
+        metrics |= spread_columns(client_scores, spread_pairs)
         client_values = {}
         if client_metrics is not None:
-            added |= self.metrics.over_clients(client_metrics, self.weights)
+            user_metrics |= self.metrics.over_clients(client_metrics, self.weights)
             client_values = {
                 name: values.cpu().numpy() for name, values in zip(self.metrics.names, client_metrics, strict=True)
             }
-        metrics |= {name: values.cpu().numpy() for name, values in added.items()}
+        metrics |= {name: values.cpu().numpy() for name, values in user_metrics.items()}
         metrics |= {} if self.extra_metrics is None else self.extra_metrics(models)
         accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
-        return Measured(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
+        return EvaluationResult(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
     def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
         """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which
@@ -206,7 +221,9 @@ class Evaluator:
         outputs = self.model.evaluate(row, tree_map(lambda value: value[mask], x))
         return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
 
-    def _on_test(self, models: Tensor, by_client: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _evaluate_test_set(
+        self, models: Tensor, by_client: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean loss on the whole test set, accuracy if there are labels, and both by owner of the samples. Also the
         user's metrics: since some are not sums over batches, every rank evaluates all batches for them.
         """
@@ -215,10 +232,10 @@ class Evaluator:
         owners = data.test_owners
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
-        batch_starts = range(0, len(data.test_x), TEST_BATCH)
-        local_starts, pooled = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
+        batch_starts = range(0, len(data.test_x), TEST_BATCH_SIZE)
+        local_starts, pooled_metrics = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
         for start in batch_starts if len(self.metrics) else local_starts:
-            pick = slice(start, start + TEST_BATCH)
+            pick = slice(start, start + TEST_BATCH_SIZE)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
             batch = {"x": x} | data.extra_inputs(data.test_more, pick, dtype)
             if data.test_y is not None:
@@ -230,11 +247,11 @@ class Evaluator:
                 ) * (len(x) if start in local_starts else 0)
                 continue
             outputs = self.predict(models, inputs, shared=True)
-            pooled.update(outputs, target_of(batch))
+            pooled_metrics.update(outputs, target_of(batch))
             if start not in local_starts:
                 continue
             # A loss over the batch is assigned to each of its samples.
-            losses = [self.model.loss(out, batch).expand(len(x)) for out in outputs]
+            losses = [self.model.loss(model_output, batch).expand(len(x)) for model_output in outputs]
             total[0] += torch.stack([loss.sum() for loss in losses])
             numbers = torch.stack(losses)
             if self.labelled:
@@ -255,24 +272,24 @@ class Evaluator:
             results[TEST.format(self.of)] = (
                 total[2:][sample_counts > 0] / sample_counts[sample_counts > 0, None]
             ).mean(0)
-        return results, pooled.values()
+        return results, pooled_metrics.values()
 
-    def _on_clients(
+    def _evaluate_clients(
         self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples, shifted by
         `deployed`.
         """
         replicates = len(models)
-        step = max(1, TEST_BATCH * 4 // (replicates * samples.width))
+        step = max(1, TEST_BATCH_SIZE * 4 // (replicates * samples.width))
         losses, correct, added = [], [], []
         for start in range(0, len(self.clients), step):
             batch = self._client_batch(samples, slice(start, start + step))
             if self.shift.active:
-                batch = self._shifted(batch, deployed)
+                batch = self._shifted_batch(batch, deployed)
             weight = batch["weight"]
             if not self.model.tensor_output:
-                losses.append(self._one_by_one(models, batch, weight))
+                losses.append(self._losses_one_by_one(models, batch, weight))
                 continue
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
             if self.model.traits.evaluation_mixes_samples:
@@ -301,14 +318,14 @@ class Evaluator:
                 )
             if metrics is not None:
                 clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)
-                metric_values = metrics.of_clients(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
+                metric_values = metrics.client_metrics(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
                 added.append(metric_values.unflatten(1, weight.shape[:2]))
         concatenated = (torch.cat(values, -1) if values else None for values in (losses, correct, added))
-        loss, accuracy, metric = (None if values is None else self._everybody(values) for values in concatenated)
+        loss, accuracy, metric = (None if values is None else self._gather_clients(values) for values in concatenated)
         assert loss is not None
         return loss, accuracy, metric
 
-    def _one_by_one(self, models: Tensor, batch: dict[str, Tensor], weight: Tensor) -> Tensor:
+    def _losses_one_by_one(self, models: Tensor, batch: dict[str, Tensor], weight: Tensor) -> Tensor:
         """Loss [R, c] of clients for models whose outputs are not tensors: one model and one client at a time."""
         losses = torch.full(weight.shape[:2], torch.nan, dtype=self.model.dtype, device=weight.device)
         for r, c in itertools.product(range(weight.shape[0]), range(weight.shape[1])):
@@ -320,7 +337,7 @@ class Evaluator:
             losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][present]})
         return losses
 
-    def _everybody(self, local_values: Tensor) -> Tensor:
+    def _gather_clients(self, local_values: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all evaluated clients."""
         if self.ranks.count == 1:
             return local_values
@@ -335,7 +352,7 @@ class Evaluator:
         flat = samples.batch(rows.reshape(-1))
         return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
-    def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
+    def _shifted_batch(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
         """Every client's samples after deployment of the models."""
         if not self.shift.unpadded:
             per_client = vmap(self.shift.respond_differentiably, in_dims=(0, None))

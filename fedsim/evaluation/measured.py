@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.evaluation.columns import MEASURED
-from fedsim.evaluation.spread import TENTH, meaning, spread
+from fedsim.evaluation.spread import TENTH_PERCENT, measure_description, spread
 
 # Numbers per client, by the origin of its samples: the column of the mean, or its prefix.
 TEST, VALIDATION, TRAINING = "test_{}_by_client", "validation_{}", "client_{}"
-WORST_DECILE_SUFFIX = f"worst{TENTH}"
-MEAN = re.compile("^mean (over clients )?of ")
+WORST_DECILE_SUFFIX = f"worst{TENTH_PERCENT}"
+MEAN_PREFIX_PATTERN = re.compile("^mean (over clients )?of ")
 
 
 @dataclass
-class Measured:
+class EvaluationResult:
     """The result of one evaluation, on the host.
 
     Attributes:
@@ -45,11 +45,11 @@ class Measured:
         return held_out_scores[0] if held_out_scores else None
 
 
-def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
+def spread_columns(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Column → [R] measures of the spread over clients.
 
     Args:
-        by_client: see `Measured`.
+        by_client: see `EvaluationResult`.
         pairs: column, and name of the measure.
     """
     return {
@@ -58,11 +58,11 @@ def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]
     }
 
 
-def said_of(name: str, of: str) -> str:
+def spread_description(name: str, of: str) -> str:
     """The description of a column about the spread over clients."""
-    return f"{meaning(name)}, of {subject(of)}"
+    return f"{measure_description(name)}, of {client_value_subject(of)}"
 
 
-def subject(of: str) -> str:
+def client_value_subject(of: str) -> str:
     """The description of a client's number, as part of a sentence."""
-    return MEAN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])
+    return MEAN_PREFIX_PATTERN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])

@@ -9,7 +9,7 @@ from fedsim.core import checks
 from fedsim.core.constraints import Count, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation import diagnostics
-from fedsim.evaluation.columns import MODELS
+from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS
 from fedsim.evaluation.metrics.entries import parse_metrics
 
 
@@ -41,12 +41,14 @@ class EvaluationOptions(Validated):
     def __post_init__(self) -> None:
         if not self.models or len(set(self.models)) < len(self.models):
             raise ConfigError(
-                f"{{of}}={self.of!r} must be {' or '.join(MODELS)}, or a list with each at most once", mentions=("of",)
+                f"{{of}}={self.of!r} must be {' or '.join(EVALUATED_MODEL_DESCRIPTIONS)}, "
+                "or a list with each at most once",
+                mentions=("of",),
             )
         for name in self.models:
-            checks.choice("of", name, MODELS)
+            checks.choice("of", name, EVALUATED_MODEL_DESCRIPTIONS)
         parse_metrics(self.metrics)
-        diagnostics.check(self.diagnostics)
+        diagnostics.check_diagnostics(self.diagnostics)
 
     @property
     def models(self) -> list[str]:

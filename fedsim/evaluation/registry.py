@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fedsim.evaluation.spread import SHARE, TENTH
+from fedsim.evaluation.spread import TENTH_PERCENT, WORST_OR_BEST_PATTERN
 
 HIGHER, LOWER = "higher", "lower"
-MODELS = {
+EVALUATED_MODEL_DESCRIPTIONS = {
     "global": "the server's model",
     "client_mean": "the mean of all clients' models",
 }  # models that can be evaluated
@@ -34,11 +34,11 @@ MODEL_LABELS = {
     "localized": "localized models",
     "personal": "personal models",
 }
-NEWCOMERS = "newcomers "  # prefix of a metric of newcomers
-DIRECTION = re.compile("; (higher|lower) is better$")  # in the description of a user's metric
-UNDIRECTED = "; whether higher or lower is better is not known"
+NEWCOMER_PREFIX = "newcomers "  # prefix of a metric of newcomers
+DIRECTION_PATTERN = re.compile("; (higher|lower) is better$")  # in the description of a user's metric
+UNKNOWN_DIRECTION_TEXT = "; whether higher or lower is better is not known"
 # In the names of users' metrics without description: higher is better; for all others, lower is.
-RISING = ("accuracy", "f1", "auc", "jain", "precision", "recall", "iou", "r2", "utility")
+HIGHER_IS_BETTER_WORDS = ("accuracy", "f1", "auc", "jain", "precision", "recall", "iou", "r2", "utility")
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ def _by_column(*metrics: MetricDescription) -> dict[str, MetricDescription]:
 
 
 OVER_CLIENTS, WORST_DECILE_LABEL = ", mean over clients", "worst tenth of clients"  # in labels
-PLACE = _by_column(
+PROGRESS_COLUMNS = _by_column(
     MetricDescription("round", "round", "completed rounds; 0 is the initial model"),
     MetricDescription("seed", "seed", "seed of the replicate"),
 )
-MEASURED = _by_column(
+MODEL_METRICS = _by_column(
     _loss("test_loss", "test loss", "mean loss of the evaluated model on the test set"),
     _accuracy("test_accuracy", "test accuracy", "fraction of the test set classified correctly"),
     _accuracy(
@@ -188,8 +188,13 @@ MEASURED = _by_column(
         "Euclidean distance of the evaluated model, all players' decisions, to their Nash equilibrium",
     ),
 )
-DISTANCES = ("distance_to_optimum", "distance_to_ps", "distance_to_po", "distance_to_nash")  # on logarithmic axes
-WORK = _by_column(
+DISTANCE_COLUMNS = (
+    "distance_to_optimum",
+    "distance_to_ps",
+    "distance_to_po",
+    "distance_to_nash",
+)  # on logarithmic axes
+WORK_COLUMNS = _by_column(
     MetricDescription(
         "active_clients",
         "participating clients",
@@ -239,7 +244,7 @@ WORK = _by_column(
         "seconds", "wall time", "wall time of training and evaluation so far, resumed parts included", "", LOWER, "s"
     ),
 )
-TIME = _by_column(  # with a clock
+CLOCK_COLUMNS = _by_column(  # with a clock
     MetricDescription(
         "virtual_seconds", "virtual seconds", "virtual seconds so far, by the run's clock", "time", LOWER
     ),
@@ -260,7 +265,7 @@ TIME = _by_column(  # with a clock
         "rounds",
     ),
 )
-STALENESS = "update_staleness"
+STALENESS_COLUMN = "update_staleness"
 DIAGNOSTICS = _by_column(  # requested by `diagnostics`
     MetricDescription(
         "performative_power",
@@ -317,19 +322,19 @@ DIAGNOSTICS = _by_column(  # requested by `diagnostics`
     ),
 )
 PERSONAL_MEASURES = _by_column(  # of each of PERSONAL_MODELS
-    MEASURED["validation_loss"],
+    MODEL_METRICS["validation_loss"],
     _loss("validation_loss_median", "validation loss, median over clients", "its median over clients"),
-    MEASURED["validation_loss_worst10"],
-    MEASURED["validation_accuracy"],
+    MODEL_METRICS["validation_loss_worst10"],
+    MODEL_METRICS["validation_accuracy"],
     _accuracy("validation_accuracy_median", "validation accuracy, median over clients", "its median over clients"),
-    MEASURED["validation_accuracy_worst10"],
+    MODEL_METRICS["validation_accuracy_worst10"],
     _loss(
         "training_loss",
         "training loss, unweighted mean over clients",
         "mean over clients of the loss on (a subsample of) the client's own training samples",
     ),
 )
-VALIDATED = MetricDescription(
+VALIDATED_CLIENTS_METRIC = MetricDescription(
     "validated_clients",
     "validated clients",
     "number of clients in the means over clients of validation scores: only participants of the last round if "
@@ -343,41 +348,49 @@ def columns_of_other_model(model: str, columns: Iterable[str]) -> dict[str, str]
     return {name: f"{model}_{name}" for name in columns}
 
 
-def _of(
+def _metrics_of_model(
     model: str, models: Mapping[str, str], metrics: Mapping[str, MetricDescription]
 ) -> dict[str, MetricDescription]:
     """The metrics of a further model, by their columns."""
-    personal = model in PERSONAL_MODELS and model not in MODELS
+    personal = model in PERSONAL_MODELS and model not in EVALUATED_MODEL_DESCRIPTIONS
     return {
         column: dataclasses.replace(
-            metrics[of],
+            metrics[base_column],
             column=column,
-            label=f"{metrics[of].label.removesuffix(OVER_CLIENTS if personal else '')}, {MODEL_LABELS[model]}",
-            description=f"{metrics[of].description}, of {models[model]}",
+            label=f"{metrics[base_column].label.removesuffix(OVER_CLIENTS if personal else '')}, {MODEL_LABELS[model]}",
+            description=f"{metrics[base_column].description}, of {models[model]}",
         )
-        for of, column in columns_of_other_model(model, metrics).items()
+        for base_column, column in columns_of_other_model(model, metrics).items()
     }
 
 
-EVALUATED = MEASURED | {name: column for model in MODELS for name, column in _of(model, MODELS, MEASURED).items()}
-PERSONAL = {
-    name: column for model in PERSONAL_MODELS for name, column in _of(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
-} | _by_column(VALIDATED)
-METRICS = PLACE | EVALUATED | PERSONAL | WORK | TIME | DIAGNOSTICS
-
-_MODEL = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
-_SPREAD = re.compile(
-    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|median|{SHARE.pattern})"
+EVALUATED_MODEL_METRICS = MODEL_METRICS | {
+    name: column
+    for model in EVALUATED_MODEL_DESCRIPTIONS
+    for name, column in _metrics_of_model(model, EVALUATED_MODEL_DESCRIPTIONS, MODEL_METRICS).items()
+}
+PERSONAL_MODEL_METRICS = {
+    name: column
+    for model in PERSONAL_MODELS
+    for name, column in _metrics_of_model(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
+} | _by_column(VALIDATED_CLIENTS_METRIC)
+METRICS = (
+    PROGRESS_COLUMNS | EVALUATED_MODEL_METRICS | PERSONAL_MODEL_METRICS | WORK_COLUMNS | CLOCK_COLUMNS | DIAGNOSTICS
 )
-_ADDED = re.compile(r"(test|train|validation)_(\w+)")  # columns of users' metrics
+
+_MODEL_PREFIX_PATTERN = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
+_SPREAD_PATTERN = re.compile(
+    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|median|{WORST_OR_BEST_PATTERN.pattern})"
+)
+_USER_METRIC_PATTERN = re.compile(r"(test|train|validation)_(\w+)")  # columns of users' metrics
 _SPREAD_LABELS = {
     "variance": "variance over clients",
     "jain": "Jain's index over clients",
     "absent": "clients absent in the last round",
     "unseen": "clients that never participated",
     "median": "median over clients",
-    f"worst{TENTH}": WORST_DECILE_LABEL,
-    f"best{TENTH}": WORST_DECILE_LABEL.replace("worst", "best"),
+    f"worst{TENTH_PERCENT}": WORST_DECILE_LABEL,
+    f"best{TENTH_PERCENT}": WORST_DECILE_LABEL.replace("worst", "best"),
 }
 
 
@@ -390,8 +403,8 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
             metrics and their direction.
     """
     meanings = meanings or {}
-    if column.startswith(NEWCOMERS):
-        entry = describe(column.removeprefix(NEWCOMERS), meanings)
+    if column.startswith(NEWCOMER_PREFIX):
+        entry = describe(column.removeprefix(NEWCOMER_PREFIX), meanings)
         return dataclasses.replace(entry, column=column, label=f"{entry.label}, newcomers")
     names = column.split(" or ")
     if len(names) > 1:
@@ -400,24 +413,24 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
         return dataclasses.replace(entry, column=column, label=label)
     if column in METRICS:
         return METRICS[column]
-    entry = _made_of_others(column)
+    entry = _derived_metric(column)
     meaning = meanings.get(column, "")
-    if direction := DIRECTION.search(meaning):
+    if direction := DIRECTION_PATTERN.search(meaning):
         entry = dataclasses.replace(entry, better=direction[1])
-    elif meaning.endswith(UNDIRECTED):
+    elif meaning.endswith(UNKNOWN_DIRECTION_TEXT):
         entry = dataclasses.replace(entry, better=None)
     return dataclasses.replace(entry, description=meaning or entry.description)
 
 
-def _made_of_others(column: str) -> MetricDescription:
+def _derived_metric(column: str) -> MetricDescription:
     """The entry of a further model, of a spread over clients, or of a user's metric."""
-    match = _MODEL.fullmatch(column)
+    match = _MODEL_PREFIX_PATTERN.fullmatch(column)
     model, name = match.groups() if match else (None, column)
     better, unit = HIGHER if _rises_by_name(column) else LOWER, "%" if _is_share_by_name(column) else ""
     entry = MetricDescription(column, name.replace("_", " "), "", "metrics", better, unit)
     if name in DIAGNOSTICS:
         entry = dataclasses.replace(DIAGNOSTICS[name], column=column)
-    elif spread := _SPREAD.fullmatch(name):
+    elif spread := _SPREAD_PATTERN.fullmatch(name):
         of_test, _, of_validation, _, of_training, kind, share, per_cent = spread.groups()
         samples = "test" if of_test else "validation" if of_validation else "training"
         quantity = of_test or of_validation or of_training
@@ -427,14 +440,16 @@ def _made_of_others(column: str) -> MetricDescription:
             label=f"{samples} {quantity.replace('_', ' ')}, {client_share}",
             group="diagnostics" if quantity in ("loss", "accuracy") else quantity,
         )
-    elif added := _ADDED.fullmatch(name):
-        samples = "training" if added[1] == "train" else added[1]
-        entry = dataclasses.replace(entry, label=f"{samples} {added[2].replace('_', ' ')}", group=added[2])
+    elif user_metric_match := _USER_METRIC_PATTERN.fullmatch(name):
+        samples = "training" if user_metric_match[1] == "train" else user_metric_match[1]
+        entry = dataclasses.replace(
+            entry, label=f"{samples} {user_metric_match[2].replace('_', ' ')}", group=user_metric_match[2]
+        )
     return dataclasses.replace(entry, label=f"{entry.label}, {MODEL_LABELS[model]}") if model else entry
 
 
 def _rises_by_name(column: str) -> bool:
-    return any(word in column.lower() for word in RISING) and not column.endswith(("variance", "_cv"))
+    return any(word in column.lower() for word in HIGHER_IS_BETTER_WORDS) and not column.endswith(("variance", "_cv"))
 
 
 def _is_share_by_name(column: str) -> bool:

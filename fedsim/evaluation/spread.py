@@ -9,9 +9,9 @@ import re
 
 import numpy as np
 
-TENTH = 10
-SHARE = re.compile(r"(worst|best)(\d+)")
-FAIRNESS = (f"best{TENTH}", "variance", "jain")  # in addition to the worst tenth
+TENTH_PERCENT = 10
+WORST_OR_BEST_PATTERN = re.compile(r"(worst|best)(\d+)")
+FAIRNESS_MEASURES = (f"best{TENTH_PERCENT}", "variance", "jain")  # in addition to the worst tenth
 
 
 def spread(values: np.ndarray, name: str, rises: bool) -> float:
@@ -30,7 +30,7 @@ def spread(values: np.ndarray, name: str, rises: bool) -> float:
     if name == "jain":
         square = float((valid_values**2).sum())
         return float(valid_values.sum() ** 2 / (len(valid_values) * square)) if square else float("nan")
-    match = SHARE.fullmatch(name)
+    match = WORST_OR_BEST_PATTERN.fullmatch(name)
     assert match is not None
     count = max(1, len(valid_values) * int(match[2]) // 100)
     lowest_first = np.sort(valid_values)
@@ -38,12 +38,12 @@ def spread(values: np.ndarray, name: str, rises: bool) -> float:
     return float((lowest_first[:count] if low else lowest_first[-count:]).mean())
 
 
-def meaning(name: str) -> str:
+def measure_description(name: str) -> str:
     """The description of a measure of `spread`."""
     if name == "variance":
         return "variance over clients"
     if name == "jain":
         return "Jain's index over clients, (Σ a)² / (n Σ a²): 1 if all are equal, 1/n if all but one are zero"
-    match = SHARE.fullmatch(name)
+    match = WORST_OR_BEST_PATTERN.fullmatch(name)
     assert match is not None
     return f"mean over the {int(match[2])} % of the clients where it is {match[1]}"

@@ -16,8 +16,8 @@ from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 
-MIXES = ("params", "outputs")
-EVERY = ("round", "step")
+MIXING_MODES = ("params", "outputs")
+ADAPTATION_INTERVALS = ("round", "step")
 
 
 def ratio_to(personal_lr: float | None, rates: list[float]) -> float:
@@ -63,8 +63,8 @@ class APFL(SGD):
         self,
         alpha: FractionPerSeed = 0.25,
         adaptive: bool = False,
-        alpha_every: Annotated[str, OneOf(*EVERY)] = "round",
-        mix: Annotated[str, OneOf(*MIXES)] = "params",
+        alpha_every: Annotated[str, OneOf(*ADAPTATION_INTERVALS)] = "round",
+        mix: Annotated[str, OneOf(*MIXING_MODES)] = "params",
         personal_lr: Positive | None = None,
         alpha_decay: NonNegative = 0.0,
         **options: Any,
@@ -88,8 +88,8 @@ class APFL(SGD):
         return [(torch.ones_like(alpha), torch.lerp(w, v, alpha))]
 
     def descents(self) -> tuple[GradientStep, ...]:
-        moving = self.adaptive and self.every == "step"
-        if type(self) is not APFL or self.clip is not None or moving:
+        is_alpha_moving = self.adaptive and self.every == "step"
+        if type(self) is not APFL or self.clip is not None or is_alpha_moving:
             return ()
         personal_step = GradientStep(
             "personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs"
@@ -106,7 +106,7 @@ class APFL(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.adaptive and self.every == "step":
             carry = self.adapt(carry, batch, lr, objective)
-        gradient = self.of_personal(carry, batch, objective)
+        gradient = self.personal_gradient(carry, batch, objective)
         personal_carry = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
         v = self.descend(personal_carry, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
@@ -115,17 +115,17 @@ class APFL(SGD):
     def adapt(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """The carry with α moved (eq. 6)."""
         alpha = carry["alpha"]
-        slope = self.of_alpha(carry, batch, objective)
+        slope = self.alpha_gradient(carry, batch, objective)
         return carry | {"alpha": (alpha - lr * (slope + self.alpha_decay * alpha)).clamp(0.0, 1.0)}
 
-    def of_personal(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
+    def personal_gradient(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
         """[d] the gradient of the mixture's loss with respect to v."""
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
         if self.mix == "outputs":
             return objective.mixed_outputs(v, w, alpha, batch)[0]
         return alpha * objective.gradient(torch.lerp(w, v, alpha), batch)[0]
 
-    def of_alpha(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
+    def alpha_gradient(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
         """[] and with respect to α."""
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
         if self.mix == "outputs":

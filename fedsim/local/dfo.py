@@ -11,7 +11,7 @@ from fedsim.core.constraints import Count, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import noise, seeds
+from fedsim.local.exploring import exploration_noise, seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.projection import Projection
 from fedsim.local.rule import Carry, Objective
@@ -83,8 +83,10 @@ class DFO(PFL):
         self.trained = model.trained
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        heard = {MEAN: federation.zeros(), COUNT: federation.zeros(dtype=torch.int64)} if self.baseline else {}
-        return seeds(federation) | heard
+        baseline_memory = (
+            {MEAN: federation.zeros(), COUNT: federation.zeros(dtype=torch.int64)} if self.baseline else {}
+        )
+        return seed_memory(federation) | baseline_memory
 
     def round_state(self, params: Tensor) -> Carry:
         count = torch.zeros(len(params), dtype=torch.int64, device=params.device)
@@ -95,8 +97,8 @@ class DFO(PFL):
 
     def direction_of(self, carry: Carry) -> Tensor:
         """[d] u of this step."""
-        drawn = noise(carry, carry[ASKED] // self.points, self.trained)
-        return drawn / drawn.norm()
+        noise = exploration_noise(carry, carry[ASKED] // self.points, self.trained)
+        return noise / noise.norm()
 
     def deploys(self, carry: Carry) -> Tensor:
         side = 1 - 2 * (carry[ASKED] % self.points)

@@ -12,7 +12,7 @@ from fedsim.local.apfl import ratio_to
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 
-RECEIVED = "received"
+RECEIVED_MODEL_NAME = "received"
 
 
 class Ditto(SGD):
@@ -36,7 +36,7 @@ class Ditto(SGD):
         self.ratio = ratio_to(personal_lr, self.rates)
 
     def round_state(self, params: Tensor) -> Carry:
-        return {RECEIVED: params.clone()}
+        return {RECEIVED_MODEL_NAME: params.clone()}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
         v = carry["personal"]
@@ -46,7 +46,7 @@ class Ditto(SGD):
         gradient, _ = objective.gradient(carry["personal"], batch)
         personal_carry = {
             "params": carry["personal"],
-            "anchor": carry[RECEIVED],
+            "anchor": carry[RECEIVED_MODEL_NAME],
             "proximal": lr.new_full((), self.penalty),
         }
         v = self.descend(personal_carry, gradient, lr * self.ratio)

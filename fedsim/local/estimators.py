@@ -117,8 +117,8 @@ class MeanEstimator(Estimator):
         z, change = batch[self.entry], change.reshape(self.groups, self.width)
         of_sample = change[batch["y"]] if self.groups > 1 else change.expand(len(z), -1)
         if self.features is not None:
-            nothing = of_sample.new_zeros(len(z), z[0].numel())
-            of_sample = nothing.index_copy(1, self.features, of_sample)
+            no_change = of_sample.new_zeros(len(z), z[0].numel())
+            of_sample = no_change.index_copy(1, self.features, of_sample)
         return batch | {self.entry: z + of_sample.reshape(z.shape)}
 
     def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,15 @@ from fedsim.core import rng
 from fedsim.core.federation import Federation
 from fedsim.local.rule import Carry
 
-SEED = "seed_of_points"
+SEED_MEMORY_NAME = "seed_of_points"
 
 
-def seeds(federation: Federation) -> Carry:
+def seed_memory(federation: Federation) -> Carry:
     """The memory that `noise` needs: [R·m'] the seed of each client's replicate."""
-    return {SEED: federation.broadcast(federation.seed_of_replicate)}
+    return {SEED_MEMORY_NAME: federation.broadcast(federation.seed_of_replicate)}
 
 
-def noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
+def exploration_noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
     """[d] standard normal numbers of one client, zero in columns of statistics: a function of seed, round and number.
 
     Args:
@@ -26,6 +26,6 @@ def noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
         trained: how many columns are trained.
     """
     params = carry["params"]
-    key = rng.row_keys(carry[SEED], rng.Purpose.POINT, carry["round"])
-    drawn = rng.normal(rng.fold(key, number), torch.arange(trained, device=params.device), params.dtype)
-    return torch.cat([drawn, drawn.new_zeros(len(params) - trained)])
+    key = rng.row_keys(carry[SEED_MEMORY_NAME], rng.Purpose.POINT, carry["round"])
+    normals = rng.normal(rng.fold(key, number), torch.arange(trained, device=params.device), params.dtype)
+    return torch.cat([normals, normals.new_zeros(len(params) - trained)])

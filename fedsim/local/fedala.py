@@ -12,15 +12,15 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.ditto import RECEIVED
-from fedsim.local.fedrep import STEPS_TAKEN
+from fedsim.local.ditto import RECEIVED_MODEL_NAME
+from fedsim.local.fedrep import STEP_COUNT_NAME
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
 from fedsim.models.selectors import last_layers
 from fedsim.shift import Shift
 
-MIXING = "mixing"
+MIXING_MEMORY_NAME = "mixing"
 
 
 class FedALA(SGD):
@@ -77,13 +77,13 @@ class FedALA(SGD):
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         initial_mixing = torch.full((federation.replicates, len(self.top)), self.mixing, dtype=federation.dtype)
-        return {MIXING: federation.broadcast(initial_mixing.to(federation.device))}
+        return {MIXING_MEMORY_NAME: federation.broadcast(initial_mixing.to(federation.device))}
 
     def round_state(self, params: Tensor) -> Carry:
-        return {RECEIVED: params[:, self.top].clone(), STEPS_TAKEN: params.new_zeros(len(params))}
+        return {RECEIVED_MODEL_NAME: params[:, self.top].clone(), STEP_COUNT_NAME: params.new_zeros(len(params))}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
-        row = self.mix(carry, carry["params"][self.top], carry[MIXING])
+        row = self.mix(carry, carry["params"][self.top], carry[MIXING_MEMORY_NAME])
         return [(row.new_ones(()), row)]
 
     def mix(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
@@ -91,19 +91,23 @@ class FedALA(SGD):
         return carry["params"].index_copy(0, self.top, torch.lerp(carry["personal"][self.top], received, mixing))
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        return carry | {"params": self.mix(carry, carry[RECEIVED], carry[MIXING])}
+        return carry | {"params": self.mix(carry, carry[RECEIVED_MODEL_NAME], carry[MIXING_MEMORY_NAME])}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        mixes, received = carry[STEPS_TAKEN] < self.mixing_steps, carry[RECEIVED]
+        is_mixing_step, received = carry[STEP_COUNT_NAME] < self.mixing_steps, carry[RECEIVED_MODEL_NAME]
         slope = gradient[self.top] * (received - carry["personal"][self.top])
-        mixing = torch.where(mixes, (carry[MIXING] - self.mixing_lr * slope).clamp(0.0, 1.0), carry[MIXING])
+        mixing = torch.where(
+            is_mixing_step,
+            (carry[MIXING_MEMORY_NAME] - self.mixing_lr * slope).clamp(0.0, 1.0),
+            carry[MIXING_MEMORY_NAME],
+        )
         trained = self.descend(carry, gradient, lr)
-        params = torch.where(mixes, self.mix(carry, received, mixing), trained)
-        personal = torch.where(mixes, carry["personal"], trained)
+        params = torch.where(is_mixing_step, self.mix(carry, received, mixing), trained)
+        personal = torch.where(is_mixing_step, carry["personal"], trained)
         return carry | {
             "params": params,
             "personal": personal,
-            MIXING: mixing,
-            STEPS_TAKEN: carry[STEPS_TAKEN] + 1,
+            MIXING_MEMORY_NAME: mixing,
+            STEP_COUNT_NAME: carry[STEP_COUNT_NAME] + 1,
         }, loss

@@ -16,12 +16,12 @@ from fedsim.data.samples import Batch, ClientData
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
-from fedsim.models.losses import MARGIN, cross_entropy
+from fedsim.models.losses import MARGIN_NAME, cross_entropy
 from fedsim.shift import Shift
 
-MARGINS = ("fedlc", "balanced")
-Margin = Annotated[str, OneOf(*MARGINS)]
-NONE_OF_THEM = 1e-8  # samples of a class that a client has none of, as in FL-bench
+MARGIN_KINDS = ("fedlc", "balanced")
+MarginKind = Annotated[str, OneOf(*MARGIN_KINDS)]
+ABSENT_CLASS_COUNT = 1e-8  # samples of a class that a client has none of, as in FL-bench
 
 
 class FedLC(SGD):
@@ -38,7 +38,7 @@ class FedLC(SGD):
 
     effective_if = (EffectiveIf("margin", lambda component, run: component.tau > 0, "{at}.tau above 0"),)
 
-    def __init__(self, tau: NonNegative = 1.0, margin: Margin = "fedlc", **options: Any) -> None:
+    def __init__(self, tau: NonNegative = 1.0, margin: MarginKind = "fedlc", **options: Any) -> None:
         super().__init__(**options)
         self.tau = tau
         self.margin = margin
@@ -52,7 +52,7 @@ class FedLC(SGD):
                 f"client has, but dataset={data.dataset.name} with this loss has no classes; use local=sgd"
             )
         counts = federation.class_fractions.reshape(len(federation.sizes), -1) * federation.sizes[:, None]
-        counts = np.maximum(counts, NONE_OF_THEM)
+        counts = np.maximum(counts, ABSENT_CLASS_COUNT)
         margins = counts**-0.25 if self.margin == "fedlc" else -np.log(counts)
         self.margins = torch.as_tensor(self.tau * margins, dtype=model.dtype).to(model.device)
 
@@ -60,4 +60,4 @@ class FedLC(SGD):
         return ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        return super().step(carry, batch | {MARGIN: entry_of_client(self.margins, batch["row"])}, lr, objective)
+        return super().step(carry, batch | {MARGIN_NAME: entry_of_client(self.margins, batch["row"])}, lr, objective)

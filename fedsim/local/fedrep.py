@@ -15,7 +15,7 @@ from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 
-STEPS_TAKEN = "steps taken"
+STEP_COUNT_NAME = "steps taken"
 
 
 class FedRep(SGD):
@@ -55,10 +55,10 @@ class FedRep(SGD):
         return float(step >= self.head_steps)  # of what travels
 
     def round_state(self, params: Tensor) -> Carry:
-        return {STEPS_TAKEN: params.new_zeros(len(params))}
+        return {STEP_COUNT_NAME: params.new_zeros(len(params))}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        trained = torch.where(carry[STEPS_TAKEN] < self.head_steps, self.head, 1 - self.head)
+        trained = torch.where(carry[STEP_COUNT_NAME] < self.head_steps, self.head, 1 - self.head)
         params = carry["params"] - lr * trained * self.direction(carry, gradient)
-        return carry | {"params": params, STEPS_TAKEN: carry[STEPS_TAKEN] + 1}, loss
+        return carry | {"params": params, STEP_COUNT_NAME: carry[STEP_COUNT_NAME] + 1}, loss

@@ -12,13 +12,13 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.apfl import ratio_to
-from fedsim.local.fedlc import FedLC, Margin
+from fedsim.local.fedlc import FedLC, MarginKind
 from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
 from fedsim.models.selectors import last_layers
 from fedsim.shift import Shift
 
-HEAD = "head"
+PERSONAL_HEAD_NAME = "head"
 
 
 class FedRoD(FedLC):
@@ -37,7 +37,11 @@ class FedRoD(FedLC):
     """
 
     def __init__(
-        self, tau: NonNegative = 1.0, margin: Margin = "balanced", personal_lr: Positive | None = None, **options: Any
+        self,
+        tau: NonNegative = 1.0,
+        margin: MarginKind = "balanced",
+        personal_lr: Positive | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(tau, margin, **options)
         self.ratio = ratio_to(personal_lr, self.rates)
@@ -48,9 +52,9 @@ class FedRoD(FedLC):
         self.head = last_layers(model.shapes, 1).to(model.device)
         row, inputs = model.initial([0])[0], model.call.inputs(data.two_samples(model.dtype))
         angle = torch.arange(len(self.head), device=row.device).to(row.dtype)
-        heads = angle.sin(), angle.cos(), angle.sin() + angle.cos()
+        head_weights = angle.sin(), angle.cos(), angle.sin() + angle.cos()
         first_output, second_output, sum_output = (
-            model.evaluate(row.index_copy(0, self.head, head), inputs) for head in heads
+            model.evaluate(row.index_copy(0, self.head, head), inputs) for head in head_weights
         )
         if not torch.allclose(first_output + second_output, sum_output, rtol=1e-4, atol=1e-4):
             raise ConfigError(
@@ -59,17 +63,17 @@ class FedRoD(FedLC):
             )
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        return {HEAD: federation.zeros(len(self.head))}
+        return {PERSONAL_HEAD_NAME: federation.zeros(len(self.head))}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
         return [(carry["params"].new_ones(()), self.summed_model(carry))]
 
     def summed_model(self, carry: Carry) -> Tensor:
         """[d] the body under both heads."""
-        return carry["params"].index_add(0, self.head, carry[HEAD])
+        return carry["params"].index_add(0, self.head, carry[PERSONAL_HEAD_NAME])
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, _ = objective.gradient(self.summed_model(carry), batch)
-        personal_head = self.descend({"params": carry[HEAD]}, gradient[self.head], lr * self.ratio)
+        personal_head = self.descend({"params": carry[PERSONAL_HEAD_NAME]}, gradient[self.head], lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
-        return carry | {HEAD: personal_head}, loss
+        return carry | {PERSONAL_HEAD_NAME: personal_head}, loss

@@ -40,10 +40,11 @@ class History:
         Raises:
             ConfigError: no such place holds them.
         """
-        needed = federation.rows * self.length * (dimension + size) * federation.dtype.itemsize
-        if needed > available_bytes(federation.device, federation.storage):
+        needed_bytes = federation.rows * self.length * (dimension + size) * federation.dtype.itemsize
+        if needed_bytes > available_bytes(federation.device, federation.storage):
             raise ConfigError(
-                f"local.history={self.length} needs {needed / 2**30:,.0f} GiB for {federation.rows} clients' models, "
+                f"local.history={self.length} needs {needed_bytes / 2**30:,.0f} GiB for "
+                f"{federation.rows} clients' models, "
                 f"more than there is (trainer.memory={federation.storage}); lower it, or clients"
             )
         return {
@@ -97,8 +98,8 @@ class History:
         """
         models, estimates = self.differences(carry, theta, f)
         change = estimates @ direction[:, :, None]
-        along = (torch.linalg.pinv(models, rtol=self.rcond) @ change).squeeze(2)
-        return torch.where(self.is_ready(carry)[:, None], along, 0.0)
+        coefficients = (torch.linalg.pinv(models, rtol=self.rcond) @ change).squeeze(2)
+        return torch.where(self.is_ready(carry)[:, None], coefficients, 0.0)
 
     def derivative(self, carry: Carry, theta: Tensor, f: Tensor) -> Tensor:
         """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not `is_ready`."""
@@ -108,8 +109,8 @@ class History:
 
     def recent_steps(self, carry: Carry) -> tuple[Tensor, Tensor]:
         """Models [c, H, d] and estimates [c, H, p] of each client's last H steps, the latest first."""
-        ago = torch.arange(1, self.length + 1, device=carry[STEPS].device)
-        slot = ((carry[STEPS][:, None] - ago) % self.length)[:, :, None]
+        steps_ago = torch.arange(1, self.length + 1, device=carry[STEPS].device)
+        slot = ((carry[STEPS][:, None] - steps_ago) % self.length)[:, :, None]
         return tuple(values.gather(1, slot.expand_as(values)) for values in (carry[MODELS], carry[ESTIMATES]))  # type: ignore[return-value]
 
     def regression(self, models: Tensor, estimates: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from fedsim.data.samples import ClientData
 from fedsim.local.estimators import CoefficientEstimator, Estimator, FractionEstimator, MeanEstimator, NoEstimator
 from fedsim.shift import Shift
 
-NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")
-Name = Annotated[str, OneOf(*NAMES)]
+LAW_NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")
+LawName = Annotated[str, OneOf(*LAW_NAMES)]
 
 
 def estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
@@ -29,7 +29,7 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
         shift: what moves them.
     """
     if name == "auto":
-        name = _declared(shift)
+        name = _law_of_shift(shift)
     dataset = data.dataset
     numbers = math.prod(dataset.shape)
     if name == "none":
@@ -43,22 +43,22 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
         return FractionEstimator(shift.groups, shift.group_entry)
     if name == "mean_x":
         return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
-    return _of_targets(name, variance, data, shift)
+    return _target_estimator(name, variance, data, shift)
 
 
-def _declared(shift: Shift) -> str:
+def _law_of_shift(shift: Shift) -> str:
     """What 'auto' stands for."""
     if not shift.active:
         return "none"
-    if shift.estimator not in NAMES[1:]:
+    if shift.estimator not in LAW_NAMES[1:]:
         raise ConfigError(
             f"local.estimator=auto, but shift={type(shift).__name__} does not declare which part of the data's law "
-            f"answers the model; choose one of {', '.join(NAMES[1:])}"
+            f"answers the model; choose one of {', '.join(LAW_NAMES[1:])}"
         )
     return shift.estimator
 
 
-def _of_targets(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
+def _target_estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
     """The estimators that look at y."""
     dataset = data.dataset
     numbers = math.prod(dataset.shape)

@@ -98,8 +98,8 @@ class Momentum(Optimiser):
 
     def take_step(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         velocity = self.momentum * carry["velocity"] + gradient
-        along = gradient + self.momentum * velocity if self.nesterov else velocity
-        return {"params": carry["params"] - lr * along, "velocity": velocity}
+        direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        return {"params": carry["params"] - lr * direction, "velocity": velocity}
 
 
 class Adam(Optimiser):

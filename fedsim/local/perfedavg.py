@@ -89,15 +89,15 @@ def split_batch(batch: Batch, count: int) -> list[Batch]:
     Every part draws dropout masks of its own.
     """
     first, *remaining = ({k: v[start::count] if v.dim() else v for k, v in batch.items()} for start in range(count))
-    dealt = [first]
+    batch_parts = [first]
     for number, sub_batch in enumerate(remaining, 1):
         if not len(sub_batch["x"]):
-            dealt.append(first)
+            batch_parts.append(first)
             continue
         if "weight" in sub_batch:
             empty = sub_batch["weight"].sum() == 0
             sub_batch |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in sub_batch.items() if v.dim()}
         if "key" in batch:
             sub_batch |= {"key": rng.fold(batch["key"], number)}
-        dealt.append(sub_batch)
-    return dealt
+        batch_parts.append(sub_batch)
+    return batch_parts

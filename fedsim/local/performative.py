@@ -105,7 +105,7 @@ class PoFL(PFL):
         history: Count = 10,
         rcond: Fraction = 1e-4,
         growing: bool = False,
-        estimator: laws.Name = "auto",
+        estimator: laws.LawName = "auto",
         variance: Positive | None = None,
         **options: Any,
     ) -> None:

@@ -42,10 +42,10 @@ class PFedMe(SGD):
         batch_size: Count | None = 32,
         **options: Any,
     ) -> None:
-        drawn = inner_steps if fresh_batches else 1
-        super().__init__(batch_size=None if batch_size is None else drawn * batch_size, **options)
+        batches_per_step = inner_steps if fresh_batches else 1
+        super().__init__(batch_size=None if batch_size is None else batches_per_step * batch_size, **options)
         self.penalty = penalty
-        self.inner_steps, self.drawn = inner_steps, drawn
+        self.inner_steps, self.drawn = inner_steps, batches_per_step
         self.inner_lr = inner_lr
         self.warm_start = warm_start
 

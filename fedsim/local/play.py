@@ -12,7 +12,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import noise, seeds
+from fedsim.local.exploring import exploration_noise, seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
@@ -90,7 +90,7 @@ class Play(PFL):
             return {}
         size, p = self.trained + 1, self.trained
         memory = {GRAM: federation.zeros(size, size), RIGHT: federation.zeros(size, p), SLOPE: federation.zeros(p, p)}
-        return memory | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        return memory | seed_memory(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)} if self.learns else {}
@@ -101,7 +101,7 @@ class Play(PFL):
     def deploys(self, carry: Carry) -> Tensor:
         if not self.learns:
             return carry["params"]
-        return carry["params"] + self.spread * noise(carry, carry[STEP], self.trained)
+        return carry["params"] + self.spread * exploration_noise(carry, carry[STEP], self.trained)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.concept == "stable":
@@ -113,7 +113,7 @@ class Play(PFL):
         def answer(samples: Batch, theta: Tensor) -> Batch:
             change = theta - params  # zero, with a gradient
             if self.concept == "nash":
-                change = change * self.game.own_mask(samples["client"], change)
+                change = change * self.game.client_block_mask(samples["client"], change)
             if not self.learns:
                 return self.game(samples, change)  # linear: what it adds to samples that have answered
             return samples | {"x": samples["x"] + change @ carry[SLOPE]}

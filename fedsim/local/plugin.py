@@ -15,7 +15,7 @@ from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
 from fedsim.local.estimators import FractionEstimator
-from fedsim.local.exploring import noise, seeds
+from fedsim.local.exploring import exploration_noise, seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
@@ -62,7 +62,7 @@ class PlugIn(PFL):
         explore: Count = 20,
         spread: Positive = 1.0,
         shared: bool = False,
-        estimator: laws.Name = "auto",
+        estimator: laws.LawName = "auto",
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -90,17 +90,18 @@ class PlugIn(PFL):
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         size, p = self.trained + 1, self.estimator.size
-        needed = federation.rows * (1 + self.shared) * size * (size + 2 * p) * federation.dtype.itemsize
-        if needed > available_bytes(federation.device, federation.storage):
+        needed_bytes = federation.rows * (1 + self.shared) * size * (size + 2 * p) * federation.dtype.itemsize
+        if needed_bytes > available_bytes(federation.device, federation.storage):
             raise ConfigError(
-                f"local=plugin needs {needed / 2**30:,.0f} GiB for the equations of {federation.rows} clients, more "
+                f"local=plugin needs {needed_bytes / 2**30:,.0f} GiB for the equations of "
+                f"{federation.rows} clients, more "
                 f"than there is (trainer.memory={federation.storage}); use a smaller model, or local=dfo"
             )
         equations = {GRAM: (size, size), RIGHT: (size, p)}
-        pooled = {POOLED_GRAM: (size, size), POOLED_RIGHT: (size, p)} if self.shared else {}
-        shapes = equations | pooled | {SLOPE: (self.trained, p), LAST: (p,)}
+        pooled_shapes = {POOLED_GRAM: (size, size), POOLED_RIGHT: (size, p)} if self.shared else {}
+        shapes = equations | pooled_shapes | {SLOPE: (self.trained, p), LAST: (p,)}
         memory = {name: federation.zeros(*shape) for name, shape in shapes.items()}
-        return memory | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        return memory | seed_memory(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
@@ -113,8 +114,8 @@ class PlugIn(PFL):
         return carry[STEPS] - carry[STEP] < self.explore
 
     def deploys(self, carry: Carry) -> Tensor:
-        away = self.spread * noise(carry, carry[STEP], self.trained)
-        point = torch.where(self.is_exploring(carry), self.project(self.base + away), self.base)
+        exploration = self.spread * exploration_noise(carry, carry[STEP], self.trained)
+        point = torch.where(self.is_exploring(carry), self.project(self.base + exploration), self.base)
         return torch.cat([point[: self.trained], carry["params"][self.trained :]])
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
@@ -134,8 +135,8 @@ class PlugIn(PFL):
         chunk = {name: value[None] for name, value in batch.items()}
         weight = chunk.get("weight", torch.ones_like(chunk["x"].flatten(2)[:, :, 0]))
         f = self.estimator.fit(chunk, weight, carry[LAST][None])[0]
-        away = (self.deploys(carry)[: self.trained] - self.base) / self.spread
-        row = torch.cat([away.new_ones(1), away]) * explores
+        exploration = (self.deploys(carry)[: self.trained] - self.base) / self.spread
+        row = torch.cat([exploration.new_ones(1), exploration]) * explores
         return after | {
             GRAM: carry[GRAM] + row[:, None] * row,
             RIGHT: carry[RIGHT] + row[:, None] * f,
@@ -149,8 +150,8 @@ class PlugIn(PFL):
             return
         for name, pooled in ((GRAM, POOLED_GRAM), (RIGHT, POOLED_RIGHT)):
             new = cohort.gather(memory[name])
-            everybody = memory[pooled].unflatten(0, (cohort.federation.replicates, -1))
-            everybody += cohort.sum(new).to(everybody.device)[:, None]
+            sums_by_replicate = memory[pooled].unflatten(0, (cohort.federation.replicates, -1))
+            sums_by_replicate += cohort.sum(new).to(sums_by_replicate.device)[:, None]
             cohort.scatter(memory[name], torch.zeros_like(new))
 
     def traffic(self, dimension: int) -> tuple[int, int]:

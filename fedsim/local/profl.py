@@ -19,7 +19,7 @@ from fedsim.local.robust_gradient import RobustGradient
 from fedsim.local.rule import Carry
 from fedsim.local.sample_size import SampleSize
 
-DEALS = ("everybody", "one")
+SAMPLE_DEALS = ("everybody", "one")
 SLOPE, SHARED, SHARES = "derivative", "server_derivative", "server_knows"
 SIZE, USED, PAST_SLOPE, PAST_MODEL = "sample_size", "samples_used", "past_derivative", "past_model"
 
@@ -122,10 +122,10 @@ class ProFL(PoFL):
         return memory
 
     def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
-        real = weight > 0
+        real_mask = weight > 0
         if self.adaptive:
-            real = real & (torch.arange(weight.shape[1], device=weight.device) < carry[SIZE][:, None])
-        return (self.filter(gradients, real) if self.robust else real).to(weight.dtype) * weight
+            real_mask = real_mask & (torch.arange(weight.shape[1], device=weight.device) < carry[SIZE][:, None])
+        return (self.filter(gradients, real_mask) if self.robust else real_mask).to(weight.dtype) * weight
 
     def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
         if SLOPE not in carry:
@@ -139,11 +139,13 @@ class ProFL(PoFL):
     def learn(self, carry: Carry, draw: Draw, lr: Tensor) -> Carry:
         if not self.adaptive:
             return carry
-        real = draw.batch["weight"] > 0 if "weight" in draw.batch else torch.ones_like(draw.weight, dtype=torch.bool)
-        samples_used = torch.minimum(real.sum(1), carry[SIZE])
+        real_mask = (
+            draw.batch["weight"] > 0 if "weight" in draw.batch else torch.ones_like(draw.weight, dtype=torch.bool)
+        )
+        samples_used = torch.minimum(real_mask.sum(1), carry[SIZE])
         slope, theta, length = carry[SLOPE], draw.theta, self.history.length
-        way = (theta - carry[PAST_MODEL]).norm(dim=1)
-        bend = (slope - carry[PAST_SLOPE]).norm(dim=(1, 2)) / way.clamp(min=torch.finfo(way.dtype).tiny)
+        distance = (theta - carry[PAST_MODEL]).norm(dim=1)
+        bend = (slope - carry[PAST_SLOPE]).norm(dim=(1, 2)) / distance.clamp(min=torch.finfo(distance.dtype).tiny)
         curvature = self.sample_size.curvature
         bend = (
             torch.where(carry[STEPS] >= 2 * length, bend, 0.0)
@@ -174,13 +176,13 @@ class ProFL(PoFL):
             return
         carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, SLOPE)}
         if self.server_method == "mean":
-            ready = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.count.dtype)
-            mean = cohort.mean(carry[SLOPE], ready)
+            ready_mask = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.count.dtype)
+            mean = cohort.mean(carry[SLOPE], ready_mask)
         else:
-            ready = self.history.is_full(carry).to(cohort.count.dtype)
-            models, estimates = (cohort.mean(values, ready) for values in self.history.recent_steps(carry))
+            ready_mask = self.history.is_full(carry).to(cohort.count.dtype)
+            models, estimates = (cohort.mean(values, ready_mask) for values in self.history.recent_steps(carry))
             mean = self.history.regression(models, estimates)
-        any_ready = cohort.sum(ready) > 0
+        any_ready = cohort.sum(ready_mask) > 0
         shared = memory[SHARED].unflatten(0, (len(mean), -1))
         mean, update_mask = mean.to(shared.device)[:, None], any_ready.to(shared.device)[:, None, None, None]
         shared.copy_(torch.where(update_mask, mean, shared))
@@ -210,6 +212,6 @@ class PG(PoFL):
 
     pooled = True
 
-    def __init__(self, deals: Annotated[str, OneOf(*DEALS)] = "everybody", **options: Any) -> None:
+    def __init__(self, deals: Annotated[str, OneOf(*SAMPLE_DEALS)] = "everybody", **options: Any) -> None:
         super().__init__(**options)
         self.one_at_a_time = deals == "one"

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from fedsim.core.constraints import AtLeast, PositiveFraction, validated
 
-SMALL_SIDE = 256  # up to this many samples or parameters the Gram matrix is diagonalised; above, power iteration
+MAX_DIAGONALISED_SIDE = (
+    256  # up to this many samples or parameters the Gram matrix is diagonalised; above, power iteration
+)
 
-TOLERANCE = 1e-6  # power iteration ends when no unit vector moves farther than this …
+POWER_ITERATION_TOLERANCE = 1e-6  # power iteration ends when no unit vector moves farther than this …
 BLOCK, BLOCKS = 10, 30  # … in a block of 10 iterations, or after 30 blocks
 
 
@@ -49,27 +51,29 @@ class RobustGradient:
 
         How many sweeps there are depends on the data, so every sweep ends in one transfer of a boolean to the host.
         """
-        kept_mask, half = mask.bool(), mask.sum(1) / 2
-        finished = half < 1
+        kept_mask, half_count = mask.bool(), mask.sum(1) / 2
+        finished = half_count < 1
         while not bool(finished.all()):
             centred, mean = centre(gradients, kept_mask)
             remaining = kept_mask & self._below_tail(scores(centred), kept_mask)
             mean_settled = (mean - centre(gradients, remaining)[1]).norm(dim=1) < self.settled * mean.norm(dim=1)
             unchanged = (remaining == kept_mask).all(1)
             kept_mask = torch.where(finished[:, None], kept_mask, remaining)
-            finished = finished | mean_settled | unchanged | (kept_mask.sum(1) <= half)
+            finished = finished | mean_settled | unchanged | (kept_mask.sum(1) <= half_count)
         return kept_mask
 
     def _below_tail(self, tau: Tensor, mask: Tensor) -> Tensor:
         """[c, B] is τ_j below φ?"""
-        top = tau.amax(1, keepdim=True)
-        share = (tau / torch.where(top > 0, top, 1.0)).nan_to_num(nan=0.0)  # NaN of a client that diverged has no bin
+        max_score = tau.amax(1, keepdim=True)
+        share = (tau / torch.where(max_score > 0, max_score, 1.0)).nan_to_num(
+            nan=0.0
+        )  # NaN of a client that diverged has no bin
         bin_index = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
         counts = torch.zeros(len(tau), self.bins, dtype=tau.dtype, device=tau.device)
         counts.scatter_add_(1, bin_index, mask.to(tau.dtype))
         dense = counts >= self.sparse * mask.sum(1, keepdim=True)
-        tail = ~dense & (dense.cumsum(1) > 0)
-        first = torch.where(tail.any(1), tail.to(torch.int64).argmax(1), self.bins)
+        tail_mask = ~dense & (dense.cumsum(1) > 0)
+        first = torch.where(tail_mask.any(1), tail_mask.to(torch.int64).argmax(1), self.bins)
         return bin_index < first[:, None]
 
 
@@ -87,7 +91,7 @@ def scores(centred: Tensor) -> Tensor:
     τ = (X v)² where that is XᵀX, and τ = λ u² where it is XXᵀ = … λ u uᵀ ….
     """
     _, samples, dimension = centred.shape
-    if min(samples, dimension) > SMALL_SIDE:
+    if min(samples, dimension) > MAX_DIAGONALISED_SIDE:
         return (centred @ _power_iteration(centred)[:, :, None]).squeeze(2).square()
     if dimension <= samples:
         _, vectors = torch.linalg.eigh(centred.mT @ centred)
@@ -98,14 +102,14 @@ def scores(centred: Tensor) -> Tensor:
 
 def _power_iteration(centred: Tensor) -> Tensor:
     """[c, d] top right singular vectors, from the row of largest norm (deterministic); zero for a zero matrix."""
-    longest = centred.square().sum(2).argmax(1)
-    v = centred[torch.arange(len(centred), device=centred.device), longest]
+    longest_row = centred.square().sum(2).argmax(1)
+    v = centred[torch.arange(len(centred), device=centred.device), longest_row]
     v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
     for _ in range(BLOCKS):
-        before = v
+        previous_vector = v
         for _ in range(BLOCK):
             v = (centred.mT @ (centred @ v[:, :, None])).squeeze(2)
             v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
-        if bool(((v - before).norm(dim=1) < TOLERANCE).all()):
+        if bool(((v - previous_vector).norm(dim=1) < POWER_ITERATION_TOLERANCE).all()):
             break
     return v

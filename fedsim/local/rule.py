@@ -14,7 +14,7 @@ from fedsim.core.constraints import Count, PositivePerSeed, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.data.samples import Batch, ClientData, LocalWork
-from fedsim.data.samples.work import Sampling
+from fedsim.data.samples.work import SamplingMode
 from fedsim.local.schedules import Constant, Schedule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
@@ -165,7 +165,7 @@ class LocalRule(Validated, ABC):
         steps: Count | None = None,
         epochs: Count | None = None,
         batch_size: Count | None = 32,
-        sampling: Sampling = "pass",
+        sampling: SamplingMode = "pass",
         drop_last: bool = True,
         schedule: Schedule | None = None,
     ) -> None:

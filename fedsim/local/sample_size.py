@@ -57,9 +57,11 @@ class SampleSize:
         """
         squared = displacement.square().sum((1, 2))
         steepness = derivative.square().sum((1, 2))
-        need = 2 * (2 * loss.square() * history / squared + steepness) * variance * math.log(2 / self.failure)
+        numerator = 2 * (2 * loss.square() * history / squared + steepness) * variance * math.log(2 / self.failure)
         curved = curvature * lr * gradient.square().sum(1) * history**3 * loss
-        room = 2 * self.tolerance - curved.square() * squared
-        n = torch.where((room > 0) & (squared > 0), need / torch.where(room > 0, room, 1.0), self.cap)
+        denominator = 2 * self.tolerance - curved.square() * squared
+        n = torch.where(
+            (denominator > 0) & (squared > 0), numerator / torch.where(denominator > 0, denominator, 1.0), self.cap
+        )
         bounded = torch.nan_to_num(n, nan=self.cap).clamp(min=min(minimum, self.cap), max=self.cap)
         return bounded.ceil().to(torch.int64)

@@ -43,8 +43,10 @@ class SGD(LocalRule):
 
     def updated(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         """The carry after a step along the gradient of the mean loss, which it notes if it is asked to."""
-        noted = {"gradient": self.direction({"params": carry["params"]}, gradient)} if "gradient" in carry else {}
-        return carry | {"params": self.descend(carry, gradient, lr)} | noted
+        noted_gradient = (
+            {"gradient": self.direction({"params": carry["params"]}, gradient)} if "gradient" in carry else {}
+        )
+        return carry | {"params": self.descend(carry, gradient, lr)} | noted_gradient
 
     def descend(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Tensor:
         """The new parameters from the gradient of the mean loss: [d] with lr [], or a chunk's [c, d] with lr [c, 1]."""

@@ -13,7 +13,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import noise, seeds
+from fedsim.local.exploring import exploration_noise, seed_memory
 from fedsim.local.history import STEPS
 from fedsim.local.performative import Draw, PoFL
 from fedsim.local.rule import Carry
@@ -75,13 +75,13 @@ class StatefulPerfGD(PoFL):
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         memory = self.history.memory(federation, dimension + self.estimator.size, self.estimator.size)
-        return memory | (seeds(federation) if self.spread else {})
+        return memory | (seed_memory(federation) if self.spread else {})
 
     def deploys(self, carry: Carry) -> Tensor:
         if not self.spread:
             return carry["params"]
-        drawn = vmap(lambda row_carry: noise(row_carry, row_carry[STEPS], self.trained))(carry)
-        return carry["params"] + self.spread * drawn
+        noise = vmap(lambda row_carry: exploration_noise(row_carry, row_carry[STEPS], self.trained))(carry)
+        return carry["params"] + self.spread * noise
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:
         return torch.cat([self.deploys(carry), self.history.last_estimate(carry)], dim=1)  # (θ_t, f_{t−1}), [c, d + p]
@@ -92,14 +92,14 @@ class StatefulPerfGD(PoFL):
         inverse = torch.linalg.pinv(input_changes, rtol=self.history.rcond)
         by_theta, by_before = inverse.split([inverse.shape[1] - moment.shape[1], moment.shape[1]], dim=1)
         # ∂₁ = Δfᵀ Pᵀ and ∂₂ = Δfᵀ Qᵀ of rank H: (∂₁ᵀ Σ (∂₂ᵀ)ᵏ) u = P Σ (Δf Q)ᵏ Δf u, with matrices of H alone
-        recurrence, along = estimate_changes @ by_before, estimate_changes @ moment[:, :, None]
+        recurrence, coefficients = estimate_changes @ by_before, estimate_changes @ moment[:, :, None]
         if self.horizon is None:
             identity = torch.eye(self.history.length, dtype=recurrence.dtype, device=recurrence.device)
-            along = torch.linalg.pinv(identity - recurrence, rtol=self.history.rcond) @ along
+            coefficients = torch.linalg.pinv(identity - recurrence, rtol=self.history.rcond) @ coefficients
         else:
-            term = along
+            term = coefficients
             for _ in range(self.horizon):
                 term = recurrence @ term
-                along = along + term
-        ready = self.history.is_past(carry, 1)[:, None]  # the first step of all has no f before it
-        return carry, torch.where(ready, (by_theta @ along).squeeze(2), 0.0)
+                coefficients = coefficients + term
+        ready_mask = self.history.is_past(carry, 1)[:, None]  # the first step of all has no f before it
+        return carry, torch.where(ready_mask, (by_theta @ coefficients).squeeze(2), 0.0)

@@ -7,7 +7,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 
 
-def blocks(width: int, heads: int, layers: int, dropout: float) -> nn.ModuleList:
+def attention_blocks(width: int, heads: int, layers: int, dropout: float) -> nn.ModuleList:
     """Encoder layers [B, L, width] → [B, L, width], normalisation first; a feed-forward layer is four times as wide.
 
     Raises:

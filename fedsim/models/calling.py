@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 Inputs = Tensor | dict[str, Tensor]  # x, or x and further inputs by name
 
 
-class Calling:
+class ModuleCaller:
     """Calls modules on inputs, and makes outputs alike.
 
     Args:
@@ -45,25 +45,25 @@ class Calling:
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """[B, …], or [B, …, C] for classes."""
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
-        with self._checked(module, inputs):
+        with self._checked_call(module, inputs):
             returned = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
-        return self._result(returned)
+        return self._selected_output(returned)
 
     def functional(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """The same with these parameters and buffers in the place of the module's own."""
         x, keywords = inputs, {}
         if not isinstance(inputs, Tensor):
             x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
-        tied = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
-        tensors = tensors_by_name | tied if tied else tensors_by_name
-        with self._checked(module, inputs):
+        tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
+        tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
+        with self._checked_call(module, inputs):
             returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
-        if tied:  # what the pass put in the place of a buffer
+        if tied_tensors:  # what the pass put in the place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
-        return self._result(returned)
+        return self._selected_output(returned)
 
     @contextlib.contextmanager
-    def _checked(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
+    def _checked_call(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
         """Refuses a pass that writes to its inputs, which other passes read too, or the stored data set is.
 
         PyTorch counts in-place operations, so that also a pass that wrote the values that were there already is
@@ -85,7 +85,7 @@ class Calling:
             refuse_random_evaluation(module)
 
     @contextlib.contextmanager
-    def watching_streams(self) -> Iterator[None]:
+    def refuse_global_randomness(self) -> Iterator[None]:
         """Within the block, passes in evaluation that draw from a global random stream are refused."""
         self.watches_streams = True
         try:
@@ -93,7 +93,7 @@ class Calling:
         finally:
             self.watches_streams = False
 
-    def _result(self, returned: Any) -> Any:
+    def _selected_output(self, returned: Any) -> Any:
         """The output among what a module returned: a tensor, unless a loss takes it whole.
 
         Heads that exist in training only (GoogLeNet) leave a tensor in evaluation.
@@ -102,7 +102,7 @@ class Calling:
         if self.passes_objects and self.output is None and not isinstance(output, Tensor):
             return output
         if not isinstance(output, Tensor):
-            names = ", ".join(map(repr, self._names(returned)))
+            names = ", ".join(map(repr, self._output_names(returned)))
             raise ConfigError(
                 f"model: the module returns a {type(returned).__name__}, not a tensor; name its output by model.output"
                 + (f", one of {names}" if names else "")
@@ -119,7 +119,7 @@ class Calling:
         return getattr(returned, str(self.output), None)
 
     @staticmethod
-    def _names(returned: Any) -> list[Any]:
+    def _output_names(returned: Any) -> list[Any]:
         """What `output` could be."""
         if isinstance(returned, Mapping):
             return [name for name, value in returned.items() if isinstance(value, Tensor)]

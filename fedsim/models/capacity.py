@@ -17,8 +17,8 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 
-CHANNELS = ("first", "rolling", "random")
-ASSIGN = ("random", "size")
+CHANNEL_SELECTIONS = ("first", "rolling", "random")
+WIDTH_ASSIGNMENTS = ("random", "size")
 
 
 class Capacity(Validated, ABC):
@@ -77,8 +77,8 @@ class Widths(Capacity):
         self,
         widths: Sequence[PositiveFraction] = (1.0, 0.5, 0.25),
         shares: Sequence[Positive] | None = None,
-        assign: Annotated[str, OneOf(*ASSIGN)] = "random",
-        channels: Annotated[str, OneOf(*CHANNELS)] = "first",
+        assign: Annotated[str, OneOf(*WIDTH_ASSIGNMENTS)] = "random",
+        channels: Annotated[str, OneOf(*CHANNEL_SELECTIONS)] = "first",
         redraw: bool = False,
     ) -> None:
         if not len(widths):
@@ -102,7 +102,7 @@ class Widths(Capacity):
             sizes = federation.sizes.reshape(federation.replicates, m)
             ascending_rank = np.argsort(np.argsort(sizes, axis=1, kind="stable"), axis=1, kind="stable")
         else:
-            ascending_rank = rng.of_seeds(federation.seeds, lambda draw: draw.permutation(m), rng.Purpose.CAPACITY)
+            ascending_rank = rng.draws_by_seed(federation.seeds, lambda draw: draw.permutation(m), rng.Purpose.CAPACITY)
         self.level = torch.as_tensor(ranks[ascending_rank].reshape(-1)).to(federation.device)
 
     def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
@@ -111,24 +111,24 @@ class Widths(Capacity):
             keys = rng.row_keys(cohort.seed, rng.Purpose.WIDTH, cohort.client, t)
             level = rng.integers(keys, torch.zeros_like(level), level + 1)
         if self.channels == "random":
-            return [self._random(cohort, level, width, (t, layer)) for layer, width in enumerate(widths)], torch.arange(
-                len(level), device=level.device
-            )
+            return [
+                self._random_channels(cohort, level, width, (t, layer)) for layer, width in enumerate(widths)
+            ], torch.arange(len(level), device=level.device)
         first = t if self.channels == "rolling" else 0
-        return [self._windows(width, first).to(level.device) for width in widths], level
+        return [self._channel_windows(width, first).to(level.device) for width in widths], level
 
-    def _counts(self, width: int) -> list[int]:
+    def _held_counts(self, width: int) -> list[int]:
         """How many of so many channels a client of each width holds."""
         return [math.ceil(round(share * width, 9)) for share in self.ascending]
 
-    def _windows(self, width: int, first: int) -> Tensor:
+    def _channel_windows(self, width: int, first: int) -> Tensor:
         """[k, width] of each width the channels from `first` on, around the end."""
         position = (torch.arange(width) - first) % width
-        return position[None] < torch.tensor(self._counts(width))[:, None]
+        return position[None] < torch.tensor(self._held_counts(width))[:, None]
 
-    def _random(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
+    def _random_channels(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
         """[n, width] of each row as many channels as it holds, drawn without replacement."""
         keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client, *counters)
-        drawn = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
-        ranks = drawn.argsort(dim=1, stable=True).argsort(dim=1)
-        return ranks < torch.tensor(self._counts(width), device=keys.device)[level][:, None]
+        uniform_numbers = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
+        ranks = uniform_numbers.argsort(dim=1, stable=True).argsort(dim=1)
+        return ranks < torch.tensor(self._held_counts(width), device=keys.device)[level][:, None]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError
 from fedsim.models.row_model import RowModel
 
-MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+CHANNEL_MIXING_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALISATION_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,32 @@ class ChannelChain:
         layers: dict[str, ChannelLayer] = {}
         widths: list[int] = []
         modules, previous = dict(model.evaluation_module.named_modules()), None
-        order = _executed(model, samples)
-        mixing = [layer for layer in order if isinstance(modules[layer], MIXING)]
+        order = _executed_layers(model, samples)
+        mixing = [layer for layer in order if isinstance(modules[layer], CHANNEL_MIXING_LAYERS)]
         missing = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
         if missing or len(set(order)) < len(order):
-            odd = sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
+            unsupported_layer = (
+                sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
+            )
             raise ConfigError(
-                f"capacity: each layer must be executed once, but {odd!r} of {name} is executed {order.count(odd)} "
+                f"capacity: each layer must be executed once, but {unsupported_layer!r} of {name} "
+                f"is executed {order.count(unsupported_layer)} "
                 "times; use capacity=full"
             )
         for layer in order:
             module = modules[layer]
-            if isinstance(module, NORMALISING) and previous is not None and module.num_features == widths[previous]:
+            if (
+                isinstance(module, NORMALISATION_LAYERS)
+                and previous is not None
+                and module.num_features == widths[previous]
+            ):
                 layers[layer] = ChannelLayer(previous, previous, mixes=False)
                 continue
-            if not isinstance(module, MIXING) or getattr(module, "groups", 1) != 1 or _has_odd_parameters(module):
+            if (
+                not isinstance(module, CHANNEL_MIXING_LAYERS)
+                or getattr(module, "groups", 1) != 1
+                or _has_odd_parameters(module)
+            ):
                 raise ConfigError(
                     f"capacity: a model must be a chain of linear and convolutional layers for clients to hold some of "
                     f"its channels, and {layer!r} of {name} is {type(module).__name__}; use another model, such as "
@@ -132,7 +143,7 @@ class ChannelChain:
         return held[0].new_ones(len(held[0]), width) if hidden is None else held[hidden]
 
 
-def _executed(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
+def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
     """The names of the layers with parameters of their own, as they are executed."""
     order: list[str] = []
     handles = [
@@ -171,20 +182,20 @@ def check_chain(model: RowModel, chain: ChannelChain, held: Sequence[Tensor], sa
     row = model.initial([0])[0]
     row = row + (0.1 * torch.randn(len(row), generator=draw)).to(row)
     mask, incoming = (columns[0].to(row.device) for columns in (chain.masks(held), chain.incoming(held)))
-    narrow, inputs = row * mask, model.call.inputs(samples)
+    masked_row, inputs = row * mask, model.call.inputs(samples)
     with torch.no_grad():
-        expected, disturbed = (model.evaluate(r, inputs) for r in (narrow, torch.where(incoming, row, narrow)))
+        expected, disturbed = (model.evaluate(r, inputs) for r in (masked_row, torch.where(incoming, row, masked_row)))
     if not torch.allclose(expected, disturbed, rtol=1e-3, atol=1e-4):
         raise ConfigError(
             f"capacity: channels that a client does not hold change the output of {name} (a normalisation across "
             "channels does this, and a connection that skips layers); use another model, or capacity=full"
         )
     batch = dict(samples) | {"key": torch.zeros((), dtype=torch.int64, device=row.device)}
-    leaves = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(narrow).items()}
+    leaves = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(masked_row).items()}
     with torch.enable_grad():
         value = model.objective(model.predict(leaves, batch), batch, list(leaves.values()))
         gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-    gradient = torch.cat([piece.reshape(-1) for piece in gradients])
+    gradient = torch.cat([gradient_part.reshape(-1) for gradient_part in gradients])
     if bool((gradient * ~mask).abs().max() > 1e-6 * gradient.abs().max()):
         raise ConfigError(
             f"capacity: columns that a client does not hold get a gradient in {name}; its activations must be 0 at 0, "

@@ -28,12 +28,12 @@ def copy_module(module: nn.Module) -> nn.Module:
         for value in tree_leaves(attribute)
         if isinstance(value, Tensor)
     ]
-    replaced: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     for value in tensors:
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            replaced[id(value)] = _left_by_transform(value)
+            replacements[id(value)] = _plain_tensor_of_transform(value)
         elif value.grad_fn is not None:
-            replaced[id(value)] = value.detach().clone()
+            replacements[id(value)] = value.detach().clone()
     for name, layer in module.named_modules():
         if isinstance(layer, torch.jit.ScriptModule):
             raise ConfigError(
@@ -41,7 +41,7 @@ def copy_module(module: nn.Module) -> nn.Module:
                 "trained; use the module that it was made from"
             )
     try:
-        return copy.deepcopy(module, replaced)
+        return copy.deepcopy(module, replacements)
     except Exception as error:
         reason = first_line(error, type(error).__name__)
         raise ConfigError(
@@ -50,7 +50,7 @@ def copy_module(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _left_by_transform(value: Tensor) -> Tensor:
+def _plain_tensor_of_transform(value: Tensor) -> Tensor:
     """A plain tensor for one that a pass under torch.func left in an attribute: its value, or 0 where it is that of
     several clients at once, which is of no use to any of them."""
     while torch._C._functorch.is_gradtrackingtensor(value):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
-_CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_CHANNELWISE_DROPOUT_LAYERS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class KeyedDropout(nn.Module):
@@ -54,9 +54,9 @@ def key_dropouts(module: nn.Module) -> list[str]:
                 f"model: layer {name!r} ({type(child).__name__}) applies dropout={child.dropout} inside, which cannot "
                 "be keyed by client; set it to 0 and put nn.Dropout beside it"
             )
-        if isinstance(child, (nn.Dropout, *_CHANNELWISE)):
+        if isinstance(child, (nn.Dropout, *_CHANNELWISE_DROPOUT_LAYERS)):
             parent, _, leaf = name.rpartition(".")
-            keyed = KeyedDropout(child.p, len(names), isinstance(child, _CHANNELWISE))
+            keyed = KeyedDropout(child.p, len(names), isinstance(child, _CHANNELWISE_DROPOUT_LAYERS))
             setattr(module.get_submodule(parent), leaf, keyed)
             names.append(f"{name}.key")
     return names

@@ -30,14 +30,16 @@ def fit_constructor(
         accepted = inspect.signature(model).parameters
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
-    fixed = model.keywords if isinstance(model, functools.partial) else {}
+    fixed_keywords = model.keywords if isinstance(model, functools.partial) else {}
     arguments: dict[str, Any] = {"shape": shape, "classes": classes}
-    arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
-    if per_position is not None and fixed.get("every") is None:
+    arguments = {name: value for name, value in arguments.items() if value and name not in fixed_keywords}
+    if per_position is not None and fixed_keywords.get("every") is None:
         arguments["every"] = per_position
-    return functools.partial(_built, model, **{name: value for name, value in arguments.items() if name in accepted})
+    return functools.partial(
+        _built_model, model, **{name: value for name, value in arguments.items() if name in accepted}
+    )
 
 
-def _built(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
+def _built_model(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
     with keys_under("model"):
         return model(**arguments)

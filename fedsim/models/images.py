@@ -11,10 +11,10 @@ from fedsim.core import checks
 from fedsim.core.constraints import Count, Fraction, OneOf, validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import torchvision
-from fedsim.models.attention import blocks
+from fedsim.models.attention import attention_blocks
 
-NORMS = ("batch", "group", "none")
-GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
+NORM_KINDS = ("batch", "group", "none")
+GROUP_NORM_GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
 
 
 @validated
@@ -71,7 +71,7 @@ class ViT(nn.Module):
         channels, height, breadth = shape
         if height % patch or breadth % patch:
             raise ConfigError(key="patch", value=patch, needs=f"must divide the images' sides, {height} and {breadth}")
-        self.blocks = nn.Sequential(*blocks(width, heads, layers, dropout))
+        self.blocks = nn.Sequential(*attention_blocks(width, heads, layers, dropout))
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
         self.position = nn.Parameter(0.02 * torch.randn(1, 1 + height // patch * (breadth // patch), width))
@@ -88,7 +88,7 @@ def from_torchvision(
     name: str,
     classes: int,
     shape: tuple[int, ...] = (3, 224, 224),
-    norm: Annotated[str, OneOf(*NORMS)] = "batch",
+    norm: Annotated[str, OneOf(*NORM_KINDS)] = "batch",
     small_images: bool = False,
     weights: str | None = None,
     **options: Any,
@@ -113,7 +113,7 @@ def from_torchvision(
     arguments = {"num_classes": classes} if weights is None else {"weights": weights}
     module: nn.Module = models.get_model(name, **arguments, **options)
     if weights is not None:
-        _with_classes(module, classes)
+        _replace_last_layer(module, classes)
     if small_images:
         first = getattr(module, "conv1", None)
         if not isinstance(first, nn.Conv2d) or not hasattr(module, "maxpool"):
@@ -121,21 +121,21 @@ def from_torchvision(
         module.conv1 = nn.Conv2d(shape[0], first.out_channels, 3, padding=1, bias=False)
         module.maxpool = nn.Identity()
         nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
-    return module if norm == "batch" else _renormalised(module, norm)
+    return module if norm == "batch" else _replace_normalisation(module, norm)
 
 
-def _with_classes(module: nn.Module, classes: int) -> None:
+def _replace_last_layer(module: nn.Module, classes: int) -> None:
     """Another last linear layer, in place."""
     name, last = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)][-1]
     parent, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(parent), leaf, nn.Linear(last.in_features, classes))
 
 
-def _renormalised(module: nn.Module, norm: str) -> nn.Module:
+def _replace_normalisation(module: nn.Module, norm: str) -> nn.Module:
     """With something else in the place of every batch normalisation."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             parent, _, leaf = name.rpartition(".")
-            replacement = nn.GroupNorm(GROUPS, layer.num_features) if norm == "group" else nn.Identity()
+            replacement = nn.GroupNorm(GROUP_NORM_GROUPS, layer.num_features) if norm == "group" else nn.Identity()
             setattr(module.get_submodule(parent), leaf, replacement)
     return module

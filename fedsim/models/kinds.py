@@ -11,7 +11,7 @@ from fedsim.core.torchvision_import import torchvision
 from fedsim.models.images import from_torchvision
 
 # Losses of torch.nn.functional and torchvision.ops, and those of fedsim's.
-FUNCTIONAL = frozenset((
+FUNCTIONAL_LOSSES = frozenset((
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy",
     "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
     "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
@@ -29,16 +29,16 @@ def _builds_model(candidate: Any) -> bool:
 
 
 def _is_loss(candidate: Any) -> bool:
-    return candidate.__name__ in FUNCTIONAL or candidate.__module__ == "fedsim.models.losses"
+    return candidate.__name__ in FUNCTIONAL_LOSSES or candidate.__module__ == "fedsim.models.losses"
 
 
-MODEL = Kind(
+MODEL_KIND = Kind(
     "an nn.Module",
     (nn.Module,),
     modules=("torch.nn", "torchvision.models", "torchvision.ops", "timm.models", "timm.layers", "fedsim.models"),
     functions=_builds_model,
 )
-LOSS = Kind(
+LOSS_KIND = Kind(
     "a loss",
     required_methods=("__call__",),
     modules=("torch.nn.functional", "torch.nn.modules.loss", "torchvision.ops.focal_loss", "fedsim.models.losses"),

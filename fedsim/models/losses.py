@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # a position without a label, as torch has it
-MARGIN = "margin"
-Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+IGNORED_LABEL = -100  # a position without a label, as torch has it
+MARGIN_NAME = "margin"
+LossFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
 def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -22,24 +22,24 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     labels = batch["y"]
     if output.shape[:-1] != labels.shape:
         raise ValueError(f"outputs of shape {list(output.shape[1:])} for labels of shape {list(labels.shape[1:])}")
-    if MARGIN in batch:
-        output = output - batch[MARGIN]
+    if MARGIN_NAME in batch:
+        output = output - batch[MARGIN_NAME]
     if labels.dim() == 1:
         return output.logsumexp(1) - output.gather(1, labels[:, None])[:, 0]
-    label_mask = labels != IGNORED
+    label_mask = labels != IGNORED_LABEL
     losses = output.logsumexp(-1) - output.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     return (losses * label_mask).flatten(1).sum(1) / label_mask.flatten(1).sum(1).clamp(min=1)
 
 
-def _cross_entropy_at_once(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def _fused_cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """`cross_entropy` in torch's own two kernels, forward and back."""
-    plain = batch["y"].dim() == 1 and output.dim() == 2 and MARGIN not in batch
+    plain = batch["y"].dim() == 1 and output.dim() == 2 and MARGIN_NAME not in batch
     return F.cross_entropy(output, batch["y"], reduction="none") if plain else cross_entropy(output, batch)
 
 
-def without_vmap(loss: Loss) -> Loss:
+def without_vmap(loss: LossFunction) -> LossFunction:
     """The same loss in the fewest kernels, for whoever does not vmap it."""
-    return _cross_entropy_at_once if loss is cross_entropy else loss
+    return _fused_cross_entropy if loss is cross_entropy else loss
 
 
 def multi_label(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -91,11 +91,11 @@ def correct_share(output: Tensor, labels: Tensor, leading: int) -> Tensor:
     if labels.is_floating_point():
         return ((output > 0) == (labels > 0.5)).to(output.dtype).flatten(leading).mean(-1)
     predictions = (output[..., 0] > 0).to(torch.int64) if output.shape[-1] == 1 else output.argmax(-1)
-    hits = (predictions == labels).to(output.dtype)
+    correct_mask = (predictions == labels).to(output.dtype)
     if labels.dim() == leading:
-        return hits
-    label_mask = (labels != IGNORED).to(output.dtype)
-    return (hits * label_mask).flatten(leading).sum(-1) / label_mask.flatten(leading).sum(-1).clamp(min=1)
+        return correct_mask
+    label_mask = (labels != IGNORED_LABEL).to(output.dtype)
+    return (correct_mask * label_mask).flatten(leading).sum(-1) / label_mask.flatten(leading).sum(-1).clamp(min=1)
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -110,7 +110,7 @@ def _half_squared(output: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (flat_output - flat_target).square().sum(1)
 
 
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, LossFunction] = {
     f.__name__: f
     for f in (
         cross_entropy,
@@ -124,4 +124,4 @@ LOSSES: dict[str, Loss] = {
     )
 }
 # Under these no output is a score of a class.
-UNLABELLED = (half_squared_distance, inner_product, negative_revenue, costed_revenue)
+UNLABELLED_LOSSES = (half_squared_distance, inner_product, negative_revenue, costed_revenue)

@@ -52,7 +52,9 @@ class Naming:
         first: dict[str, str] = {}
         for name, value in entries.items():
             first[name] = names_by_id.setdefault(id(value), name)
-        fixed = {name: entries[name] for name, of in first.items() if of not in {*shapes, *statistics} and of == name}
+        constants_by_name = {
+            name: entries[name] for name, of in first.items() if of not in {*shapes, *statistics} and of == name
+        }
         return cls(
             list(entries),
             {name: list(shape) for name, shape in shapes.items()},
@@ -60,7 +62,7 @@ class Naming:
             {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()},
             {name: of for name, of in first.items() if of != name},
             sorted(private_parameters),
-            {name: value.detach().cpu().clone() for name, value in fixed.items()},
+            {name: value.detach().cpu().clone() for name, value in constants_by_name.items()},
         )
 
     @property

@@ -35,12 +35,12 @@ def tensor_cores(precision: str) -> Iterator[None]:
     if precision != "tf32":
         yield
         return
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    previous_flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = previous_flags
 
 
 @functools.cache
@@ -51,11 +51,11 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
     except OSError:
         return None
     entries = (line.partition(":") for line in lines)
-    words = {word for name, _, value in entries if name.strip() in ("flags", "Features") for word in value.split()}
-    return tuple(unit for unit in BF16_CPU_FLAGS if unit in words)
+    cpu_flags = {flag for name, _, value in entries if name.strip() in ("flags", "Features") for flag in value.split()}
+    return tuple(unit for unit in BF16_CPU_FLAGS if unit in cpu_flags)
 
 
-def told_of_units() -> str:
+def bfloat16_units_text() -> str:
     """The same in words."""
     units = bfloat16_units()
     return "unknown" if units is None else ", ".join(units) or f"none of {', '.join(BF16_CPU_FLAGS)}"

@@ -23,16 +23,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.snapshot import Node, differing_paths, snapshot
-from fedsim.models.calling import Calling, refuse_random_evaluation
+from fedsim.models.calling import ModuleCaller, refuse_random_evaluation
 from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.writes import DataAssignments, WriteRecorder
 
-KEY = 0x5EED
-ALIKE = 1e-4  # of two ways to compute one number, relative to the largest
-OTHER = "it gives other numbers"
-PASSES = 8  # forward passes after which state of a module must have shown
-MANY = 7  # samples of the larger of the two batches that are tried
+PROBE_KEY = 0x5EED
+PROBE_TOLERANCE = 1e-4  # of two ways to compute one number, relative to the largest
+DIFFERENT_NUMBERS_REASON = "it gives other numbers"
+NUM_PROBE_PASSES = 8  # forward passes after which state of a module must have shown
+LARGER_BATCH_SIZE = 7  # samples of the larger of the two batches that are tried
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ForwardTraits:
     evaluation_isolated: str | None = None
 
 
-def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTraits:
+def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> ForwardTraits:
     """Look at the module in training and in evaluation.
 
     Args:
@@ -72,12 +72,12 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
     Raises:
         ConfigError: names the layer and what to do.
     """
-    traits, call = ForwardTraits(), call or Calling()
+    traits, call = ForwardTraits(), call or ModuleCaller()
     refuse_parameter_hooks(module)
-    pair = _first(x, 2)
-    with torch.no_grad(), streams.restore_states(), said_of_forward(module):
+    pair = _first_samples(x, 2)
+    with torch.no_grad(), streams.restore_states(), name_forward_errors(module):
         training = copy_module(module).train()
-        surroundings = snapshot(_surroundings(training))
+        surroundings = snapshot(_layer_classes(training))
         first, calls = _watched_output(call, training, pair)
         traits.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
@@ -88,23 +88,23 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
         if not same_output(first, repeated):
             _refuse_unkeyed(call, module, pair)
         second = {name: value.clone() for name, value in second_copy.named_buffers()}
-        elsewhere = _with_other_parameters(module)  # where what has converged at the first ones moves on
-        output_of(call, elsewhere, pair)
-        later = dict(elsewhere.named_buffers())
+        moved_module = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
+        output_of(call, moved_module, pair)
+        buffers_after = dict(moved_module.named_buffers())
         traits.statistics = [
-            n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, later[n]))
+            n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, buffers_after[n]))
         ]
         for name in traits.statistics:
             if not torch.equal(before[name], second[name]):
                 _refuse_unkeyed(call, module, pair)
-        several = _larger_inputs(call, module, x)
-        writes = _writes(call, module, several)
+        larger_inputs = _larger_inputs(call, module, x)
+        writes = _record_writes(call, module, larger_inputs)
         _refuse_state_outside(training, surroundings)  # which inputs of other kinds may change alone
         traits.assigns_data = writes.assigns
-        moving = {*traits.statistics, *writes.buffers}
-        traits.statistics = [name for name, _ in module.named_buffers() if name in moving]
+        moving_names = {*traits.statistics, *writes.buffers}
+        traits.statistics = [name for name, _ in module.named_buffers() if name in moving_names]
         traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
-        traits.isolated = _hidden_state(call, module, several, traits.statistics)
+        traits.isolated = _hidden_state_reason(call, module, larger_inputs, traits.statistics)
         traits.min_batch = _min_batch(call, module, pair)
         traits.mixes_samples = (
             traits.min_batch > 1
@@ -113,9 +113,9 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
                 _depends_on_others(
                     call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y
                 )
-                for y in several[1:]
+                for y in larger_inputs[1:]
             )
-            or _depends_on_size(call, lambda: copy_module(module).train(), several)
+            or _depends_on_size(call, lambda: copy_module(module).train(), larger_inputs)
         )
         evaluation = copy_module(module).eval()
         evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
@@ -125,18 +125,18 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
                 f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
                 "a function of its input, its parameters and its buffers"
             )
-        several = _larger_inputs(call, evaluation, x)
-        traits.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
+        larger_inputs = _larger_inputs(call, evaluation, x)
+        traits.evaluation_isolated = _hidden_state_reason(call, module, larger_inputs, [], training=False)
         traits.evaluation_mixes_samples = (
             _depends_on_others(call, evaluation, evaluation_output, pair)
-            or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
-            or _depends_on_size(call, lambda: evaluation, several)
+            or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in larger_inputs[1:])
+            or _depends_on_size(call, lambda: evaluation, larger_inputs)
         )
     return traits
 
 
 @contextlib.contextmanager
-def said_of_forward(module: nn.Module) -> Iterator[None]:
+def name_forward_errors(module: nn.Module) -> Iterator[None]:
     """Errors of the user's forward pass in one sentence."""
     try:
         yield
@@ -149,18 +149,18 @@ def said_of_forward(module: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _first(x: Any, count: int) -> Any:
+def _first_samples(x: Any, count: int) -> Any:
     return tree_map(lambda value: value[:count] if isinstance(value, Tensor) and value.dim() else value, x)
 
 
-def _count(x: Any) -> int:
+def _num_samples(x: Any) -> int:
     return len(tree_leaves(x)[0])
 
 
-def _larger_inputs(call: Calling, module: nn.Module, x: Any) -> list[Any]:
+def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
     """The first two samples and, where the module takes them and there are so many, more of them."""
-    pair, larger_batch = _first(x, 2), _first(x, MANY)
-    if _count(larger_batch) == 2:
+    pair, larger_batch = _first_samples(x, 2), _first_samples(x, LARGER_BATCH_SIZE)
+    if _num_samples(larger_batch) == 2:
         return [pair]
     copied = copy_module(module)
     try:
@@ -170,16 +170,16 @@ def _larger_inputs(call: Calling, module: nn.Module, x: Any) -> list[Any]:
     return [pair, larger_batch]
 
 
-def _depends_on_size(call: Calling, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
+def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
     """Does a sample's output change with the number of samples in the batch?"""
     if len(batches) < 2:
         return False
     pair_output, larger_output = (output_of(call, module(), batch) for batch in batches)
-    return not same_output(pair_output, _first(larger_output, 2), ALIKE)
+    return not same_output(pair_output, _first_samples(larger_output, 2), PROBE_TOLERANCE)
 
 
 @dataclass
-class _Writes:
+class _RecordedWrites:
     """What passes in training were seen to write: `assigns` to tensor.data, these `frozen` parameters and `buffers`."""
 
     assigns: bool = False
@@ -187,17 +187,17 @@ class _Writes:
     buffers: set[str] = field(default_factory=set)
 
 
-def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
+def _record_writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) -> _RecordedWrites:
     """What passes write, from several models and on inputs of several kinds.
 
     Raises:
         ConfigError: they write to a trained parameter, in training or in evaluation.
     """
-    writes = _Writes()
+    writes = _RecordedWrites()
     for training in (True, False):
-        for copied in (copy_module(module), _with_other_parameters(module)):
+        for copied in (copy_module(module), _copy_with_other_parameters(module)):
             copied.train(training)
-            for number in range(PASSES):
+            for number in range(NUM_PROBE_PASSES):
                 x = batches[number % len(batches)]
                 _watch_pass(
                     call, copied, x if number < len(batches) else _varied_inputs(x, number), training, writes, number
@@ -205,14 +205,16 @@ def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
     return writes
 
 
-def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes: _Writes, number: int) -> None:
+def _watch_pass(
+    call: ModuleCaller, module: nn.Module, x: Any, training: bool, writes: _RecordedWrites, number: int
+) -> None:
     """Add what one pass writes; inputs of another kind may be refused by the module."""
     parameters = dict(module.named_parameters())
     storages = {name: storage_of(value) for name, value in parameters.items()}
     values = {name: value.detach().clone() for name, value in parameters.items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     streams_before = streams.rng_state()
-    with WriteRecorder(parameters) as recorder, DataAssignments() as assigned:
+    with WriteRecorder(parameters) as recorder, DataAssignments() as data_assignments:
         try:
             output_of(call, module, x)
         except ConfigError:
@@ -224,7 +226,7 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes
         _refuse_unkeyed(call, module, x) if training else refuse_random_evaluation(module)
     parameters_after = dict(module.named_parameters())
     if training:
-        writes.assigns = writes.assigns or assigned.count > 0
+        writes.assigns = writes.assigns or data_assignments.count > 0
         buffers_after = dict(module.named_buffers())
         writes.buffers |= {
             n for n, value in buffers.items() if n in buffers_after and not _identical(value, buffers_after[n])
@@ -244,17 +246,18 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes
         writes.frozen.add(name)
 
 
-def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
-    if odd:
+def _refuse_new_parameters(module: nn.Module, new_parameters: Set[str]) -> None:
+    if new_parameters:
         raise ConfigError(
-            f"model: the forward pass of {type(module).__name__} adds or removes the parameter {min(odd)!r}; make all "
+            f"model: the forward pass of {type(module).__name__} adds or removes the parameter "
+            f"{min(new_parameters)!r}; make all "
             "parameters in __init__, or use torch.nn's lazy layers"
         )
 
 
 def _refuse_state_outside(module: nn.Module, before: Node) -> None:
     """Refuse what a pass has changed outside of the module since the snapshot `before`."""
-    changes = differing_paths(before, snapshot(_surroundings(module)))
+    changes = differing_paths(before, snapshot(_layer_classes(module)))
     if changes:
         raise ConfigError(
             f"model: the forward pass of {type(module).__name__} changes {changes[0]}, which lies outside of the "
@@ -270,7 +273,7 @@ def state_outside_refused(module: nn.Module) -> Iterator[None]:
     Raises:
         ConfigError: naming it.
     """
-    before = snapshot(_surroundings(module))
+    before = snapshot(_layer_classes(module))
     yield
     _refuse_state_outside(module, before)
 
@@ -289,7 +292,7 @@ def _varied_inputs(x: Any, number: int) -> Any:
     return tree_map(lambda value: scale * value + shift if value.is_floating_point() else value, x)
 
 
-def _with_other_parameters(module: nn.Module) -> nn.Module:
+def _copy_with_other_parameters(module: nn.Module) -> nn.Module:
     """A copy in training mode, somewhere else."""
     perturbed = copy_module(module).train()
     for parameter in perturbed.parameters():
@@ -298,39 +301,39 @@ def _with_other_parameters(module: nn.Module) -> nn.Module:
     return perturbed
 
 
-def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
+def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
     """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
     try:
         right = expected()
         with streams.quiet_trial():
-            got = attempt()
+            attempted = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
         return first_line(error, type(error).__name__)[:200]
-    return None if same_output(right, got, ALIKE) else OTHER
+    return None if same_output(right, attempted, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
 
-def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def vmapped_second_result(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """What the function gives, vmapped, of its arguments when they are the second of two alike."""
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
-def output_of(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def output_of(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """The module's output, random calls keyed where it trains; `tensors` replace parameters and buffers."""
-    with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
+    with KeyedRandomness(_probe_key_on_device(x)) if module.training else contextlib.nullcontext():
         return call(module, x) if tensors is None else call.functional(module, tensors, x)
 
 
-def _key(x: Any) -> Tensor:
+def _probe_key_on_device(x: Any) -> Tensor:
     """A client's, where x is."""
-    return torch.tensor(KEY, device=tree_leaves(x)[0].device)
+    return torch.tensor(PROBE_KEY, device=tree_leaves(x)[0].device)
 
 
-def _watched_output(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
+def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.rng_state()
     parameters = dict(module.named_parameters()).keys()
-    with KeyedRandomness(_key(x)) as keyed:
+    with KeyedRandomness(_probe_key_on_device(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
     _refuse_new_parameters(module, parameters ^ dict(module.named_parameters()).keys())
@@ -352,21 +355,24 @@ def _watched_output(call: Calling, module: nn.Module, x: Any, mode: str = "train
     return output, keyed.calls
 
 
-def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
+def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
     """Name the innermost layer that gives another output from the same input and key under another seed."""
     outputs: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
     for number, record in enumerate(outputs):
         copied = copy_module(module).train()
         for name, layer in copied.named_modules():
-            layer.register_forward_hook(_keeping(record, name, order))
+            layer.register_forward_hook(_record_outputs(record, name, order))
         streams.reseed(number)
         with contextlib.suppress(ConfigError):
             output_of(call, copied, x)
     layers = dict(module.named_modules())
-    guilty = next((n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), "")
+    unkeyed_layer = next(
+        (n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), ""
+    )
     raise ConfigError(
-        f"model: {_layer_text(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps "
+        f"model: {_layer_text(unkeyed_layer, layers)} draws random numbers that cannot be keyed by "
+        "client and step, or keeps "
         "state "
         "where no copy of the module has its own (a closure, a file), so that its output for the same input would "
         "differ from call to call; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the forward "
@@ -380,7 +386,7 @@ def _layer_text(name: str, layers: dict[str, nn.Module]) -> str:
     return f"layer {name!r} ({kind})" if name else kind
 
 
-def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..., None]:
+def _record_outputs(record: dict[str, Any], name: str, order: list[str]) -> Callable[..., None]:
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         record[name] = output
         order.append(name)
@@ -388,8 +394,8 @@ def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..
     return hook
 
 
-def _hidden_state(
-    call: Calling, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
+def _hidden_state_reason(
+    call: ModuleCaller, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
 ) -> str | None:
     """Why each client needs a fresh copy of the module: state in attributes that accumulates from pass to pass.
 
@@ -400,33 +406,33 @@ def _hidden_state(
         ConfigError: what is kept changes results, or lies outside of the module, where copies share it.
     """
     reused_module = copy_module(module).train(training)
-    initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_surroundings(reused_module))
-    for number in range(PASSES):
+    initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_layer_classes(reused_module))
+    for number in range(NUM_PROBE_PASSES):
         output_of(call, reused_module, batches[number % len(batches)])
     final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-    output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
     first_state = snapshot(_attributes(reused_module))
     put_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
-    output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
     second_state = snapshot(_attributes(reused_module))
     _refuse_state_outside(reused_module, surroundings)
     changes = differing_paths(initial_state, second_state)
     if not changes:
         return None
-    for number in range(PASSES):
+    for number in range(NUM_PROBE_PASSES):
         batch = batches[number % len(batches)]
-        fresh = copy_module(module).train(training)
+        fresh_module = copy_module(module).train(training)
         current_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-        put_tensors(fresh, current_statistics)
-        if not same_output(output_of(call, reused_module, batch), output_of(call, fresh, batch)) or any(
-            not same_output(tensor_of(reused_module, name), tensor_of(fresh, name)) for name in statistics
+        put_tensors(fresh_module, current_statistics)
+        if not same_output(output_of(call, reused_module, batch), output_of(call, fresh_module, batch)) or any(
+            not same_output(tensor_of(reused_module, name), tensor_of(fresh_module, name)) for name in statistics
         ):
             _refuse_state(module, changes[0])
     if training:
         reused_module.eval()
-        fresh = copy_module(module).eval()
-        put_tensors(fresh, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
-        if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh, batches[0])):
+        fresh_module = copy_module(module).eval()
+        put_tensors(fresh_module, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
+        if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh_module, batches[0])):
             _refuse_state(module, changes[0])
     accumulated = differing_paths(first_state, second_state)
     if not accumulated:
@@ -456,19 +462,19 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
         f"{name}|{attribute}": value
         for name, layer in module.named_modules()
         for attribute, value in vars(layer).items()
-        if attribute not in _OF_TORCH
+        if attribute not in _MODULE_ATTRIBUTES
     }
 
 
-_OF_TORCH = vars(nn.Module()).keys() - {"training"}
+_MODULE_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
 
 
-def _surroundings(module: nn.Module) -> list[type]:
+def _layer_classes(module: nn.Module) -> list[type]:
     """The classes of all layers: a snapshot of them holds class attributes, and globals that their methods refer to."""
     return sorted({type(layer) for layer in module.modules()}, key=repr)
 
 
-def _min_batch(call: Calling, module: nn.Module, x: Any) -> int:
+def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
     """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
     try:
         output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
@@ -477,13 +483,13 @@ def _min_batch(call: Calling, module: nn.Module, x: Any) -> int:
     return 1
 
 
-def _depends_on_others(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
+def _depends_on_others(call: ModuleCaller, module: nn.Module, output: Any, x: Any) -> bool:
     """Does the first sample's output change with the others?"""
-    other_output = output_of(call, module, tree_map(_another_second, x))
-    return not same_output(_first(output, 1), _first(other_output, 1))
+    other_output = output_of(call, module, tree_map(_replace_other_samples, x))
+    return not same_output(_first_samples(output, 1), _first_samples(other_output, 1))
 
 
-def _another_second(x: Tensor) -> Tensor:
+def _replace_other_samples(x: Tensor) -> Tensor:
     """[n, …] with other inputs behind the first, of the same kind."""
     if x.dtype == torch.bool:  # a mask that hides everything is none
         return x[:1].expand_as(x).clone()

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
-FIRST = 1 << 20  # calls are numbered from here; below are the dropout layers of `fedsim.models.dropout`
-ALPHA = -1.7580993408473766  # −λα of SELU: what alpha dropout puts in the place of a number
+FIRST_CALL_COUNTER = 1 << 20  # calls are numbered from here; below are the dropout layers of `fedsim.models.dropout`
+ALPHA_DROPOUT_VALUE = -1.7580993408473766  # −λα of SELU: what alpha dropout puts in the place of a number
 
 
 class KeyedRandomness(TorchFunctionMode):
@@ -41,24 +41,24 @@ class KeyedRandomness(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("generator") is not None:  # a stream of the module's own, which is state like any other
             return func(*args, **kwargs)
-        if func in REFUSED:
+        if func in REFUSED_RANDOM_CALLS:
             raise ConfigError(
                 f"model: {func.__name__} in a forward pass draws from a global stream, so that a client's numbers "
                 "would depend on the others'; draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
-        answer = ANSWERS.get(func)
-        return func(*args, **kwargs) if answer is None else answer(self, func, *args, **kwargs)
+        handler = RANDOM_CALL_HANDLERS.get(func)
+        return func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
 
     def uniform(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """The next call's uniform numbers on [0, 1)."""
-        return self._drawn(rng.uniform, shape, dtype)
+        return self._draw_numbers(rng.uniform, shape, dtype)
 
     def normal(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """The next call's standard normal numbers."""
-        return self._drawn(rng.normal, shape, dtype)
+        return self._draw_numbers(rng.normal, shape, dtype)
 
-    def _drawn(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        key, shape = rng.fold(self.key, FIRST + self.calls), tuple(shape)
+    def _draw_numbers(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        key, shape = rng.fold(self.key, FIRST_CALL_COUNTER + self.calls), tuple(shape)
         self.calls += 1
         draw_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         counters = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
@@ -73,7 +73,7 @@ class KeyedRandomness(TorchFunctionMode):
         return x * keep_mask.to(x.dtype) / (1 - p)
 
 
-def _numbers(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _uniform_or_normal(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """torch.rand, randn, rand_like, randn_like: of the shape and type that the call itself would have."""
     like = _empty(mode, func, *args, **kwargs)
     return (mode.normal if "randn" in func.__name__ else mode.uniform)(like.shape, like.dtype)
@@ -82,11 +82,15 @@ def _numbers(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Ten
 def _empty(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
     if args and isinstance(args[0], Tensor) and func.__name__.endswith("_like"):
-        shaped = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
+        meta_tensor = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
     else:
-        shaped = torch.empty(*args, **{**kwargs, "device": "meta"})
-    zero = torch.zeros(shaped.shape, dtype=shaped.dtype, device=mode.key.device)
-    return zero | (mode.key != mode.key) if shaped.dtype == torch.bool else zero + (mode.key * 0).to(shaped.dtype)
+        meta_tensor = torch.empty(*args, **{**kwargs, "device": "meta"})
+    zero = torch.zeros(meta_tensor.shape, dtype=meta_tensor.dtype, device=mode.key.device)
+    return (
+        zero | (mode.key != mode.key)
+        if meta_tensor.dtype == torch.bool
+        else zero + (mode.key * 0).to(meta_tensor.dtype)
+    )
 
 
 def _bernoulli(mode: KeyedRandomness, func: Any, x: Tensor, p: Any = None, **_: Any) -> Tensor:
@@ -123,8 +127,8 @@ def _randint(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Ten
     high = kwargs.pop("high", None) or numbers[-1]
     low = kwargs.pop("low", None) or (numbers[0] if len(numbers) > 1 else 0)
     shape = next((a for a in args if not isinstance(a, int)), None) or kwargs["size"]
-    drawn = (mode.uniform(shape, torch.float64) * (high - low)).floor() + low
-    return drawn.to(kwargs.get("dtype") or torch.int64)
+    random_integers = (mode.uniform(shape, torch.float64) * (high - low)).floor() + low
+    return random_integers.to(kwargs.get("dtype") or torch.int64)
 
 
 def _randperm(mode: KeyedRandomness, func: Any, n: int, **_: Any) -> Tensor:
@@ -133,19 +137,19 @@ def _randperm(mode: KeyedRandomness, func: Any, n: int, **_: Any) -> Tensor:
 
 def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """F.dropout, F.dropout1d … 3d, torch.dropout: of entries, or of whole channels."""
-    arguments = inspect.signature(F.dropout).bind(x, *args, **_train(kwargs)).arguments
+    arguments = inspect.signature(F.dropout).bind(x, *args, **_dropout_keywords(kwargs)).arguments
     p, training = arguments.get("p", 0.5), arguments.get("training", True)
     if not training or p == 0:
         return x
-    wide = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
-    if wide:
+    drops_channels = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
+    if drops_channels:
         batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
         leading = 2 if batched else 1
         return _in_place_or_new(x, mode.dropout(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
     return _in_place_or_new(x, mode.dropout(x, p), arguments)
 
 
-def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _dropout_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keywords of torch.dropout as those of F.dropout."""
     return {"training" if name == "train" else name: value for name, value in kwargs.items()}
 
@@ -163,8 +167,10 @@ def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kw
         return x
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if "feature" in func.__name__ else x.shape
     keep_mask = (mode.uniform(shape, x.dtype) >= p).to(x.dtype)
-    scale = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5 if p < 1 else 0.0
-    return _in_place_or_new(x, scale * (x * keep_mask + ALPHA * (1 - keep_mask) - ALPHA * p), arguments)
+    scale = ((1 - p) * (1 + p * ALPHA_DROPOUT_VALUE**2)) ** -0.5 if p < 1 else 0.0
+    return _in_place_or_new(
+        x, scale * (x * keep_mask + ALPHA_DROPOUT_VALUE * (1 - keep_mask) - ALPHA_DROPOUT_VALUE * p), arguments
+    )
 
 
 def _rrelu(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -209,7 +215,7 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
     bound_arguments = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound_arguments.apply_defaults()
     arguments = bound_arguments.arguments
-    p, needed, average = arguments["dropout_p"], arguments["need_weights"], arguments["average_attn_weights"]
+    p, needs_weights, average = arguments["dropout_p"], arguments["need_weights"], arguments["average_attn_weights"]
     if p == 0 or not arguments["training"]:
         return func(*args, **kwargs)
     if arguments["bias_k"] is not None or arguments["add_zero_attn"]:
@@ -219,22 +225,22 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
         )
     arguments |= {"dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
     _, weights = func(*bound_arguments.args, **bound_arguments.kwargs)
-    width, heads, value = arguments["embed_dim_to_check"], arguments["num_heads"], arguments["value"]
+    width, num_heads, value = arguments["embed_dim_to_check"], arguments["num_heads"], arguments["value"]
     weight = (
         arguments["v_proj_weight"] if arguments["use_separate_proj_weight"] else arguments["in_proj_weight"][-width:]
     )
     bias = None if arguments["in_proj_bias"] is None else arguments["in_proj_bias"][-width:]
-    values = F.linear(value, weight, bias).unflatten(-1, (heads, -1))  # [S, (N,) H, e]
+    values = F.linear(value, weight, bias).unflatten(-1, (num_heads, -1))  # [S, (N,) H, e]
     dropped = mode.dropout(weights, p)
     head_values = values.movedim(0, -2)  # [(N,) H, S, e]
-    out = (dropped @ head_values).movedim(-2, 0).flatten(-2)
-    out = F.linear(out, arguments["out_proj_weight"], arguments["out_proj_bias"])
-    return out, (dropped.mean(-3) if average else dropped) if needed else None
+    attention_output = (dropped @ head_values).movedim(-2, 0).flatten(-2)
+    attention_output = F.linear(attention_output, arguments["out_proj_weight"], arguments["out_proj_bias"])
+    return attention_output, (dropped.mean(-3) if average else dropped) if needs_weights else None
 
 
-Answer = Callable[..., Any]
-ANSWERS: dict[Any, Answer] = {
-    **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _numbers),
+RandomCallHandler = Callable[..., Any]
+RANDOM_CALL_HANDLERS: dict[Any, RandomCallHandler] = {
+    **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _uniform_or_normal),
     **dict.fromkeys((torch.empty, torch.empty_like), _empty),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout), _dropout),
@@ -251,14 +257,17 @@ ANSWERS: dict[Any, Answer] = {
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multihead,
 }
-REFUSED = {
+REFUSED_RANDOM_CALLS = {
     torch.multinomial, Tensor.multinomial, torch.poisson, torch.binomial, Tensor.random_, Tensor.geometric_,
     Tensor.log_normal_, Tensor.cauchy_, torch.randint_like, F.fractional_max_pool2d, F.fractional_max_pool3d,
     torch.alpha_dropout, torch.feature_alpha_dropout, torch.rrelu,
 }  # fmt: skip
 
 
-DRAWS = (ANSWERS.keys() | REFUSED) - {torch.empty, torch.empty_like}  # which draw from a stream
+DRAWS = (RANDOM_CALL_HANDLERS.keys() | REFUSED_RANDOM_CALLS) - {
+    torch.empty,
+    torch.empty_like,
+}  # which draw from a stream
 
 
 class GlobalDraws(TorchFunctionMode):

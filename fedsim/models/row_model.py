@@ -22,13 +22,20 @@ from torch.utils._pytree import tree_map
 from fedsim.core import rng, streams
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_line
-from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
+from fedsim.models.calling import Inputs, ModuleCaller, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
-from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
+from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES, LossFunction, weighted_mean
 from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import check_precision
-from fedsim.models.probe import OTHER, ForwardTraits, probe, said_of_forward, second_of_two, why_not
+from fedsim.models.probe import (
+    DIFFERENT_NUMBERS_REASON,
+    ForwardTraits,
+    difference_reason,
+    name_forward_errors,
+    probe,
+    vmapped_second_result,
+)
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 from fedsim.models.substitution import (
@@ -38,17 +45,17 @@ from fedsim.models.substitution import (
     refuse_shared_memory,
     shared_memory,
 )
-from fedsim.models.user_loss import UserLoss, in_dtype, resolve_loss
+from fedsim.models.user_loss import UserLoss, loss_in_dtype, resolve_loss
 from fedsim.models.writes import WriteGuard
 
 ASKED_AGAIN = 5  # times that a selector is asked for the same names
-TRUSTED = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
+TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
 log = logging.getLogger(__name__)
 
 
-def is_built_in(thing: object) -> bool:
+def is_built_in(component: object) -> bool:
     """Is it of a class of this package or of torchvision, whose modules and parts the tests try once for all runs?"""
-    return type(thing).__module__.partition(".")[0] in TRUSTED
+    return type(component).__module__.partition(".")[0] in TRUSTED_PACKAGES
 
 
 def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
@@ -60,18 +67,18 @@ def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
     return output.shape == (*y.shape, classes) or (classes == 2 and output.shape == (*y.shape, 1))
 
 
-def _may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
+def _classes_may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
     """May these outputs be [B, C, …] for labels of positions [B, …], as convolutions give them?"""
     if not isinstance(output, Tensor) or y is None or y.is_floating_point() or y.dim() < 2:
         return False
     return output.dim() > 2 and output.movedim(1, -1).shape == (*y.shape, classes)
 
 
-def _classes_second(loss: Loss, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
+def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
     """Are they? Where there are as many classes as positions, the dimension is that in which a larger score of the
     label lowers the user's loss more."""
     y = batch.get("y")
-    if not _may_be_second(output, y, classes):
+    if not _classes_may_be_second(output, y, classes):
         return False
     if not _scores_classes(output, y, classes):
         return True
@@ -117,7 +124,7 @@ class RowModel:
     def __init__(
         self,
         build: Callable[[], nn.Module] | nn.Module,
-        loss: str | Loss = "cross_entropy",
+        loss: str | LossFunction = "cross_entropy",
         ridge: float = 0.0,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
@@ -127,7 +134,7 @@ class RowModel:
     ) -> None:
         if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
-        self.loss: Loss = loss if callable(loss) else LOSSES[loss]
+        self.loss: LossFunction = loss if callable(loss) else LOSSES[loss]
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = check_precision(precision, self.device, dtype)
@@ -137,7 +144,7 @@ class RowModel:
         self._given_module = build if isinstance(build, nn.Module) else None
         self._original: nn.Module | None = None  # which the template is a copy of, until `check`
         self._shared_memory: list[SharedMemory] = []
-        self._pair, self.call = pair, Calling(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
+        self._two_samples, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
         self.dropout_keys = key_dropouts(template)
         self.call.aliases = tied_names(template)
@@ -146,7 +153,7 @@ class RowModel:
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
         self.statistics: dict[str, torch.Size] = {}
         self._kinds: dict[str, torch.dtype] = {}
-        self._checked: Mapping[str, Tensor] | None = None
+        self._checked_samples: Mapping[str, Tensor] | None = None
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.private_parameters, self.traits = set[str](), ForwardTraits()
         self.labelled = self._scores_second = False
@@ -179,12 +186,12 @@ class RowModel:
         """A module of the user's, its lazy layers' parameters drawn."""
         module = self._build()
         lazy = isinstance(module, nn.Module) and any(map(is_lazy, [*module.parameters(), *module.buffers()]))
-        if lazy and self._pair is not None:
+        if lazy and self._two_samples is not None:
             kind = torch.get_default_dtype()
             inputs = tree_map(
-                lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._pair)
+                lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._two_samples)
             )
-            with torch.no_grad(), said_of_forward(module):
+            with torch.no_grad(), name_forward_errors(module):
                 self.call(module.eval(), inputs)
         return module
 
@@ -219,15 +226,17 @@ class RowModel:
             rows[seed] = torch.cat([tensor.to(self.device, self.dtype) for tensor in flat_tensors])
         return torch.stack([rows[seed] for seed in seeds])
 
-    def in_double(self) -> RowModel:
+    def to_double_precision(self) -> RowModel:
         """The same model in double precision."""
         if self.dtype == torch.float64:
             return self
-        loss = in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
-        double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._pair)
-        double.call, double.labelled, checked = self.call, self.labelled, self._checked
+        loss = loss_in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
+        double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
+        double.call, double.labelled, checked = self.call, self.labelled, self._checked_samples
         double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
-        double._checked = checked and {n: v.double() if v.is_floating_point() else v for n, v in checked.items()}
+        double._checked_samples = checked and {
+            n: v.double() if v.is_floating_point() else v for n, v in checked.items()
+        }
         double._take_findings(self.traits)
         return double
 
@@ -323,7 +332,7 @@ class RowModel:
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
     def evaluate(self, row: Tensor, x: Inputs) -> Any:
-        """Evaluation-mode output [B, …] of the row [d] for inputs, see `Calling.inputs`."""
+        """Evaluation-mode output [B, …] of the row [d] for inputs, see `ModuleCaller.inputs`."""
         module = (
             self.evaluation_module if self.traits.evaluation_isolated is None else copy_module(self.evaluation_module)
         )
@@ -378,12 +387,12 @@ class RowModel:
         samples = {name: value[:2] for name, value in batch.items()}
         row, x, y, inputs = self.initial([0])[0], samples["x"], samples.get("y"), self.call.inputs(samples)
         self.call.passes_objects = self.loss not in LOSSES.values()
-        unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
-        output = self._first_output(row, inputs, unfit)
+        mismatch_text = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
+        output = self._first_output(row, inputs, mismatch_text)
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
             is_users = not type(self.training_module).__module__.startswith("fedsim.")
-            if is_users and _may_be_second(output, y, classes) and _scores_classes(output, y, classes):
+            if is_users and _classes_may_be_second(output, y, classes) and _scores_classes(output, y, classes):
                 raise ConfigError(
                     f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
                     "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of "
@@ -398,14 +407,14 @@ class RowModel:
                     f"{classes} classes: expected {list(expected)}"
                 )
         self.labelled, self.tensor_output = (
-            classes is not None and self.loss not in UNLABELLED,
+            classes is not None and self.loss not in UNLABELLED_LOSSES,
             isinstance(output, Tensor),
         )
         if self.loss in LOSSES.values():
             self._check_known_loss(output, samples, dataset)
         else:
             self._take_loss(row, batch, dataset)
-            self._scores_second = _classes_second(self.loss, output, samples, classes)
+            self._scores_second = _are_classes_second(self.loss, output, samples, classes)
             self.labelled = self.labelled and (self._scores_second or _scores_classes(output, y, classes))
             if classes is not None and not self.labelled:
                 log.info("model: its outputs are not scores of the %d classes of dataset=%s: accuracies are omitted",
@@ -413,13 +422,13 @@ class RowModel:
         traits = probe(self.training_module, self.call.inputs(batch), self.call)
         self._check_tensors(traits, inputs)
         self._take_findings(traits)
-        row, self._checked = self.initial([0])[0] if self.statistics else row, samples
+        row, self._checked_samples = self.initial([0])[0] if self.statistics else row, samples
         if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
             return
         with self._untouched():
-            self.traits.evaluation_unvmapped = why_not(
-                lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
+            self.traits.evaluation_unvmapped = difference_reason(
+                lambda: vmapped_second_result(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
             )
 
     def _check_tensors(self, traits: ForwardTraits, pair: Inputs) -> None:
@@ -432,16 +441,16 @@ class RowModel:
         refuse_shared_memory(module, self._shared_memory, [*trained, *traits.statistics], pair, self.call)
         check_substitution(module, original, pair, self.call, traits, trained)
 
-    def _first_output(self, row: Tensor, inputs: Inputs, unfit: str) -> Any:
+    def _first_output(self, row: Tensor, inputs: Inputs, mismatch_text: str) -> Any:
         """The module's output in evaluation, its errors in one sentence."""
         try:
             return self.evaluate(row, inputs)
         except (ConfigError, MemoryError):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ConfigError(f"{unfit}: {first_line(error)}") from error
+            raise ConfigError(f"{mismatch_text}: {first_line(error)}") from error
         except Exception as error:
-            raise ConfigError(f"{unfit}: {type(error).__name__}: {first_line(error)}") from error
+            raise ConfigError(f"{mismatch_text}: {type(error).__name__}: {first_line(error)}") from error
 
     def _check_known_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
         """One of this package's losses on the output."""
@@ -477,14 +486,14 @@ class RowModel:
 
         Found out when asked for: what differentiates under vmap takes seconds to load.
         """
-        if self._checked is None:
+        if self._checked_samples is None:
             return None
         if self.traits.assigns_data:
             return "it assigns to tensor.data in its forward pass"
         if self.traits.isolated is not None:
             return self.traits.isolated
         row = self.initial([0])[0]
-        keyed = dict(self._checked) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
+        keyed = dict(self._checked_samples) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
 
         def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             output = self.predict(parameters, batch, self.statistics_of(row))
@@ -500,8 +509,14 @@ class RowModel:
             return torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
         with self._untouched():
-            reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
-        return reason if reason != OTHER or self.dtype == torch.float64 else self.in_double().no_vmap_reason
+            reason = difference_reason(
+                lambda: vmapped_second_result(functionally, row, keyed), plainly
+            )  # deep ones: by rounding?
+        return (
+            reason
+            if reason != DIFFERENT_NUMBERS_REASON or self.dtype == torch.float64
+            else self.to_double_precision().no_vmap_reason
+        )
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:

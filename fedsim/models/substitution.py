@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError
-from fedsim.models.calling import Calling
+from fedsim.models.calling import ModuleCaller
 from fedsim.models.copying import copy_module, tensor_of
-from fedsim.models.probe import ALIKE, ForwardTraits, output_of, same_output
+from fedsim.models.probe import PROBE_TOLERANCE, ForwardTraits, output_of, same_output
 
-SHIFT = 0.1  # of parameters, by which other ones are made
+PARAMETER_SHIFT = 0.1  # of parameters, by which other ones are made
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
     entries: list[tuple[str, Tensor, bool]] = []
     for prefix, layer in module.named_modules():
         registered = {**layer._parameters, **layer._buffers}
-        attributes = {key: value for key, value in vars(layer).items() if key not in _OF_TORCH}
+        attributes = {key: value for key, value in vars(layer).items() if key not in _MODULE_ATTRIBUTES}
         for leaf, value in (*registered.items(), *attributes.items()):
             name = f"{prefix}.{leaf}" if prefix else leaf
             entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_memory(tensor)]
     shared: list[SharedMemory] = []
-    spans = sorted((_span(value), number) for number, (_, value, _) in enumerate(entries))
-    reached: list[tuple[int, int]] = []  # end, number
+    spans = sorted((_memory_span(value), number) for number, (_, value, _) in enumerate(entries))
+    reached_spans: list[tuple[int, int]] = []  # end, number
     for (start, end), number in spans:
-        reached = [(other_end, number_before) for other_end, number_before in reached if other_end > start]
-        for _, number_before in reached:
+        reached_spans = [(other_end, number_before) for other_end, number_before in reached_spans if other_end > start]
+        for _, number_before in reached_spans:
             (name, value, is_registered), (other_name, other_value, other_registered) = (
                 entries[number],
                 entries[number_before],
@@ -84,11 +84,11 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
                 shared.append(SharedMemory(name, other_name, other_registered))
             if other_registered:
                 shared.append(SharedMemory(other_name, name, is_registered))
-        reached.append((end, number))
+        reached_spans.append((end, number))
     return shared
 
 
-_OF_TORCH = vars(nn.Module()).keys()
+_MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 
 
 def _has_memory(value: Any) -> bool:
@@ -97,14 +97,14 @@ def _has_memory(value: Any) -> bool:
     return value.layout == torch.strided and value.device.type != "meta" and value.numel() > 0
 
 
-def _span(value: Tensor) -> tuple[int, int]:
+def _memory_span(value: Tensor) -> tuple[int, int]:
     """The first byte, and the one after the last."""
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
 
 
 def refuse_shared_memory(
-    module: nn.Module, shared: Sequence[SharedMemory], names: Sequence[str], x: Any, call: Calling
+    module: nn.Module, shared: Sequence[SharedMemory], names: Sequence[str], x: Any, call: ModuleCaller
 ) -> None:
     """Refuse trained parameters and statistics (`names`) that share memory with another tensor that is used.
 
@@ -112,33 +112,38 @@ def refuse_shared_memory(
         ConfigError: names both.
     """
     for pair in shared:
-        if pair.name in names and (pair.registered or _depends_on(module, pair.partner, x, call)):
+        if pair.name in names and (pair.registered or _forward_reads(module, pair.partner, x, call)):
             raise ConfigError(
                 f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.partner!r}, which copies of "
                 "the module do not keep; compute one from the other in the forward pass"
             )
 
 
-def _depends_on(module: nn.Module, attribute: str, x: Any, call: Calling) -> bool:
+def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -> bool:
     """Does a forward pass read what this attribute holds? Old spectral_norm computes it anew."""
     prefix, _, leaf = attribute.rpartition(".")
     for training in (True, False):
         outputs = []
-        for move in (False, True):
+        for is_moved in (False, True):
             copied = copy_module(module).train(training)
             values = tree_leaves(vars(copied.get_submodule(prefix)).get(leaf))
-            with torch.no_grad(), streams.restore_states(), contextlib.suppress(_Raised):
-                for value in values if move else ():
+            with torch.no_grad(), streams.restore_states(), contextlib.suppress(_UnfitParametersError):
+                for value in values if is_moved else ():
                     if _has_memory(value) and value.is_floating_point():
                         value.data.add_(_wave(value))
-                outputs.append(_attempt(call, copied, x))
-        if len(outputs) == 2 and not same_output(outputs[0], outputs[1], ALIKE):
+                outputs.append(_try_forward(call, copied, x))
+        if len(outputs) == 2 and not same_output(outputs[0], outputs[1], PROBE_TOLERANCE):
             return True
     return False
 
 
 def check_substitution(
-    module: nn.Module, original: nn.Module | None, x: Any, call: Calling, traits: ForwardTraits, trained: Sequence[str]
+    module: nn.Module,
+    original: nn.Module | None,
+    x: Any,
+    call: ModuleCaller,
+    traits: ForwardTraits,
+    trained: Sequence[str],
 ) -> None:
     """Compare substitution with parameters that are written in place, as an optimiser does.
 
@@ -154,14 +159,14 @@ def check_substitution(
         ConfigError: the module takes parameters from somewhere else.
     """
     kind = type(module).__name__
-    with torch.no_grad(), streams.restore_states(), contextlib.suppress(_Raised):
+    with torch.no_grad(), streams.restore_states(), contextlib.suppress(_UnfitParametersError):
         for training in (True, False):
             if original is not None:
                 own_tensors = _trained(module, trained)
-                before = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
+                output_before = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
                 with _displaced_tensors(original):
-                    after = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
-                if not same_output(before, after, ALIKE):
+                    after = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
+                if not same_output(output_before, after, PROBE_TOLERANCE):
                     raise ConfigError(
                         f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
                         "function or a reference that deepcopy does not copy (a lambda, a closure, a weak reference, a "
@@ -171,7 +176,7 @@ def check_substitution(
 
 
 def _compare(
-    module: nn.Module, x: Any, call: Calling, traits: ForwardTraits, trained: Sequence[str], training: bool
+    module: nn.Module, x: Any, call: ModuleCaller, traits: ForwardTraits, trained: Sequence[str], training: bool
 ) -> None:
     mode, kind = "training" if training else "evaluation", type(module).__name__
     changed_tensors = _trained(module, trained)
@@ -181,13 +186,13 @@ def _compare(
     for name, parameter in copy_with_values.named_parameters():
         if name in changed_tensors:
             parameter.data.copy_(changed_tensors[name])
-    expected = _attempt(call, copy_with_values.train(training), x)
+    expected = _try_forward(call, copy_with_values.train(training), x)
 
     def substituted(copied: nn.Module, values: dict[str, Tensor]) -> Any:
         statistics = {name: tensor_of(module, name).detach().clone() for name in traits.statistics}
-        return _attempt(call, copied, x, values | statistics)
+        return _try_forward(call, copied, x, values | statistics)
 
-    if not same_output(expected, substituted(copy_module(module).train(training), changed_tensors), ALIKE):
+    if not same_output(expected, substituted(copy_module(module).train(training), changed_tensors), PROBE_TOLERANCE):
         raise ConfigError(
             f"model: in {mode} {kind} uses more of its parameters than what they hold when it is called: it prepares "
             "them in train() or eval(), counts those calls, or reaches them by a list or another attribute; read "
@@ -195,7 +200,7 @@ def _compare(
         )
     reused = copy_module(module).train(training)
     substituted(reused, _trained(module, trained))
-    if not same_output(expected, substituted(reused, changed_tensors), ALIKE):
+    if not same_output(expected, substituted(reused, changed_tensors), PROBE_TOLERANCE):
         raise ConfigError(
             f"model: in {mode} {kind} keeps what it computed from its parameters in an earlier pass, and uses it for "
             "other parameters; compute it in each forward pass"
@@ -206,16 +211,16 @@ def _trained(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.named_parameters() if name in names}
 
 
-class _Raised(Exception):
+class _UnfitParametersError(Exception):
     """The module does not take these parameters; what it raises on the run's own is said elsewhere."""
 
 
-def _attempt(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def _try_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     streams.reseed(0)
     try:
         return output_of(call, module, tree_map(lambda value: value.clone(), x), tensors)
     except Exception as error:
-        raise _Raised from error
+        raise _UnfitParametersError from error
 
 
 @contextlib.contextmanager
@@ -231,4 +236,4 @@ def _displaced_tensors(module: nn.Module) -> Iterator[None]:
 
 def _wave(like: Tensor) -> Tensor:
     count = torch.arange(like.numel(), device=like.device)
-    return SHIFT * torch.cos(count + 1).reshape(like.shape).to(like)
+    return PARAMETER_SHIFT * torch.cos(count + 1).reshape(like.shape).to(like)

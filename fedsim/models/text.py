@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.constraints import Count, Fraction, validated
-from fedsim.models.attention import blocks
+from fedsim.models.attention import attention_blocks
 
 
 @validated
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.every = every is None or every
-        self.blocks = blocks(width, heads, layers, dropout)
+        self.blocks = attention_blocks(width, heads, layers, dropout)
         self.token, self.position = nn.Embedding(classes, width), nn.Embedding(shape[0], width)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
         hidden = torch.full((shape[0], shape[0]), float("-inf")).triu(1)

@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import differing_paths, enlarge, snapshot
+from fedsim.core.snapshot import differing_paths, enlarged_counter, snapshot
 from fedsim.models.randomness import KeyedRandomness
 
 LOSS_STREAM = 0x10555  # tells the random numbers of a loss from those of the forward pass, whose key it shares
 EVALUATION_KEY = 0x5EED  # in evaluation a loss draws the same numbers each time
 BATCH_NAMES = ("batch", "data", "samples")
 TARGET_NAMES = ("target", "targets", "label", "labels", "y", "y_true", "true", "truth")
-TOLERANCE = 1e-5  # between two ways to compute one number, relative to the largest
+LOSS_TOLERANCE = 1e-5  # between two ways to compute one number, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,11 @@ class UserLoss:
         return value
 
 
-def in_dtype(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> UserLoss:
+def loss_in_dtype(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> UserLoss:
     """The same loss for another dtype."""
-    return dataclasses.replace(loss, function=_prepared(loss.function, describe_loss(loss.function), device, dtype))
+    return dataclasses.replace(
+        loss, function=_prepared_loss(loss.function, describe_loss(loss.function), device, dtype)
+    )
 
 
 def loss_function(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -106,17 +108,17 @@ def resolve_loss(
         ConfigError: in one sentence, where the loss cannot be used.
     """
     name = describe_loss(loss)
-    function = _prepared(loss, name, device, dtype)
-    output = tree_map(_displaced, output)
+    function = _prepared_loss(loss, name, device, dtype)
+    output = tree_map(_displaced_output, output)
     batch = {key: value.clone() for key, value in batch.items()}  # the stored data set's, until it is known to be safe
     rewind = Rewind(function)  # before the first call
     try:
-        return _resolved(function, name, output, batch, dataset, parameters, rewind)
+        return _resolve_function(function, name, output, batch, dataset, parameters, rewind)
     finally:
         rewind()
 
 
-def _resolved(
+def _resolve_function(
     function: Callable[..., Any],
     name: str,
     output: Any,
@@ -129,10 +131,10 @@ def _resolved(
     with torch.no_grad(), streams.restore_states():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
-        before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
+        states_before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
         with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
             value = _loss_value(resolved, name, output, batch, dataset)
-        if not streams.states_equal(before, streams.rng_state()):
+        if not streams.states_equal(states_before, streams.rng_state()):
             raise ConfigError(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
                 "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"
@@ -142,12 +144,12 @@ def _resolved(
         _check_value(value, name, len(batch["x"]))
         resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
         _check_memory(resolved, name, output, batch, rewind)
-        mixes = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
+        mixes_samples = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
     _check_gradient(resolved, name, output, batch, parameters)
-    return UserLoss(function, takes_batch, resolved.over_batch, mixes, resolved.random)
+    return UserLoss(function, takes_batch, resolved.over_batch, mixes_samples, resolved.random)
 
 
-def _prepared(loss: Callable[..., Any], name: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
+def _prepared_loss(loss: Callable[..., Any], name: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
     """Build a class, and copy a module to the run's device and dtype."""
     if inspect.isclass(loss):
         try:
@@ -174,7 +176,7 @@ def _takes_batch(
     """Whether the second argument is the batch: by its name where that tells, else by trying both."""
     callee = function.forward if isinstance(function, nn.Module) else function
     try:
-        parameters = [p for p in inspect.signature(callee).parameters.values() if p.kind in _POSITIONAL]
+        parameters = [p for p in inspect.signature(callee).parameters.values() if p.kind in _POSITIONAL_PARAMETER_KINDS]
     except (TypeError, ValueError):
         parameters = []
     if parameters and parameters[0].name.lower() in TARGET_NAMES:
@@ -198,7 +200,7 @@ def _takes_batch(
     return True
 
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL_PARAMETER_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _loss_value(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], dataset: str) -> Any:
@@ -257,7 +259,7 @@ def _check_gradient(
                 for gradient in torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
             )
         )
-    if _reaches(value, parameters):
+    if _gradient_reaches(value, parameters):
         raise ConfigError(
             f"{name} has a gradient with respect to parameters of the module that was given, which stay as they are "
             "while clients train copies; penalise parameters by model.ridge or in a local rule"
@@ -285,10 +287,10 @@ def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Te
             tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
         )
         with contextlib.suppress(Exception):  # a loss may need samples of several classes
-            loss(tree_map(_displaced, earlier_output), earlier_batch)
+            loss(tree_map(_displaced_output, earlier_output), earlier_batch)
     later_value = loss(output, batch)
     rewind()
-    if not torch.equal(first_value, later_value) or _counts(loss, output, batch, paths, first_value):
+    if not torch.equal(first_value, later_value) or _depends_on_counters(loss, output, batch, paths, first_value):
         rewind()
         raise ConfigError(
             f"{name} keeps in {paths[0]} what it computed from an earlier batch, so that its results depend on the "
@@ -296,14 +298,14 @@ def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Te
         )
 
 
-def _counts(
+def _depends_on_counters(
     loss: UserLoss, output: Any, batch: Mapping[str, Tensor], paths: Sequence[str], first_value: Tensor
 ) -> bool:
     """Does the loss change with its own attributes that moved, once they have moved a thousand times as far? A few
     calls are too few for a schedule that begins at the hundredth."""
     attributes = getattr(loss.function, "__dict__", {})
     for name in [path for path in paths if path in attributes]:
-        original_value, enlarged_value = attributes[name], enlarge(attributes[name])
+        original_value, enlarged_value = attributes[name], enlarged_counter(attributes[name])
         if enlarged_value is None:
             continue
         attributes[name] = enlarged_value
@@ -316,7 +318,7 @@ def _counts(
     return False
 
 
-def _reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
+def _gradient_reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
     """Does the gradient of a value go to one of these?"""
     waiting, visited = [value.grad_fn], set[Any]()
     while waiting:
@@ -327,7 +329,7 @@ def _reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
         leaf = getattr(node, "variable", None)  # of the nodes at which gradients end
         if any(leaf is parameter for parameter in parameters):
             return True
-        waiting += [following for following, _ in node.next_functions]
+        waiting += [next_node for next_node, _ in node.next_functions]
     return False
 
 
@@ -336,8 +338,8 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     if loss.random:
         return True  # its numbers belong to positions in the batch
     count = len(value)
-    for chosen in ([0], [0, 1], list(range(count - 1, -1, -1))):
-        pick = torch.tensor(chosen, device=value.device)
+    for sample_positions in ([0], [0, 1], list(range(count - 1, -1, -1))):
+        pick = torch.tensor(sample_positions, device=value.device)
         output_subset, batch_subset = (
             tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
         )
@@ -348,8 +350,8 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
         if subset_loss.shape != pick.shape or not torch.allclose(
             subset_loss,
             value[pick],
-            rtol=TOLERANCE,
-            atol=TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),
+            rtol=LOSS_TOLERANCE,
+            atol=LOSS_TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),
             equal_nan=True,
         ):
             return True
@@ -361,7 +363,7 @@ def _rows_of(value: Any, pick: Tensor, count: int) -> Any:
     return value[pick] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
 
 
-def _displaced(value: Any) -> Any:
+def _displaced_output(value: Any) -> Any:
     """Another output of the same kind: that of an untrained model may be all zeros, which hides what a loss does."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value

@@ -18,16 +18,16 @@ class WriteRecorder(TorchDispatchMode):
     """Records which of the watched tensors are written in place, values that stay the same included.
 
     Args:
-        watched: tensors by name.
+        watched_tensors: tensors by name.
 
     Attributes:
         written_names: names of those that were.
     """
 
-    def __init__(self, watched: Mapping[str, Tensor]) -> None:
+    def __init__(self, watched_tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._names: dict[int, list[str]] = {}
-        for name, tensor in watched.items():
+        for name, tensor in watched_tensors.items():
             self._names.setdefault(storage_of(tensor), []).append(name)
         self._names.pop(0, None)
         self.written_names: set[str] = set()
@@ -57,23 +57,23 @@ class WriteGuard:
 
     Args:
         module: whose parameters and buffers are watched.
-        moving: names of buffers and frozen parameters that are columns.
+        written_names: names of buffers and frozen parameters that are columns.
     """
 
-    def __init__(self, module: nn.Module, moving: Collection[str]) -> None:
+    def __init__(self, module: nn.Module, written_names: Collection[str]) -> None:
         self._kind = type(module).__name__
         self._storage_ranges = [
-            (name, tensors, leaf) for name, tensors, leaf in _tensors_by_place(module) if name not in moving
+            (name, tensors, leaf) for name, tensors, leaf in _tensors_by_place(module) if name not in written_names
         ]
-        self._before: list[tuple[Tensor | None, int]] = []
+        self._states_before: list[tuple[Tensor | None, int]] = []
 
     def __enter__(self) -> None:
-        self._before = [self._state(tensors[leaf]) for _, tensors, leaf in self._storage_ranges]
+        self._states_before = [self._state(tensors[leaf]) for _, tensors, leaf in self._storage_ranges]
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
             return
-        for (name, tensors, leaf), (tensor, version) in zip(self._storage_ranges, self._before, strict=True):
+        for (name, tensors, leaf), (tensor, version) in zip(self._storage_ranges, self._states_before, strict=True):
             current_tensor = tensors.get(leaf)
             if current_tensor is not tensor or self._state(current_tensor)[1] != version:
                 raise RunError(

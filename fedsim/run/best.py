@@ -14,8 +14,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.core import checksums
-from fedsim.core.files import regular_path, replacement_file
-from fedsim.run.run_files import BEST, HEADER
+from fedsim.core.files import check_regular_path, replacement_file
+from fedsim.run.run_files import BEST_MODELS, MODEL_HEADER_KEY
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +34,23 @@ class BestModels:
     """
 
     def __init__(self, folder: Path, metric: str, higher_is_better: bool, header: dict[str, Any]) -> None:
-        self.path, self.metric, self.higher_is_better, self.header = folder / BEST, metric, higher_is_better, header
+        self.path, self.metric, self.higher_is_better, self.header = (
+            folder / BEST_MODELS,
+            metric,
+            higher_is_better,
+            header,
+        )
         self.models: Tensor | None = None
         self.rounds: list[int] = []
         self.values: list[float] = []
-        self._changed = False
+        self._has_unwritten_models = False
 
     def resume(self) -> None:
         """Go on with what the file holds, where it was chosen by the same metric."""
         if not self.path.exists():
             return
         try:
-            with safe_open(regular_path(self.path), framework="pt") as file:
+            with safe_open(check_regular_path(self.path), framework="pt") as file:
                 header, models = file.metadata(), file.get_tensor("model")
             record, damaged_name = json.loads(header["best"]), checksums.damaged_name(header, {"model": models})
             if damaged_name is not None:
@@ -69,18 +74,18 @@ class BestModels:
         for r, value in enumerate(values.tolist()):
             if value == value and not sign * value <= sign * self.values[r]:
                 self.models[r] = models[r].cpu()
-                self.rounds[r], self.values[r], self._changed = completed, value, True
+                self.rounds[r], self.values[r], self._has_unwritten_models = completed, value, True
 
     def write(self) -> None:
         """To the file, if there is a better one."""
-        if not self._changed or self.models is None:
+        if not self._has_unwritten_models or self.models is None:
             return
         record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
-        header = {"format": "fedsim-best", "best": json.dumps(record), HEADER: json.dumps(self.header)}
+        header = {"format": "fedsim-best", "best": json.dumps(record), MODEL_HEADER_KEY: json.dumps(self.header)}
         tensors = {"model": self.models.contiguous()}
         with replacement_file(self.path, "wb", durable=True) as file:
             file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
-        self._changed = False
+        self._has_unwritten_models = False
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""

@@ -21,7 +21,7 @@ from safetensors.torch import save
 import fedsim
 from fedsim.core import checksums
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import regular_path, replacement_file
+from fedsim.core.files import check_regular_path, replacement_file
 from fedsim.core.memory import IN_FLIGHT, QUEUE, Memory
 from fedsim.core.placement import is_memory_mapped
 from fedsim.core.targets import current_names
@@ -32,9 +32,9 @@ from fedsim.run.run_files import CHECKPOINT
 from fedsim.strategies import State
 
 NAME = CHECKPOINT
-FORMAT = "fedsim-3"
-OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
-UNDIVIDED = Layout()
+CHECKPOINT_FORMAT = "fedsim-3"
+MAX_WRITE_TIME_SHARE = 0.03  # share of wall time that `every: auto` may spend on writing
+SINGLE_PROCESS_LAYOUT = Layout()
 CONTENT, VERSIONS = "content", "versions"  # entries of the header
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def write(
     progress: Progress,
     identity: dict[str, Any],
     memory: Memory | None = None,
-    layout: Layout = UNDIVIDED,
+    layout: Layout = SINGLE_PROCESS_LAYOUT,
     header: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint so that at every moment either the old or the new file is whole.
@@ -85,7 +85,7 @@ def _write(
 ) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in full_tensors.items()}
     entries = {"progress": vars(progress), "identity": identity} | extra_header
-    header = {"format": FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
+    header = {"format": CHECKPOINT_FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
     with replacement_file(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
 
@@ -95,7 +95,7 @@ def read(
     like: S,
     identity: dict[str, Any],
     memory: Memory | None = None,
-    layout: Layout = UNDIVIDED,
+    layout: Layout = SINGLE_PROCESS_LAYOUT,
     content: dict[str, Any] | None = None,
 ) -> tuple[S, Progress]:
     """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place, as is
@@ -126,7 +126,7 @@ def read(
     if memory is not None:
         memory.in_flight = layout.deal_rows(memory.in_flight)
     if content is not None and ranks.is_first:
-        contents.check(path, made_of, content)
+        contents.check_content(path, made_of, content)
     for name, expected in (fields | remembered).items():
         local_tensor = layout.deal(name, tensors.get(name), expected)
         if name in remembered or is_memory_mapped(expected):
@@ -141,7 +141,7 @@ def completed_rounds(path: Path) -> int | None:
     if not path.exists():
         return 0
     try:
-        with safe_open(regular_path(path), framework="pt") as file:
+        with safe_open(check_regular_path(path), framework="pt") as file:
             return Progress.read(file.metadata()["progress"]).rounds
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError):
         return None
@@ -168,15 +168,15 @@ def _load(
 ) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
     """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
     try:
-        with safe_open(regular_path(path), framework="pt") as file:
+        with safe_open(check_regular_path(path), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start over") from error
-    if header.get("format") != FORMAT:
+    if header.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start over")
-    stored_identity, progress, made_of, versions = _read_header(path, header, tensors)
+    stored_identity, progress, content, versions = _read_header(path, header, tensors)
     stored_identity = current_names(stored_identity)
     for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
@@ -196,7 +196,7 @@ def _load(
         log.warning(
             "the run was started with %s: further results may differ by rounding", " and ".join(version_changes)
         )
-    return tensors, progress, made_of
+    return tensors, progress, content
 
 
 def _read_header(
@@ -209,7 +209,7 @@ def _read_header(
         content, versions = (json.loads(header.get(name, "{}")) for name in (CONTENT, VERSIONS))
         if not all(isinstance(entry, dict) for entry in (identity, content, versions)):
             raise ValueError("an entry is no mapping")
-        if versions and checksums.SUMS not in header:  # an earlier version wrote neither
+        if versions and checksums.CHECKSUMS_KEY not in header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
         damaged_name = checksums.damaged_name(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -240,13 +240,13 @@ class Checkpointer:
         every: int | str,
         identity: dict[str, Any],
         memory: Memory,
-        layout: Layout = UNDIVIDED,
+        layout: Layout = SINGLE_PROCESS_LAYOUT,
         header: dict[str, Any] | None = None,
     ) -> None:
         self.header = (header or {}) | {VERSIONS: _versions()}
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
-        self._last, self._cost = time.monotonic(), 0.0
+        self._last_write_time, self._write_seconds = time.monotonic(), 0.0
 
     def exists(self) -> bool:
         """Is there one to go on with? Of several ranks the first looks."""
@@ -268,14 +268,14 @@ class Checkpointer:
         if self.path is None or not self.layout.ranks.is_first:
             return False
         if self.every == "auto":
-            return time.monotonic() - self._last >= self._cost * num_runs / OVERHEAD
+            return time.monotonic() - self._last_write_time >= self._write_seconds * num_runs / MAX_WRITE_TIME_SHARE
         return rounds % int(self.every) == 0
 
     def write(self, state: State, progress: Progress) -> None:
         """Write now (nothing, where the run keeps nothing)."""
         if self.path is None:
             return
-        begin = time.monotonic()
+        start_time = time.monotonic()
         write(self.path, state, progress, self.identity, self.memory, self.layout, self.header)
-        self._last = time.monotonic()
-        self._cost = self._last - begin
+        self._last_write_time = time.monotonic()
+        self._write_seconds = self._last_write_time - start_time

@@ -27,12 +27,25 @@ from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.run.ownership import PartCopies
 
-HOME = Path(fedsim.__file__).parent
-Named = dict[str, Tensor]
-OF_RUN = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
-ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}  # of two ways to compute one number, relative to the largest
+PACKAGE_FOLDER = Path(fedsim.__file__).parent
+NamedTensors = dict[str, Tensor]
+RUN_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
+ROUNDING_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+}  # of two ways to compute one number, relative to the largest
 
-LIBRARIES = {"builtins", "numpy", "torch", "collections", "functools", "pathlib", "itertools", "types", "omegaconf"}
+LIBRARY_PACKAGES = {
+    "builtins",
+    "numpy",
+    "torch",
+    "collections",
+    "functools",
+    "pathlib",
+    "itertools",
+    "types",
+    "omegaconf",
+}
 
 P = TypeVar("P")
 
@@ -52,15 +65,15 @@ class Invariance(Generic[P]):
     otherwise: Callable[[P, str], None]
 
 
-def check_all(invariances: Iterable[Invariance[P]], of: P) -> None:
+def check_invariances(invariances: Iterable[Invariance[P]], trial: P) -> None:
     """Try them, in their order."""
     for invariance in invariances:
-        broken = invariance.violation(of)
+        broken = invariance.violation(trial)
         if broken is not None:
-            invariance.otherwise(of, broken)
+            invariance.otherwise(trial, broken)
 
 
-def refuse(_of: Any, broken: str) -> None:
+def refuse_part(_of: Any, broken: str) -> None:
     """What happens where no execution helps."""
     raise ConfigError(broken)
 
@@ -70,42 +83,42 @@ def is_user_defined(component: Any) -> bool:
     return not type(component).__module__.startswith("fedsim.")
 
 
-def brings_foreign(component: Any, depth: int = 3) -> bool:
+def contains_user_code(component: Any, depth: int = 3) -> bool:
     """Is it somebody's own, or does it hold something that is, such as a schedule?"""
     if component is None or isinstance(
-        component, (*OF_RUN, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
+        component, (*RUN_OBJECT_TYPES, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
     ):
         return False
     if isinstance(component, (list, tuple, Mapping)):
         members = list(component.values()) if isinstance(component, Mapping) else list(component)
-        return any(brings_foreign(member, depth - 1) for member in members[:100]) if depth else False
+        return any(contains_user_code(member, depth - 1) for member in members[:100]) if depth else False
     if type(component).__module__.startswith("fedsim."):
         return (
-            any(brings_foreign(member, depth - 1) for member in getattr(component, "__dict__", {}).values())
+            any(contains_user_code(member, depth - 1) for member in getattr(component, "__dict__", {}).values())
             if depth
             else False
         )
-    return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARIES)
+    return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARY_PACKAGES)
 
 
 def trial_copy(component: P, *of_run: Any) -> P:
     """A part to be tried, which shares with the run what it was set up with."""
-    return PartCopies(*of_run, *_of_run(component, 4))(component)
+    return PartCopies(*of_run, *_run_objects(component, 4))(component)
 
 
-def _of_run(component: Any, depth: int) -> Iterator[Any]:
-    if isinstance(component, OF_RUN):
+def _run_objects(component: Any, depth: int) -> Iterator[Any]:
+    if isinstance(component, RUN_OBJECT_TYPES):
         yield component
     elif depth and not isinstance(component, (Tensor, np.ndarray, str, bytes, int, float, type)):
         members = list(component.values()) if isinstance(component, Mapping) else []
         members += list(component) if isinstance(component, (list, tuple)) else []
         for member in [*members, *getattr(component, "__dict__", {}).values()]:
-            yield from _of_run(member, depth - 1)
+            yield from _run_objects(member, depth - 1)
 
 
 def snapshot_of(component: Any) -> Node:
     """A snapshot of a part, but for what it was set up with."""
-    return snapshot(component, skip=OF_RUN)
+    return snapshot(component, skip=RUN_OBJECT_TYPES)
 
 
 def changed_paths(component: Any, before: Node) -> list[str]:
@@ -129,10 +142,12 @@ def close_to(first: Tensor, second: Tensor, scale: float | None = None) -> bool:
     if not first.is_floating_point() or not first.numel():
         return torch.equal(first, second)
     largest = float(second.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
-    return torch.allclose(first, second, rtol=0, atol=ROUNDING.get(first.dtype, 1e-2) * largest, equal_nan=True)
+    return torch.allclose(
+        first, second, rtol=0, atol=ROUNDING_TOLERANCE.get(first.dtype, 1e-2) * largest, equal_nan=True
+    )
 
 
-def identical(first: Named, second: Named) -> str | None:
+def first_difference(first: NamedTensors, second: NamedTensors) -> str | None:
     """The first name under which two batches, carries or states are not bit for bit the same."""
     for name, value in first.items():
         if name not in second or value.dtype != second[name].dtype or value.shape != second[name].shape:
@@ -154,7 +169,7 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        if not brings_foreign(component):
+        if not contains_user_code(component):
             raise
         user_frames = [f for f in traceback.extract_tb(error.__traceback__) if in_user_code(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
@@ -168,16 +183,16 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
 
 def in_user_code(file: str) -> bool:
     """Is this file neither fedsim's nor a library's?"""
-    return HOME not in Path(file).parents and not in_a_library(file)
+    return PACKAGE_FOLDER not in Path(file).parents and not in_a_library(file)
 
 
-def fields(state: Any) -> dict[str, Any]:
+def state_fields(state: Any) -> dict[str, Any]:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
 def copy_tensors(of: Any) -> Any:
     """The same with tensors and arrays of its own, which may be written to."""
-    return dataclasses.replace(of, **{name: _copied(value) for name, value in fields(of).items()})
+    return dataclasses.replace(of, **{name: _copied(value) for name, value in state_fields(of).items()})
 
 
 def _copied(value: Any) -> Any:
@@ -190,7 +205,7 @@ def _copied(value: Any) -> Any:
 
 def unlisted(state: Any) -> list[str]:
     """Attributes of a state that are none of its fields, and so in no checkpoint."""
-    return sorted(vars(state).keys() - fields(state).keys())
+    return sorted(vars(state).keys() - state_fields(state).keys())
 
 
 def describe_type(value: Any) -> str:

@@ -24,10 +24,10 @@ from fedsim.models import RowModel
 from fedsim.run.round_clock import RoundClock
 from fedsim.strategies import Strategy
 from fedsim.trainer import TaskGenerator, Trainer
-from fedsim.trainer.trainer import Accept
+from fedsim.trainer.trainer import AcceptRows
 
 # Of a report, those that it has: name in the memory, and so in checkpoints → attribute.
-ROWS = {
+ROW_NAME_BY_REPORT_FIELD = {
     "start": "start",
     "loss": "loss",
     "lr_sum": "lr_sum",
@@ -35,8 +35,8 @@ ROWS = {
     "finite": "finite",
     "whole": "end_with_private",
 }
-HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
-CARRY = "carry "
+HOST_ROW_NAMES = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
+CARRY_PREFIX = "carry "
 
 
 class DelayedUpdates:
@@ -101,8 +101,8 @@ class DelayedUpdates:
         rows = self._busy_clients(memory)
         if not rows:
             return active
-        free = ~np.isin(active.host.virtual, rows["virtual"].numpy())
-        return active if free.all() else active.subset(np.flatnonzero(free))
+        free_mask = ~np.isin(active.host.virtual, rows["virtual"].numpy())
+        return active if free_mask.all() else active.subset(np.flatnonzero(free_mask))
 
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
         """What is kept of the clients that have something under way, their numbers under 'virtual'; empty: nobody."""
@@ -115,7 +115,7 @@ class DelayedUpdates:
         t: int,
         deployed: Tensor,
         memory: Memory,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
         """A round's local work, and the report of what arrives in it; the arguments are those of `Trainer.steps`."""
         report = yield from self.trainer.steps(start, cohort, t, deployed, memory, accept)
@@ -126,7 +126,7 @@ class DelayedUpdates:
         if not self.active:
             return report
         t, virtual = report.cohort.round, report.cohort.host.virtual
-        delays = self._delays(t, virtual) if self.delay.active else self.pace.behind[virtual]
+        delays = self._delays(t, virtual) if self.delay.active else self.pace.rounds_behind[virtual]
         new_rows = _rows_by_name(report, t + delays)
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
@@ -142,11 +142,11 @@ class DelayedUpdates:
         )
         memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
         (self.net_delayed,) = self.federation.ranks.all_reduce_host(
-            self._counted(delayed_rows) - self._counted(arrived_rows)
+            self._count_clients(delayed_rows) - self._count_clients(arrived_rows)
         )
         order = torch.argsort(torch.cat([arrived_rows["virtual"], on_time_rows["virtual"]]))
         return self._report(
-            report, {name: _picked(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
+            report, {name: _pick_rows(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
         )
 
     def _delays(self, t: int, virtual: np.ndarray) -> np.ndarray:
@@ -154,39 +154,49 @@ class DelayedUpdates:
         label = f"delay={type(self.delay).__name__}: rounds({t}, …)"
         return checks.number_per_client(label, self.delay.rounds(t, virtual.copy()), len(virtual), whole=True)
 
-    def _counted(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
+    def _count_clients(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
         """[R] clients of each replicate among those that take part."""
         virtual = rows_by_name["virtual"][rows_by_name["count"] > 0].numpy()
         return np.bincount(virtual // self.federation.clients, minlength=self.federation.replicates)
 
     def _report(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
         """A report of these rows; what it says of the round and of replicates is that of the round."""
-        virtual, began, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST)
+        virtual, start_rounds, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST_ROW_NAMES)
         cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, report.cohort.round)
-        carry = {name.removeprefix(CARRY): rows for name, rows in rows_by_name.items() if name.startswith(CARRY)}
-        of_rows = {attribute: rows_by_name[name] for name, attribute in ROWS.items() if name in rows_by_name}
-        staleness = report.cohort.round - began
+        carry = {
+            name.removeprefix(CARRY_PREFIX): rows
+            for name, rows in rows_by_name.items()
+            if name.startswith(CARRY_PREFIX)
+        }
+        of_rows = {
+            attribute: rows_by_name[name]
+            for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
+            if name in rows_by_name
+        }
+        staleness = report.cohort.round - start_rounds
         return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
 
 
-def _rows_by_name(report: Report, due: np.ndarray) -> dict[str, Tensor]:
+def _rows_by_name(report: Report, due_rounds: np.ndarray) -> dict[str, Tensor]:
     """Everything that a report says of its rows, by name: [n, …] each."""
     host, n = report.cohort.host, len(report.cohort)
-    began = np.full(n, report.cohort.round)
-    numbers = (host.virtual, began, due, report.samples, host.count, host.probability)
-    rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST, numbers, strict=True)}
+    start_rounds = np.full(n, report.cohort.round)
+    numbers = (host.virtual, start_rounds, due_rounds, report.samples, host.count, host.probability)
+    rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST_ROW_NAMES, numbers, strict=True)}
     rows_by_name |= {
-        name: value for name, attribute in ROWS.items() if (value := getattr(report, attribute)) is not None
+        name: value
+        for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
+        if (value := getattr(report, attribute)) is not None
     }
-    return rows_by_name | {f"{CARRY}{name}": rows for name, rows in report.carry.items()}
+    return rows_by_name | {f"{CARRY_PREFIX}{name}": rows for name, rows in report.carry.items()}
 
 
-def _picked(rows: Tensor, at: Tensor) -> Tensor:
-    return rows[at.to(rows.device)]
+def _pick_rows(rows: Tensor, positions: Tensor) -> Tensor:
+    return rows[positions.to(rows.device)]
 
 
-def _rows_at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+def _rows_at(rows_by_name: dict[str, Tensor], positions: np.ndarray, device: torch.device) -> dict[str, Tensor]:
     """Some of the rows; all but the host's numbers on a device."""
-    pick = torch.as_tensor(at)
-    picked = {name: _picked(rows, pick) for name, rows in rows_by_name.items()}
-    return {name: rows if name in HOST else rows.to(device) for name, rows in picked.items()}
+    pick = torch.as_tensor(positions)
+    picked_rows = {name: _pick_rows(rows, pick) for name, rows in rows_by_name.items()}
+    return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked_rows.items()}

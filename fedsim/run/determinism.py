@@ -16,21 +16,22 @@ import torch
 
 from fedsim.core.errors import RunError
 
-WORKSPACE = ":4096:8"  # the size of cuBLAS' workspace with which it is deterministic
-SIGN = "does not have a deterministic implementation"
+CUBLAS_WORKSPACE = ":4096:8"  # the size of cuBLAS' workspace with which it is deterministic
+NONDETERMINISTIC_MESSAGE = "does not have a deterministic implementation"
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def prepare_cublas(on: bool) -> bool:
-    """`on`; cuBLAS reads its setting once, at the first matrix product, so it is made now. The user's own stands."""
-    if on:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
-    return on
+def prepare_cublas(enabled: bool) -> bool:
+    """`enabled`; cuBLAS reads its setting once, at the first matrix product, so it is made now. "
+    "The user's own stands."""
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    return enabled
 
 
-def if_asked(method: Callable[P, T]) -> Callable[P, T]:
+def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
     """A method of an object whose `deterministic` says how it is run."""
 
     @functools.wraps(method)
@@ -42,13 +43,13 @@ def if_asked(method: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextlib.contextmanager
-def deterministic(on: bool) -> Iterator[None]:
+def deterministic(enabled: bool) -> Iterator[None]:
     """Within the block, PyTorch picks deterministic algorithms alone; what was set before is set again behind it.
 
     Raises:
         RunError: for an operation that has none on this device; the message names it.
     """
-    if not on:
+    if not enabled:
         yield
         return
     strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -58,11 +59,12 @@ def deterministic(on: bool) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if SIGN not in str(error):
+        if NONDETERMINISTIC_MESSAGE not in str(error):
             raise
-        operation = str(error).split(SIGN)[0].strip()
+        operation = str(error).split(NONDETERMINISTIC_MESSAGE)[0].strip()
         raise RunError(
-            f"deterministic=true, but {operation} {SIGN} on this device; use deterministic=false, or device=cpu"
+            f"deterministic=true, but {operation} {NONDETERMINISTIC_MESSAGE} on this device; "
+            "use deterministic=false, or device=cpu"
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn)

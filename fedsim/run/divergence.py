@@ -16,25 +16,25 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.numerical import is_numerical
 from fedsim.core.per_seed import largest_value
 from fedsim.core.report import Report
-from fedsim.evaluation import Measured
+from fedsim.evaluation import EvaluationResult
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.strategies import State, Strategy
 
 log = logging.getLogger(__name__)
 
-ON_NONFINITE = ("stop", "drop_client", "drop_replicate")
-_NEVER = torch.iinfo(torch.int64).max
-_NAMED = 10  # clients a message lists
-BEFORE = "the loss was not finite before training: check the data and the model's outputs for them"
+ON_NONFINITE_CHOICES = ("stop", "drop_client", "drop_replicate")
+_NEVER_NONFINITE = torch.iinfo(torch.int64).max
+_MAX_CLIENTS_IN_MESSAGE = 10  # clients a message lists
+NONFINITE_BEFORE_TRAINING = "the loss was not finite before training: check the data and the model's outputs for them"
 
 
-def in_one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Its message, without line breaks."""
     return " ".join(str(error).split())
 
 
-def remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
+def divergence_remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
     """What may keep models of this rule finite, by its keys."""
     rates = ["lr", *(f"local.{name}" for name in ("inner_lr",) if hasattr(rule, name))]
     rates += ["local.personal_lr"] if getattr(rule, "ratio", None) not in (None, 1.0) else []
@@ -51,9 +51,9 @@ def check_start(model: RowModel, rows: Tensor) -> None:
     """
     if bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all()):
         return
-    ends = np.cumsum([shape.numel() for shape in (model.shapes | model.statistics).values()])
+    column_ends = np.cumsum([shape.numel() for shape in (model.shapes | model.statistics).values()])
     first = int((~torch.isfinite(rows)).any(0).nonzero()[0])
-    name = [*model.shapes, *model.statistics][int(np.searchsorted(ends, first, side="right"))]
+    name = [*model.shapes, *model.statistics][int(np.searchsorted(column_ends, first, side="right"))]
     raise ConfigError(
         f"model: {type(model.training_module).__name__} is initialised with non-finite values (in {name}); correct its "
         "initialisation"
@@ -97,9 +97,9 @@ class DivergenceGuard:
         self.federation, self.strategy, self.eval_every = federation, strategy, eval_every
         self.on_nonfinite = on_nonfinite
         self.dropped = [] if dropped is None else dropped
-        self.remedy, self.ill = remedy, set[int]()
-        self.rows = torch.full((federation.rows,), _NEVER, device=federation.device)
-        self.models = torch.full((federation.replicates,), _NEVER, device=federation.device)
+        self.remedy, self.nonfinite_replicates = remedy, set[int]()
+        self.rows = torch.full((federation.rows,), _NEVER_NONFINITE, device=federation.device)
+        self.models = torch.full((federation.replicates,), _NEVER_NONFINITE, device=federation.device)
 
     @property
     def given_up(self) -> dict[int, int]:
@@ -113,7 +113,11 @@ class DivergenceGuard:
 
     def replicates_left_out(self, t: int) -> list[int]:
         """Those that were given up, as far as round t is concerned."""
-        return [r for r, at in self.given_up.items() if t >= (at // self.eval_every + 1) * self.eval_every]
+        return [
+            r
+            for r, divergence_round in self.given_up.items()
+            if t >= (divergence_round // self.eval_every + 1) * self.eval_every
+        ]
 
     def without(self, replicates: list[int], cohort: Cohort) -> Cohort:
         """The rows of all replicates but these."""
@@ -141,16 +145,16 @@ class DivergenceGuard:
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1})
         if new_clients:
-            log.warning("%s; such clients are treated as absent", self._described(t, new_clients))
+            log.warning("%s; such clients are treated as absent", self._divergence_description(t, new_clients))
         return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
     def update(self, t: int, state: State, report: Report) -> None:
         """Note rows and server's models after round t (no transfer)."""
         if report.finite is not None:
             rows = report.cohort.rows
-            self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER, t))
+            self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER_NONFINITE, t))
         finite = torch.isfinite(state.model.sum(1))  # the quickest look
-        torch.minimum(self.models, torch.where(finite, _NEVER, t), out=self.models)
+        torch.minimum(self.models, torch.where(finite, _NEVER_NONFINITE, t), out=self.models)
 
     @contextlib.contextmanager
     def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:
@@ -169,10 +173,12 @@ class DivergenceGuard:
         try:
             self.check()
         except DivergenceError as divergence:
-            return DivergenceError(f"{divergence} ({in_one_line(error)})")
-        return DivergenceError(f"round {t} of {self.strategy}: {in_one_line(error)}; {self.remedy}")
+            return DivergenceError(f"{divergence} ({error_line(error)})")
+        return DivergenceError(f"round {t} of {self.strategy}: {error_line(error)}; {self.remedy}")
 
-    def evaluate(self, evaluator: Callable[[Tensor], Measured], models: Tensor, completed: int) -> Measured:
+    def evaluate(
+        self, evaluator: Callable[[Tensor], EvaluationResult], models: Tensor, completed: int
+    ) -> EvaluationResult:
         """What `evaluator` measures of models [R, d]. Where a numerical routine refuses one that is not finite, it is
         judged as another replicate's: it was given up, and its numbers are NaN in any case.
 
@@ -194,7 +200,7 @@ class DivergenceGuard:
                     raise
                 raise DivergenceError(
                     f"models of {self.strategy} cannot be evaluated after round {completed}: "
-                    f"{in_one_line(retry_error)}; {self.remedy}"
+                    f"{error_line(retry_error)}; {self.remedy}"
                 ) from retry_error
 
     def check(self) -> None:
@@ -203,39 +209,47 @@ class DivergenceGuard:
         Raises:
             DivergenceError: if the run cannot go on.
         """
-        federation, lost = self.federation, self.given_up
+        federation, lost_replicates = self.federation, self.given_up
         rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
         rows = rows.reshape(federation.replicates, -1)
         first = federation.ranks.minimum(np.minimum(rows.min(1), models))
-        divergence_rounds = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
+        divergence_rounds = {
+            r: int(t) for r, t in enumerate(first) if t != _NEVER_NONFINITE and r not in lost_replicates
+        }
         if not divergence_rounds:
             return
-        bad = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
-        clients = {r: np.flatnonzero(bad[r]).tolist() for r in divergence_rounds}
-        remaining_count = self.federation.replicates - len(lost) - len(divergence_rounds)
+        diverged_mask = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(
+            federation.replicates, -1
+        )
+        clients = {r: np.flatnonzero(diverged_mask[r]).tolist() for r in divergence_rounds}
+        remaining_count = self.federation.replicates - len(lost_replicates) - len(divergence_rounds)
         if self.on_nonfinite != "drop_replicate" or not remaining_count:
             divergence_round = (
                 min(divergence_rounds.values())
                 if remaining_count or self.on_nonfinite != "drop_replicate"
                 else max(divergence_rounds.values())
             )
-            description = self._described(
+            description = self._divergence_description(
                 divergence_round, {r: clients[r] for r, t in divergence_rounds.items() if t == divergence_round}
             )
-            ill = self.ill & {r for r, t in divergence_rounds.items() if t == divergence_round}
-            raise DivergenceError(f"{description}; {BEFORE if ill else self.remedy}")
+            ill = self.nonfinite_replicates & {r for r, t in divergence_rounds.items() if t == divergence_round}
+            raise DivergenceError(f"{description}; {NONFINITE_BEFORE_TRAINING if ill else self.remedy}")
         for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
-            log.warning("%s; this replicate is dropped", self._described(t, {replicate: clients[replicate]}))
+            log.warning(
+                "%s; this replicate is dropped", self._divergence_description(t, {replicate: clients[replicate]})
+            )
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "round": t, "clients": clients[replicate]})
 
-    def _described(self, t: int, clients: dict[int, list[int]]) -> str:
+    def _divergence_description(self, t: int, clients: dict[int, list[int]]) -> str:
         """Strategy, round, replicates and clients; where no client is to blame, the aggregated model."""
         descriptions = []
         for replicate, client_numbers in sorted(clients.items()):
             names = self.federation.names or range(self.federation.clients)
-            client_names = ", ".join(str(names[client]) for client in client_numbers[:_NAMED]) + (
-                f" and {len(client_numbers) - _NAMED} more" if client_numbers[_NAMED:] else ""
+            client_names = ", ".join(str(names[client]) for client in client_numbers[:_MAX_CLIENTS_IN_MESSAGE]) + (
+                f" and {len(client_numbers) - _MAX_CLIENTS_IN_MESSAGE} more"
+                if client_numbers[_MAX_CLIENTS_IN_MESSAGE:]
+                else ""
             )
             seed = self.federation.seeds[replicate]
             replicate_label = f"seed {seed}" + (

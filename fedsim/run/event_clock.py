@@ -38,14 +38,14 @@ class EventClock(RoundClock):
     def begin(self, seconds: list[float] | None = None, memory: Memory | None = None) -> None:
         super().begin(seconds, memory)
         self.memory = Memory() if memory is None else memory
-        self.arrived = np.zeros(0, dtype=np.int64)
+        self.arrived_clients = np.zeros(0, dtype=np.int64)
 
-    def _who_counts(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+    def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
         if not self.clock.asynchronous:
-            return super()._who_counts(requested, durations, t)
+            return super()._participating_cohort(requested, durations, t)
         clock, host, federation = self.clock, requested.host, requested.federation
-        able = np.flatnonzero(np.isfinite(durations.needed))
-        order = able[self._start_order(t, host.virtual[able])]
+        finishing_positions = np.flatnonzero(np.isfinite(durations.needed))
+        order = finishing_positions[self._start_order(t, host.virtual[finishing_positions])]
         order = order[np.argsort(host.virtual[order] // federation.clients, kind="stable")]  # by replicate
         virtual = host.virtual[order]
         failure = clock.failure_times(t, virtual)
@@ -56,13 +56,13 @@ class EventClock(RoundClock):
         for r, (queue, (a, b)) in enumerate(zip(queues, itertools.pairwise(bounds), strict=True)):
             candidates = Candidates(virtual[a:b], durations.needed[order[a:b]], failure[a:b])
             step = queue.until_update(candidates, target, clock.concurrency, self._deadline)
-            queue.now += clock.server if step.used else 0.0
-            self.seconds[r], self.cut[r] = queue.now, len(step.will_fail)
+            queue.current_time += clock.server if step.used else 0.0
+            self.seconds[r], self.num_cut_off[r] = queue.current_time, len(step.will_fail)
             self.late_clients[r] = len(set(step.started) - set(step.used))
             started += sorted(set(step.started) - set(step.will_fail))
             arrived += step.used
         self._remember(queues)
-        self.arrived = np.sort(np.array(arrived, dtype=np.int64))
+        self.arrived_clients = np.sort(np.array(arrived, dtype=np.int64))
         starting = Cohort(federation, host.rows, host.count, host.probability, t, durations.steps)
         return starting.subset(np.searchsorted(host.virtual, np.array(started, dtype=np.int64)))
 
@@ -82,16 +82,20 @@ class EventClock(RoundClock):
         failure = clock.failure_times(requested.round, virtual)
         counts = np.zeros(len(virtual), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(requested.bounds)):
-            of = a + np.flatnonzero(waited[a:b])
+            positions = a + np.flatnonzero(waited[a:b])
             queue = EventQueue()
-            target = min(len(of), clock.first or len(of))
-            candidates = Candidates(of, needed[of], failure[of])
+            target = min(len(positions), clock.first or len(positions))
+            candidates = Candidates(positions, needed[positions], failure[positions])
             step = queue.until_update(candidates, target, deadline=self._deadline)
             arrived = step.used or queue.buffer  # where some failed, those that have arrived
             counts[arrived] = True
-            self.late_clients[r] = self.cut[r] = len(of) - len(arrived)
-            for_ever = len(arrived) < target and bool(np.isinf(needed[of]).any())  # and without a deadline, as Devices
-            self.seconds[r] += clock.server + (0.0 if for_ever and math.isinf(self._deadline) else queue.now)
+            self.late_clients[r] = self.num_cut_off[r] = len(positions) - len(arrived)
+            waits_forever = len(arrived) < target and bool(
+                np.isinf(needed[positions]).any()
+            )  # and without a deadline, as Devices
+            self.seconds[r] += clock.server + (
+                0.0 if waits_forever and math.isinf(self._deadline) else queue.current_time
+            )
         return counts
 
     @property
@@ -104,21 +108,23 @@ class EventClock(RoundClock):
         if not self.memory.queue:
             return queues
         columns = (self.memory.queue[name].tolist() for name in ("at", "virtual", "fails", "arrived"))
-        for at, client, fails, arrived in zip(*columns, strict=True):  # in the order of a heap, replicate by replicate
+        for event_time, client, fails, arrived in zip(
+            *columns, strict=True
+        ):  # in the order of a heap, replicate by replicate
             queue = queues[client // self.batches.federation.clients]
             if arrived:
                 queue.buffer.append(client)
             else:
-                queue.heap.append((at, client, fails))
+                queue.heap.append((event_time, client, fails))
         return queues
 
     def _remember(self, queues: list[EventQueue]) -> None:
         in_flight = [entry for queue in queues for entry in sorted(queue.heap)]
-        waiting = [(queue.now, client, False) for queue in queues for client in queue.buffer]
-        at, virtual, fails = zip(*in_flight, *waiting, strict=True) if in_flight or waiting else ((), (), ())
+        waiting = [(queue.current_time, client, False) for queue in queues for client in queue.buffer]
+        event_time, virtual, fails = zip(*in_flight, *waiting, strict=True) if in_flight or waiting else ((), (), ())
         self.memory.queue = {
-            "at": torch.tensor(at, dtype=torch.float64),
+            "at": torch.tensor(event_time, dtype=torch.float64),
             "virtual": torch.tensor(virtual, dtype=torch.int64),
             "fails": torch.tensor(fails, dtype=torch.bool),
-            "arrived": torch.arange(len(at)) >= len(in_flight),
+            "arrived": torch.arange(len(event_time)) >= len(in_flight),
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Entry = tuple[float, int, bool]  # when, which virtual client, whether it fails then
+QueueEntry = tuple[float, int, bool]  # when, which virtual client, whether it fails then
 
 
 @dataclass
@@ -50,8 +50,8 @@ class EventQueue:
     buffer: clients whose updates wait at the server for others.
     """
 
-    now: float = 0.0
-    heap: list[Entry] = field(default_factory=list)
+    current_time: float = 0.0
+    heap: list[QueueEntry] = field(default_factory=list)
     buffer: list[int] = field(default_factory=list)
 
     def until_update(
@@ -66,43 +66,43 @@ class EventQueue:
             limit: largest number of clients in flight; None: no limit.
             deadline: seconds from now. Arrivals at that time count. A step in which nobody is in flight lasts so long.
         """
-        step, ends, waiting = Step(), self.now + deadline, self._entries(candidates)
-        anybody = self._start(step, waiting, limit) or bool(self.heap)
-        time_over = not anybody and math.isfinite(ends)
+        step, deadline_time, waiting = Step(), self.current_time + deadline, self._entries(candidates)
+        has_clients = self._start(step, waiting, limit) or bool(self.heap)
+        time_over = not has_clients and math.isfinite(deadline_time)
         while self.heap and len(self.buffer) < target and not time_over:
-            at, client, fails = self.heap[0]
-            if time_over := at > ends or math.isinf(at):
+            event_time, client, fails = self.heap[0]
+            if time_over := event_time > deadline_time or math.isinf(event_time):
                 break
             heapq.heappop(self.heap)
-            self.now = max(self.now, at)
+            self.current_time = max(self.current_time, event_time)
             if not fails:
                 self.buffer.append(client)
             if len(self.buffer) < target:
                 self._start(step, waiting, limit)
         if time_over:
-            self.now = ends if math.isfinite(ends) else self.now
+            self.current_time = deadline_time if math.isfinite(deadline_time) else self.current_time
         if time_over or len(self.buffer) >= target:
             step.used, self.buffer = self.buffer, []
         return step
 
     @staticmethod
-    def _entries(candidates: Candidates) -> Iterator[Entry]:
+    def _entries(candidates: Candidates) -> Iterator[QueueEntry]:
         """(seconds from the start, client, whether it fails then) of each."""
         fails = np.isfinite(candidates.failure)
         fraction = np.where(fails, candidates.failure, 1.0)
         seconds = (candidates.duration * fraction).tolist()
         return zip(seconds, candidates.virtual.tolist(), fails.tolist(), strict=True)
 
-    def _start(self, step: Step, waiting: Iterator[Entry], limit: int | None) -> bool:
+    def _start(self, step: Step, waiting: Iterator[QueueEntry], limit: int | None) -> bool:
         """Fill the free places; whether anybody started."""
-        before = len(step.started)
+        num_started_before = len(step.started)
         while limit is None or len(self.heap) < limit:
             entry = next(waiting, None)
             if entry is None:
                 break
             seconds, client, fails = entry
-            heapq.heappush(self.heap, (self.now + seconds, client, fails))
+            heapq.heappush(self.heap, (self.current_time + seconds, client, fails))
             step.started.append(client)
             if fails:
                 step.will_fail.append(client)
-        return len(step.started) > before
+        return len(step.started) > num_started_before

@@ -21,18 +21,26 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.core.report import Report
-from fedsim.run.delayed_updates import CARRY, ROWS, DelayedUpdates
+from fedsim.run.delayed_updates import CARRY_PREFIX, ROW_NAME_BY_REPORT_FIELD, DelayedUpdates
 from fedsim.run.event_clock import EventClock
 from fedsim.strategies import Strategy
 from fedsim.trainer import TaskGenerator, Trainer
-from fedsim.trainer.trainer import Accept
+from fedsim.trainer.trainer import AcceptRows
 
-HANDED = "handed "  # what the strategy gave beside the start row
-HOST = ("virtual", "began", "steps", "samples", "pending", "count", "probability")  # numbers of the host, [k] each
-FREE = -1  # in the place of a virtual client
+STRATEGY_CARRY_PREFIX = "handed "  # what the strategy gave beside the start row
+HOST_ROW_NAMES = (
+    "virtual",
+    "began",
+    "steps",
+    "samples",
+    "pending",
+    "count",
+    "probability",
+)  # numbers of the host, [k] each
+FREE_SLOT = -1  # in the place of a virtual client
 
 
-class Slots:
+class RowSlots:
     """Rows of clients in flight, each in a slot until it arrives. Slots are reused, so that an update costs its own
     row, not those of all in flight.
 
@@ -45,13 +53,13 @@ class Slots:
         self.rows, self.federation = rows, federation
         device = federation.device if federation.storage == "device" else torch.device("cpu")
         for name, value in rows.items():  # a checkpoint's are on the host
-            rows[name] = value if name in HOST else value.to(device)
+            rows[name] = value if name in HOST_ROW_NAMES else value.to(device)
         self._device = device
 
     def occupied_where(self, condition: np.ndarray) -> np.ndarray:
         """Slots that are in use and fulfil this [k], in the order of their virtual clients."""
         virtual = self.host("virtual")
-        slot_indices = np.flatnonzero(condition & (virtual != FREE))
+        slot_indices = np.flatnonzero(condition & (virtual != FREE_SLOT))
         return slot_indices[np.argsort(virtual[slot_indices])]
 
     def host(self, name: str) -> np.ndarray:
@@ -62,13 +70,13 @@ class Slots:
         """So many free slots, in ascending order; there are as many slots as were ever in use at once."""
         if count:
             self.rows.setdefault("virtual", torch.zeros(0, dtype=torch.int64))
-        free = np.flatnonzero(self.host("virtual") == FREE)
-        if (missing := count - len(free)) > 0:
+        free_slots = np.flatnonzero(self.host("virtual") == FREE_SLOT)
+        if (missing := count - len(free_slots)) > 0:
             size = len(self.host("virtual"))
             for name, value in self.rows.items():
                 self.rows[name] = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
-            free = np.append(free, np.arange(size, size + missing))
-        return free[:count]
+            free_slots = np.append(free_slots, np.arange(size, size + missing))
+        return free_slots[:count]
 
     def write(self, slot_indices: np.ndarray, rows: dict[str, Tensor]) -> None:
         """Rows [n, …] by name, into n slots."""
@@ -76,7 +84,7 @@ class Slots:
             return
         pick = torch.as_tensor(slot_indices)
         for name, value in rows.items():
-            device = torch.device("cpu") if name in HOST else self._device
+            device = torch.device("cpu") if name in HOST_ROW_NAMES else self._device
             if name not in self.rows:
                 self.rows[name] = value.new_zeros(len(self.host("virtual")), *value.shape[1:], device=device)
             self.rows[name][pick.to(device)] = value.to(device)
@@ -86,12 +94,14 @@ class Slots:
         value = self.rows[name]
         return value[torch.as_tensor(slot_indices).to(value.device)].to(self.federation.device)
 
-    def cohort(self, slot_indices: np.ndarray, t: int, planned: bool = False) -> Cohort:
-        """The clients in these slots; `planned`: with the steps that they are to do."""
+    def cohort(self, slot_indices: np.ndarray, t: int, with_planned_steps: bool = False) -> Cohort:
+        """The clients in these slots; `with_planned_steps`: with the steps that they are to do."""
         virtual, steps = self.host("virtual")[slot_indices], self.host("steps")[slot_indices]
         count, probability = (self.host(name)[slot_indices] for name in ("count", "probability"))
         rows = self.federation.rows_of(virtual)
-        return Cohort(self.federation, rows, count, probability, t, steps if planned and (steps >= 0).all() else None)
+        return Cohort(
+            self.federation, rows, count, probability, t, steps if with_planned_steps and (steps >= 0).all() else None
+        )
 
     def with_prefix(self, slot_indices: np.ndarray, prefix: str) -> dict[str, Tensor]:
         """What these slots hold under names that begin so, by the rest of the name."""
@@ -153,41 +163,44 @@ class EventUpdates(DelayedUpdates):
         t: int,
         deployed: Tensor,
         memory: Memory,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
         if not self.active:
             return (yield from self.trainer.steps(start, cohort, t, deployed, memory, accept))
-        slots = Slots(memory.in_flight, self.federation)
+        slots = RowSlots(memory.in_flight, self.federation)
         self._begin(slots, start, cohort, t)
-        arrived = slots.occupied_where(np.isin(slots.host("virtual"), self.pace.arrived))
+        arrived_slots = slots.occupied_where(np.isin(slots.host("virtual"), self.pace.arrived_clients))
         pending = slots.occupied_where(slots.host("pending") > 0)
         if not (self.lazy and not memory.clients and not memory.server):
             report = yield from self._compute(slots, pending, t, deployed, memory)
-        elif slots.host("pending")[arrived].any():
+        elif slots.host("pending")[arrived_slots].any():
             report = yield from self._compute(slots, pending, t, deployed, memory, slots.host("began")[pending])
-        elif not len(arrived):
-            report = yield from self._compute(slots, arrived, t, deployed, memory)
+        elif not len(arrived_slots):
+            report = yield from self._compute(slots, arrived_slots, t, deployed, memory)
         else:
             none = deployed[:0, 0]
             report = Report(cohort, deployed[:0], {}, none, self.trainer.rate(t), none, np.zeros(0, dtype=np.int64))
             report = replace(report, deployed=deployed, memory=memory, server=deployed)
-        return self._deliver(slots, arrived, t, report)
+        return self._deliver(slots, arrived_slots, t, report)
 
-    def _begin(self, slots: Slots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
+    def _begin(self, slots: RowSlots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
         """Put the cohort's start rows into slots."""
-        handed = start if isinstance(start, dict) else {"params": start}
+        carry = start if isinstance(start, dict) else {"params": start}
         slot_indices, host, n = slots.occupy(len(cohort)), cohort.host, len(cohort)
         steps = np.full(n, -1) if host.steps is None else host.steps
         numbers = (host.virtual, np.full(n, t), steps, np.zeros(n), np.ones(n), host.count, host.probability)
         kinds = (np.int64,) * 5 + (np.float64,) * 2
-        rows = {k: torch.as_tensor(v.astype(kind)) for k, v, kind in zip(HOST, numbers, kinds, strict=True)}
-        slots.write(slot_indices, rows | {HANDED + name: value for name, value in handed.items() if name != "params"})
-        slots.write(slot_indices, {"start": handed["params"]})
+        rows = {k: torch.as_tensor(v.astype(kind)) for k, v, kind in zip(HOST_ROW_NAMES, numbers, kinds, strict=True)}
+        slots.write(
+            slot_indices,
+            rows | {STRATEGY_CARRY_PREFIX + name: value for name, value in carry.items() if name != "params"},
+        )
+        slots.write(slot_indices, {"start": carry["params"]})
         self.net_delayed = np.bincount(host.virtual // self.federation.clients, minlength=self.federation.replicates)
 
     def _compute(
         self,
-        slots: Slots,
+        slots: RowSlots,
         slot_indices: np.ndarray,
         t: int,
         deployed: Tensor,
@@ -196,34 +209,46 @@ class EventUpdates(DelayedUpdates):
     ) -> TaskGenerator[Report]:
         """The local work of the clients in these slots, in one call of the trainer; `rounds` [n] are those in which
         they began, None: all in this one."""
-        cohort, start = slots.cohort(slot_indices, t, planned=True), {"params": deployed[:0]}
+        cohort, start = slots.cohort(slot_indices, t, with_planned_steps=True), {"params": deployed[:0]}
         if len(slot_indices):
-            start = slots.with_prefix(slot_indices, HANDED) | {"params": slots.read(slot_indices, "start")}
+            start = slots.with_prefix(slot_indices, STRATEGY_CARRY_PREFIX) | {
+                "params": slots.read(slot_indices, "start")
+            }
         report = yield from self.trainer.steps(start, cohort, t, deployed, memory, rounds=rounds)
-        rows = {name: value for name, attribute in ROWS.items() if (value := getattr(report, attribute)) is not None}
-        rows |= {CARRY + name: value for name, value in report.carry.items()}
+        rows = {
+            name: value
+            for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
+            if (value := getattr(report, attribute)) is not None
+        }
+        rows |= {CARRY_PREFIX + name: value for name, value in report.carry.items()}
         rows["samples"] = torch.as_tensor(report.samples.astype(np.int64))
         rows["pending"] = torch.zeros(len(slot_indices), dtype=torch.int64)
         slots.write(slot_indices, rows)
         return report
 
-    def _deliver(self, slots: Slots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
+    def _deliver(self, slots: RowSlots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
         """The report of the updates that arrive; their slots become free."""
         if not len(slot_indices):
-            nobody = np.zeros(0, dtype=np.int64)
+            no_clients = np.zeros(0, dtype=np.int64)
             if len(report.cohort):
                 report = _without_rows(report)
-            return replace(report, cohort=report.cohort.subset(nobody), samples=nobody, staleness=nobody)
-        cohort, began = slots.cohort(slot_indices, t), slots.host("began")[slot_indices]
+            return replace(report, cohort=report.cohort.subset(no_clients), samples=no_clients, staleness=no_clients)
+        cohort, start_rounds = slots.cohort(slot_indices, t), slots.host("began")[slot_indices]
         of_replicate = cohort.host.virtual // self.federation.clients
         self.net_delayed = self.net_delayed - np.bincount(of_replicate, minlength=self.federation.replicates)
-        samples, carry = slots.host("samples")[slot_indices], slots.with_prefix(slot_indices, CARRY)
-        rows = {attribute: slots.read(slot_indices, name) for name, attribute in ROWS.items() if name in slots.rows}
-        slots.host("virtual")[slot_indices] = FREE
-        return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=t - began, **rows)  # type: ignore[arg-type]
+        samples, carry = slots.host("samples")[slot_indices], slots.with_prefix(slot_indices, CARRY_PREFIX)
+        rows = {
+            attribute: slots.read(slot_indices, name)
+            for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
+            if name in slots.rows
+        }
+        slots.host("virtual")[slot_indices] = FREE_SLOT
+        return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=t - start_rounds, **rows)  # type: ignore[arg-type]
 
 
 def _without_rows(report: Report) -> Report:
     """What it says of the round and of replicates."""
-    rows = {name: value[:0] for name in ROWS.values() if (value := getattr(report, name)) is not None}
+    rows = {
+        name: value[:0] for name in ROW_NAME_BY_REPORT_FIELD.values() if (value := getattr(report, name)) is not None
+    }
     return replace(report, carry={name: value[:0] for name, value in report.carry.items()}, **rows)

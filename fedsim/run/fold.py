@@ -22,7 +22,7 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.placement import is_memory_mapped
 from fedsim.core.report import Report
-from fedsim.evaluation import Measured
+from fedsim.evaluation import EvaluationResult
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import locked_folder
@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-COUNTS = ("samples", "participants", "links", "unanswered")  # of `Progress`, one number for each replicate
+PROGRESS_COUNTS = ("samples", "participants", "links", "unanswered")  # of `Progress`, one number for each replicate
 
 
-class Unfolded(Exception):
+class UnfoldedError(Exception):
     """The federation of a folded run failed; the run continues alone."""
 
 
@@ -102,41 +102,43 @@ class FoldedRun:
         fold.run.training.trainers.executor_cache.update(progress.executors)
         progress.executors = fold.progress.executors
         guard = run.make_guard(progress)
-        guard.rows, guard.models = self.part(fold.guard.rows, fold), self.part(fold.guard.models, fold)
+        guard.rows, guard.models = self.run_entries(fold.guard.rows, fold), self.run_entries(fold.guard.models, fold)
         run.participation.follow(fold.run.participation, replicates)
         run.log_privacy()
         self.tracker = Tracker(
             run, self.folder, self.tracking, checkpoints, guard, progress, self.settings, self.config
         )
 
-    def part(self, values: Any, fold: FoldTracker) -> Any:
+    def run_entries(self, values: Any, fold: FoldTracker) -> Any:
         """A view of the run's entries of an array or tensor [R·k, …] of the fold's replicates."""
         width = len(values) // len(fold.seeds)
         return values[self.replicates.start * width : self.replicates.stop * width]
 
     def state_of(self, state: State, fold: FoldTracker) -> State:
         """The run's strategy state, of that of the fold."""
-        return type(state)(**{f.name: self.part(getattr(state, f.name), fold) for f in dataclasses.fields(state)})
+        return type(state)(
+            **{f.name: self.run_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
+        )
 
     def memory_of(self, memory: Memory, fold: FoldTracker) -> Memory:
         """What the run's clients remember, of what those of the fold do."""
 
         def parts(entries: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: self.part(value, fold) for name, value in entries.items()}
+            return {name: self.run_entries(value, fold) for name, value in entries.items()}
 
         clients, server = parts(memory.clients), parts(memory.server)
         return Memory(clients, server, parts(memory.evaluated), parts(memory.uplink))
 
-    def measured_of(self, measured: Measured, fold: FoldTracker) -> Measured:
+    def measured_of(self, measured: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
         """The run's numbers, of what was measured of the fold's replicates."""
 
         def parts(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: self.part(value, fold) for name, value in values.items()}
+            return {name: self.run_entries(value, fold) for name, value in values.items()}
 
         def part_or_none(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else self.part(values, fold)
+            return None if values is None else self.run_entries(values, fold)
 
-        return Measured(
+        return EvaluationResult(
             parts(measured.metrics),
             part_or_none(measured.client_accuracy),
             parts(measured.client_metrics),
@@ -149,10 +151,10 @@ class FoldedRun:
         tracker, progress = self.tracker, self.tracker.progress
         progress.rounds, progress.unevaluated = fold.progress.rounds, fold.progress.unevaluated
         tracker.keep_time()
-        for name in COUNTS:
+        for name in PROGRESS_COUNTS:
             setattr(progress, name, getattr(fold.progress, name)[self.replicates])
-        tracker.active, tracker.linked = fold.active[self.replicates], fold.linked[self.replicates]
-        tracker.unheard = fold.unheard[self.replicates]
+        tracker.active, tracker.num_links = fold.active[self.replicates], fold.num_links[self.replicates]
+        tracker.num_unheard = fold.num_unheard[self.replicates]
 
     def finish(self, state: State, fold: FoldTracker) -> Result:
         """Write what is written in the end, and return the run's result."""
@@ -160,7 +162,7 @@ class FoldedRun:
         self.run.trainer.choice = fold.run.trainer.choice
         first_model, first_round = fold.first
         rounds = self.tracker.progress.rounds - first_round
-        report_standstill(self.run, self.part(first_model, fold), own_state.model, rounds)
+        report_standstill(self.run, self.run_entries(first_model, fold), own_state.model, rounds)
         return self.tracker.finish(own_state)
 
 
@@ -182,7 +184,7 @@ def foldable_steps(
     config: str | None = None,
 ) -> FoldableSteps[Result]:
     """`Simulation.steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
-    tracker and waits for the result. Sent False, or when `Unfolded` is thrown, it waits once more and continues alone.
+    tracker and waits for the result. Sent False, or when `UnfoldedError` is thrown, it waits once more and goes on.
     """
     folded = FoldedRun(simulation, out, resume, tracking, identity, settings, config)
     try:
@@ -190,7 +192,7 @@ def foldable_steps(
             if (yield folded):
                 with folded.tracker:
                     return (yield folded)  # type: ignore[no-any-return]
-    except Unfolded:
+    except UnfoldedError:
         pass
     yield folded
     return (yield from simulation.steps(out, resume, tracking, identity, settings, config))
@@ -292,10 +294,13 @@ class FoldTracker(Tracker):
         self.first = state.model.clone(), self.progress.rounds
         first = None if self.progress.rounds else self.evaluate(state, 0)
         for folded in running:
-            own = None
+            run_measurement = None
             if first is not None:
-                own, folded.tracker.models = self._own(folded, first), folded.part(self.models, self)
-            self.fold.attempt(folded, folded.tracker.begin_with, own)
+                run_measurement, folded.tracker.models = (
+                    self._run_evaluation(folded, first),
+                    folded.run_entries(self.models, self),
+                )
+            self.fold.attempt(folded, folded.tracker.begin_with, run_measurement)
             if folded.tracker.end_reason is not None:
                 self._finish(folded)
         self.end_reason = self.fold.end_reason
@@ -304,10 +309,10 @@ class FoldTracker(Tracker):
         """Begin where the runs are."""
         self.progress.rounds, self.progress.unevaluated = progresses[0].rounds, progresses[0].unevaluated
         for folded, progress in zip(self.fold.running, progresses, strict=True):
-            for name in COUNTS:
+            for name in PROGRESS_COUNTS:
                 getattr(self.progress, name)[folded.replicates] = getattr(progress, name)
 
-    def evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
+    def evaluate(self, state: State, completed: int, report: Report | None = None) -> EvaluationResult:
         """All runs' models, after so many rounds."""
         self._lengths = None
         if report is not None and any(folded.tracking.watching for folded in self.fold.running):
@@ -324,24 +329,24 @@ class FoldTracker(Tracker):
         """Is it time for the checkpoints of all runs?"""
         return any(folded.tracker.checkpoints.due(rounds, num_runs) for folded in self.fold.running)
 
-    def record(self, measured: Measured) -> None:
+    def record(self, measured: EvaluationResult) -> None:
         """Pass one evaluation on to the runs."""
         for folded in list(self.fold.running):
             folded.count(self)
-            folded.tracker.models = folded.part(self.models, self)
-            self.fold.attempt(folded, folded.tracker.record, self._own(folded, measured))
+            folded.tracker.models = folded.run_entries(self.models, self)
+            self.fold.attempt(folded, folded.tracker.record, self._run_evaluation(folded, measured))
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
-    def _own(self, folded: FoldedRun, measured: Measured) -> Measured:
+    def _run_evaluation(self, folded: FoldedRun, measured: EvaluationResult) -> EvaluationResult:
         """A run's numbers, with what its observers are shown."""
-        own = folded.measured_of(measured, self)
+        run_measurement = folded.measured_of(measured, self)
         if folded.tracking.watching:
             lengths = self._lengths
             if lengths is not None:
                 first, last = self._bounds[folded.replicates.start], self._bounds[folded.replicates.stop]
                 lengths = lengths[first:last]
-            folded.tracker.add_histograms(own, lengths)
-        return own
+            folded.tracker.add_histograms(run_measurement, lengths)
+        return run_measurement
 
     def reason_to_end(self) -> str | None:
         """Ends the runs whose rules say so; a reason when none is left."""
@@ -415,7 +420,7 @@ class Fold(Generic[T]):
     def _unfold(self, reason: str) -> None:
         log.info("%d jobs cannot be one federation (%s); each continues alone", len(self.jobs), reason)
         for folded in list(self.running):
-            self.end(folded, Unfolded())
+            self.end(folded, UnfoldedError())
         for job in self.jobs:
             if job.run is not None and job.run not in self._jobs_by_run:
                 job.send(False)

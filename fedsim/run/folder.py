@@ -18,13 +18,13 @@ from fedsim.core.files import replacement_file, write_json
 from fedsim.core.lock import Lock
 from fedsim.core.ranks import Ranks
 from fedsim.run.progress import Progress
-from fedsim.run.run_files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
+from fedsim.run.run_files import BEST_MODELS, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.environment import environment
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, kept_rows
-from fedsim.run.tracking.pictures import pictures
-from fedsim.run.tracking.result import Row
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, rows_up_to_round
+from fedsim.run.tracking.pictures import run_pictures
+from fedsim.run.tracking.result import MetricsRow
 from fedsim.trainer import TaskGenerator
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class RunFolder:
 
     def __init__(self, path: Path, columns: dict[str, str], progress: Progress, complete: bool) -> None:
         self.path, self.columns, self.progress, self.complete = path, columns, progress, complete
-        self.kept_rows: list[Row] = []
+        self.kept_rows: list[MetricsRow] = []
         self.finished = False
         self._csv: MetricsCSV
 
@@ -126,19 +126,22 @@ class RunFolder:
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
             raise ConfigError(f"out={_shown_path(path)} holds a {CONFIG} that no run wrote; choose another folder")
         # what cannot be kept is refused before anything is written
-        kept_rows(path / METRICS_FILENAME, self.columns, keep, progress.rows, progress.crc)
+        rows_up_to_round(path / METRICS_FILENAME, self.columns, keep, progress.rows, progress.crc)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
             if not self.complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
-                for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
+                for name in (
+                    clients.CLIENTS_FILENAME,
+                    SUMMARY,
+                ):  # configuration, since both together say: this was run to its end
                     (path / name).unlink(missing_ok=True)
             if config is not None:
                 with replacement_file(path / CONFIG) as file:
                     file.write(config)
             if not resumed and checkpoint is not None:  # of an older run that this one replaces;
                 checkpoint.unlink(missing_ok=True)  # it goes before its metrics do
-                (path / BEST).unlink(missing_ok=True)
+                (path / BEST_MODELS).unlink(missing_ok=True)
             if constants:
                 with replacement_file(path / CONSTANTS, "wb") as file:
                     file.write(
@@ -149,7 +152,7 @@ class RunFolder:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
         self.kept_rows = list(self._csv.kept_rows)
 
-    def record(self, rows: list[Row]) -> None:
+    def record(self, rows: list[MetricsRow]) -> None:
         """One evaluation: a row per replicate."""
         self._csv.append(rows)
 
@@ -157,13 +160,13 @@ class RunFolder:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
         self._csv.on_disk()
 
-    def know(self, known_clients: Clients) -> None:
+    def write_clients(self, known_clients: Clients) -> None:
         """What is known of each client in the end."""
-        clients.write(self.path / clients.NAME, known_clients)
+        clients.write(self.path / clients.CLIENTS_FILENAME, known_clients)
 
     def pictures(self) -> Iterator[tuple[str, Figure]]:
         """Headings and figures of the run."""
-        yield from pictures(self.path)
+        yield from run_pictures(self.path)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """What is written last."""

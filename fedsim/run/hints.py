@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
-OF_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
+VMAP_WARNING_TEXT = "There is a performance drop because we have not yet implemented the batching rule"
 
 
 @contextlib.contextmanager
@@ -14,5 +14,5 @@ def suppress_vmap_warning() -> Iterator[None]:
     """Within the block nobody is asked to file an issue with PyTorch about an operation that has no batched kernel: the
     numbers are the same, and a trial chooses the executor."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=OF_VMAP)
+        warnings.filterwarnings("ignore", message=VMAP_WARNING_TEXT)
         yield

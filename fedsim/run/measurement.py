@@ -6,19 +6,26 @@ from dataclasses import dataclass
 
 from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
-from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, columns_of_other_model
-from fedsim.evaluation.diagnostics import spreads
+from fedsim.evaluation.columns import (
+    COLUMN_DESCRIPTIONS,
+    EVALUATED_MODEL_DESCRIPTIONS,
+    PLACE,
+    TIME,
+    WORK,
+    columns_of_other_model,
+)
+from fedsim.evaluation.diagnostics import spread_diagnostics
 from fedsim.evaluation.metrics import Metrics
-from fedsim.evaluation.performative.answer import Answer
+from fedsim.evaluation.performative.answer import PerformativeDiagnostics
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
-from fedsim.evaluation.personal.personal_models import OwnModels
-from fedsim.evaluation.registry import STALENESS
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer
+from fedsim.evaluation.registry import STALENESS_COLUMN
 from fedsim.run.participation import Participation
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.server import Server
 from fedsim.run.training import Training
-from fedsim.run.wiring import owners_are_clients, scores_of, validation_of
+from fedsim.run.wiring import owners_are_clients, personal_scores_of, validation_of
 from fedsim.shift import Shift
 from fedsim.trainer import FullDataQuery, Trainers
 
@@ -59,14 +66,16 @@ class Measurement:
         validated = components.personal.over == "none" or diagnostics
         validation = validation_of(data, tables) if validated else None
         evaluator = evaluator_of(components, server, metrics, data, shift, validation)
-        evaluator.extra_metrics = Answer(diagnostics, server.model, shift, data)
+        evaluator.extra_metrics = PerformativeDiagnostics(diagnostics, server.model, shift, data)
         models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns)
         owners_match = owners_are_clients(data, tables)
         participation = Participation(diagnostics, federation, server.availability, evaluator, owners_match)
         personal = None
         if components.personal.over != "none":
-            own_models = OwnModels(training.trainer, strategy, training.trainers, components.personal.localize)
-            scores = scores_of(evaluator, components.personal, tables)
+            own_models = PersonalModelComputer(
+                training.trainer, strategy, training.trainers, components.personal.localize
+            )
+            scores = personal_scores_of(evaluator, components.personal, tables)
             personal = PersonalEvaluator(components.personal, federation, strategy, own_models, scores)
         trainers, newcomers = newcomers_of(components, population, server, training, metrics)
         return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
@@ -81,14 +90,14 @@ class Measurement:
         measured, added = self.evaluator.columns, self.evaluator.added_columns()
         for model in self.evaluation.models[1:]:
             measured |= set(columns_of_other_model(model, self.evaluator.columns).values())
-            model_descriptions = self.evaluator.added_columns(f", of {MODELS[model]}")
+            model_descriptions = self.evaluator.added_columns(f", of {EVALUATED_MODEL_DESCRIPTIONS[model]}")
             added |= {
                 name: model_descriptions[of] for of, name in columns_of_other_model(model, model_descriptions).items()
             }
         descriptions = {
-            name: description for name, description in COLUMNS.items() if name in {*PLACE, *measured, *WORK}
+            name: description for name, description in COLUMN_DESCRIPTIONS.items() if name in {*PLACE, *measured, *WORK}
         }
-        descriptions |= {name: TIME[name] for name in TIME if timed and (asynchronous or name != STALENESS)}
+        descriptions |= {name: TIME[name] for name in TIME if timed and (asynchronous or name != STALENESS_COLUMN)}
         return descriptions | added | (self.personal.columns if self.personal else {}) | self.participation.columns
 
 
@@ -104,7 +113,7 @@ def evaluator_of(
     return Evaluator(
         server.model, data, shift, client_samples=components.evaluation.client_samples,
         loop=components.trainer.executor == "loop", metrics=metrics, validation=validation,
-        spreads=spreads(components.evaluation.diagnostics),
+        spreads=spread_diagnostics(components.evaluation.diagnostics),
     )  # fmt: skip
 
 
@@ -120,7 +129,7 @@ def newcomers_of(
     trainers = Trainers(everybody, shift, server.model, contamination, components.trainer, executor_cache)
     trainers.setup_shift()
     evaluator = evaluator_of(components, server, metrics, everybody, shift)
-    scores = scores_of(evaluator, components.personal, population.tables)
+    scores = personal_scores_of(evaluator, components.personal, population.tables)
     newcomers = Newcomers(components.personal, population.federation, strategy, trainers, components.local, scores)
     if strategy.needs_full_gradients:
         everybody.federation.full_data_oracle = FullDataQuery.of(trainers, newcomers.trainer)

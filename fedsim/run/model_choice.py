@@ -12,8 +12,8 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.models.fitting import fit_constructor
-from fedsim.models.losses import Loss
-from fedsim.models.probe import MANY
+from fedsim.models.losses import LossFunction
+from fedsim.models.probe import LARGER_BATCH_SIZE
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class ModelChoice:
     """
 
     module: Callable[..., nn.Module] | nn.Module
-    loss: str | Loss | None
+    loss: str | LossFunction | None
     ridge: float
     output: str | int | None
     precision: str
@@ -46,7 +46,7 @@ class ModelChoice:
         builder = _builder(self.module, dataset, loss)
         pair, output = data.two_samples(federation.dtype), self.output
         built = RowModel(builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output)
-        built.check(data.first_samples(MANY, federation.dtype), dataset.classes, dataset.name)
+        built.check(data.first_samples(LARGER_BATCH_SIZE, federation.dtype), dataset.classes, dataset.name)
         return built
 
 
@@ -84,7 +84,7 @@ def _check_more(dataset: Dataset) -> None:
 
 
 def _builder(
-    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
+    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | LossFunction
 ) -> Callable[[], nn.Module] | nn.Module:
     """Give a model's constructor the data set's `shape` and `classes`, and whether each position has a label, if it
     takes them and they are not set.

@@ -5,9 +5,9 @@ probabilities, their seeds. So that one object may be given to several simulatio
 the first of them runs, each works on copies. What a part learnt in a run is found in the simulation's own copy, such as
 `simulation.strategy`, not in the object that was passed in.
 
-Shared, not copied, are the tensors and arrays of a data set, and those above `LARGE` bytes of any part. A part that
-cannot be copied as a whole (it holds a file, a lock, a generator) is copied attribute by attribute; attributes that
-cannot be copied are shared, which is logged.
+Shared, not copied, are the tensors and arrays of a data set, and those above `LARGE_TENSOR_BYTES` of any part. A part
+that cannot be copied as a whole (it holds a file, a lock, a generator) is copied attribute by attribute; attributes
+that cannot be copied are shared, which is logged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedsim.data.datasets import Dataset
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LARGE = 64 * 2**20  # bytes
-DEPTH = 4  # of attributes and containers in which tensors are looked for
+LARGE_TENSOR_BYTES = 64 * 2**20  # bytes
+MAX_SEARCH_DEPTH = 4  # of attributes and containers in which tensors are looked for
 
 
 class PartCopies:
@@ -45,31 +45,31 @@ class PartCopies:
     """
 
     def __init__(self, *shared: Any) -> None:
-        self._memo: dict[int, Any] = {id(thing): thing for thing in shared}
+        self._memo: dict[int, Any] = {id(component): component for component in shared}
         self._alive: list[Any] = [*shared]
 
     def __call__(self, component: T) -> T:
         """The simulation's own copy of a part."""
-        min_bytes = 0 if isinstance(component, Dataset) else LARGE
-        shared = [value for value in _tensors(component, DEPTH) if value.nbytes >= min_bytes]
+        min_bytes = 0 if isinstance(component, Dataset) else LARGE_TENSOR_BYTES
+        shared = [value for value in _tensors(component, MAX_SEARCH_DEPTH) if value.nbytes >= min_bytes]
         self._memo |= {id(value): value for value in shared}
         self._alive += shared
-        clone: T = self._copied(component, type(component).__name__)
+        clone: T = self._copy_object(component, type(component).__name__)
         return clone
 
-    def _copied(self, value: Any, name: str) -> Any:
+    def _copy_object(self, value: Any, name: str) -> Any:
         if id(value) in self._memo:
             return self._memo[id(value)]
         memo = dict(self._memo)  # a copy that fails half-way leaves halves behind
         try:
             clone = copy.deepcopy(value, memo)
         except Exception:
-            return self._by_attributes(value, name)
+            return self._copy_by_attributes(value, name)
         self._alive += [value, memo.pop(id(memo), None)]  # an id stays an object's own as long as the object lives
         self._memo = memo
         return clone
 
-    def _by_attributes(self, value: Any, name: str) -> Any:
+    def _copy_by_attributes(self, value: Any, name: str) -> Any:
         """A copy of an object, some attribute of which cannot be copied."""
         try:
             clone = copy.copy(value)
@@ -81,7 +81,7 @@ class PartCopies:
         self._memo[id(value)] = clone
         self._alive.append(value)
         for attribute, attribute_value in vars(value).items():
-            vars(clone)[attribute] = self._copied(attribute_value, f"{name}.{attribute}")
+            vars(clone)[attribute] = self._copy_object(attribute_value, f"{name}.{attribute}")
         return clone
 
 

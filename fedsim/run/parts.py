@@ -32,7 +32,7 @@ KINDS = {  # of the arguments of a `Simulation` that are parts
     "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
     "work": Work, "delay": Delay, "ranks": Ranks,
 }  # fmt: skip
-NEVER_WRITTEN = ("personal", "stop", "trainer")  # parts that no run writes into, and that are not copied
+PARTS_NEVER_COPIED = ("personal", "stop", "trainer")  # parts that no run writes into, and that are not copied
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,11 @@ class Parts:
             ConfigError: `uplink` is neither an uplink nor stages of one.
         """
         copies = PartCopies()
-        chosen = {group: component for group, component in components.items() if component is not None}
-        for group in (group for group in chosen if group not in NEVER_WRITTEN):
-            chosen[group] = copies(as_uplink(chosen[group]) if group == "uplink" else chosen[group])
-        return cls(copies(dataset), **chosen)  # last: a part that writes into samples of its own has copied them
+        given_components = {group: component for group, component in components.items() if component is not None}
+        for group in (group for group in given_components if group not in PARTS_NEVER_COPIED):
+            given_components[group] = copies(
+                as_uplink(given_components[group]) if group == "uplink" else given_components[group]
+            )
+        return cls(
+            copies(dataset), **given_components
+        )  # last: a part that writes into samples of its own has copied them

@@ -13,7 +13,7 @@ from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.run.parts import Parts
-from fedsim.run.wiring import Compute, client_data, clients_of, per_seed_of, split
+from fedsim.run.wiring import Compute, client_data, clients_of, per_seed_of, split_samples
 from fedsim.shift import Shift
 from fedsim.shift.pooled import PooledShift
 
@@ -65,14 +65,14 @@ class Population:
             shift = PooledShift(shift, dataset, clients)
             dataset = PooledData(dataset, clients, components.local.one_at_a_time)
             clients, partition = 1, None
-        tables = split(dataset, partition, clients, seeds)
+        tables = split_samples(dataset, partition, clients, seeds)
         components.personal.check(clients, not tables or tables[0].validation is not None)
         newcomers = components.personal.newcomers
         members = clients - newcomers
         member_tables = [table.first(members) for table in tables]
-        of = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
-        data = of(seeds, members, dataset, member_tables, num_newcomers=newcomers)
-        everybody = of(seeds, clients, dataset, tables, members=members) if newcomers else data
+        build_client_data = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
+        data = build_client_data(seeds, members, dataset, member_tables, num_newcomers=newcomers)
+        everybody = build_client_data(seeds, clients, dataset, tables, members=members) if newcomers else data
         return cls(dataset, tables, member_tables, data, everybody, newcomers, shift, per_seed)
 
     @property

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-LARGEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Progress:
             entry_keys = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
             )
-            counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat(entry[name])]
+            counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat_values(entry[name])]
         numbers = [
             ("seconds", progress.seconds),
             *(
@@ -83,7 +83,7 @@ class Progress:
             ),
         ]
         for name, value in counts:
-            if type(value) is not int or not 0 <= value <= LARGEST:
+            if type(value) is not int or not 0 <= value <= MAX_INT64:
                 raise ValueError(f"it tells of {str(value)[:40]} {name}")
         for name, value in numbers:
             if type(value) not in (int, float) or not 0 <= value < math.inf:
@@ -95,7 +95,7 @@ class Progress:
         return progress
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat_values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 

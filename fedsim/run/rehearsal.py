@@ -28,17 +28,17 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import Node, enlarge, key
+from fedsim.core.snapshot import Node, enlarged_counter, snapshot_key
 from fedsim.data.samples import Stored
-from fedsim.models.probe import said_of_forward, state_outside_refused
+from fedsim.models.probe import name_forward_errors, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    Named,
-    brings_foreign,
+    NamedTensors,
     changed_paths,
     close_to,
+    contains_user_code,
     describe_type,
     is_user_defined,
     moved_counters,
@@ -54,14 +54,14 @@ from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.loop_executor import chunk_of, first_row
-from fedsim.trainer.objective import PlainObjective, by_rows
+from fedsim.trainer.objective import PlainObjective, loop_over_rows
 from fedsim.trainer.rates import factor_of
 
 log = logging.getLogger(__name__)
 
-CLIENTS = 3  # of every replicate
+TRIAL_CLIENTS = 3  # of every replicate
 SECONDS_OF_EVALUATION = 2.0  # up to which the user's metrics are computed twice
-KNOWN = 256  # outcomes that are remembered
+MAX_REMEMBERED_OUTCOMES = 256  # outcomes that are remembered
 _outcomes: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
 
@@ -71,43 +71,43 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     Raises:
         ConfigError: naming the part, what it did and what it must do.
     """
-    _availability(run)
+    _check_availability(run)
     _schedule(run)
     _skew(run)
-    _batches_and_steps(run, state, memory)
-    if is_user_defined(run.strategy) or brings_foreign(run.strategy):
-        outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
+    _check_batches_and_steps(run, state, memory)
+    if is_user_defined(run.strategy) or contains_user_code(run.strategy):
+        outcome_key = ("strategy", *_trial_key(run, (run.strategy, run.availability.law)))
         if outcome_key not in _outcomes:
             check_strategy(run, memory)
             _outcomes[outcome_key] = []
     check_stages(run, memory)
     components = tuple(run.components_by_group.values())
-    if any(map(brings_foreign, components)):
-        outcome_key = ("rounds", *_known_by(run, components), run.federation.seeds)
+    if any(map(contains_user_code, components)):
+        outcome_key = ("rounds", *_trial_key(run, components), run.federation.seeds)
         if outcome_key not in _outcomes:
             check_rounds(run)
             _outcomes[outcome_key] = []
-    while len(_outcomes) > KNOWN:
+    while len(_outcomes) > MAX_REMEMBERED_OUTCOMES:
         _outcomes.popitem(last=False)
 
 
-def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
+def _check_batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
     """Try shift, contamination and local rule, where one of them is somebody's own."""
     steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
-    if not any(map(brings_foreign, steps)):
+    if not any(map(contains_user_code, steps)):
         return
-    outcome_key = _known_by(run, steps)
+    outcome_key = _trial_key(run, steps)
     if outcome_key not in _outcomes:
         counts = np.zeros((run.federation.replicates, run.federation.clients))
-        counts[:, :CLIENTS] = 1
+        counts[:, :TRIAL_CLIENTS] = 1
         cohort = run.federation.cohort(counts, np.ones_like(counts))
         if not len(cohort):
             return
-        rewind = Rewind(*steps, skip=OF_RUN)  # the run begins with what was there before it was tried
+        rewind = Rewind(*steps, skip=RUN_OBJECT_TYPES)  # the run begins with what was there before it was tried
         try:
-            _samples(run, state, memory, cohort)
+            _check_samples(run, state, memory, cohort)
             rewind()
-            _local_steps(run, state, memory, outcome_key)
+            _check_local_steps(run, state, memory, outcome_key)
         finally:
             rewind()
     if _outcomes[outcome_key]:
@@ -126,7 +126,7 @@ def try_evaluation(run: Setup, state: State, memory: Memory) -> None:
     module = run.model.evaluation_module
     if not is_built_in(module):
         models = run.model.initial(run.federation.seeds)  # whose initialisation draws random numbers
-        with said_of_forward(module), state_outside_refused(module), run.model.call.watching_streams():
+        with name_forward_errors(module), state_outside_refused(module), run.model.call.refuse_global_randomness():
             run.evaluator(models)
     if len(run.evaluator.metrics):
         _try_metrics(run)
@@ -158,22 +158,22 @@ def _try_metrics(run: Setup) -> None:
             )
 
 
-def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
+def _trial_key(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """By what a part that is tried again is known: itself, and all that it is tried with."""
     model, federation, dataset = run.model, run.federation, run.dataset
-    with_it = (
+    other_parts = (
         repr(model.training_module),
         model.dimension,
         model.dtype,
         str(model.device),
-        key(snapshot_of(model.loss)),
+        snapshot_key(snapshot_of(model.loss)),
     )
     of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
     algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*with_it, *of_data, *algorithms, *(key(snapshot_of(component)) for component in components))
+    return (*other_parts, *of_data, *algorithms, *(snapshot_key(snapshot_of(component)) for component in components))
 
 
-def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
+def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
     trial, violations = SampleTrial(run, state, memory), []
     for invariance in INVARIANCES:
         violation = invariance.violation(trial)
@@ -185,22 +185,22 @@ def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) 
     _outcomes[trial_key] = violations
 
 
-def _availability(run: Setup) -> None:
+def _check_availability(run: Setup) -> None:
     """Rounds in another order, twice, and for other seeds in between: the same answers."""
     process = run.availability
-    if not brings_foreign(process):
+    if not contains_user_code(process):
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
-    tried = trial_copy(process, run.federation)
-    before, rewind = snapshot_of(tried), Rewind(process, tried, skip=OF_RUN)
+    tried_copy = trial_copy(process, run.federation)
+    snapshot_before, rewind = snapshot_of(tried_copy), Rewind(process, tried_copy, skip=RUN_OBJECT_TYPES)
     try:
-        first = {t: _answers(tried, t, process) for t in rounds}
+        first = {t: _sampled_round(tried_copy, t, process) for t in rounds}
         for t in rounds:  # each as the first that is asked for, as in a resumed run
             rewind()
-            _check_same_answers(tried, process, t, first[t], before)
-        _check_asked_again(tried, process, first, before)
-        for name in moved_counters(tried, before):
-            _check_counter(name, tried, process, first)
+            _check_same_answers(tried_copy, process, t, first[t], snapshot_before)
+        _check_asked_again(tried_copy, process, first, snapshot_before)
+        for name in moved_counters(tried_copy, snapshot_before):
+            _check_counter(name, tried_copy, process, first)
     finally:
         rewind()
 
@@ -208,7 +208,7 @@ def _availability(run: Setup) -> None:
 def _schedule(run: Setup) -> None:
     """A schedule of somebody's own: numbers that are functions of round and step, the same in a round if it says so."""
     schedule, rule = run.trainer.rule.schedule, run.trainer.rule
-    if not brings_foreign(schedule):
+    if not contains_user_code(schedule):
         return
     label, steps = f"schedule={type(schedule).__name__}", int(run.trainer.batches.longest[0])
     rounds = [t for t in (*range(10), 100, run.rounds - 1) if 0 <= t < max(run.rounds, 1)]
@@ -231,7 +231,7 @@ def _schedule(run: Setup) -> None:
 def _skew(run: Setup) -> None:
     """A feature skew of somebody's own partition: what becomes of a sample depends on it and its client alone."""
     partition, data = run.components.partition, run.data
-    if not isinstance(data, Stored) or data.skew is None or not brings_foreign(partition):
+    if not isinstance(data, Stored) or data.skew is None or not contains_user_code(partition):
         return
     rows = torch.arange(min(3, run.federation.rows), device=run.device)
     numbers, _ = data.numbers(rows, 4)
@@ -253,66 +253,68 @@ def _skew(run: Setup) -> None:
         )
 
 
-def _label(process: Availability) -> str:
+def _process_label(process: Availability) -> str:
     return f"availability={type(process).__name__}"
 
 
-def _answers(tried: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
+def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
     """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
-    answers = {}
-    for name, call in (("probabilities", tried.probabilities), ("counts", tried.counts)):
-        with user_code_errors(f"{_label(process)}: {name}", process):
-            answers[name] = call(t)
-        tried.check_numbers(t, name, answers[name])
-        answers[name] = answers[name].copy()  # a process may hand out the same array in every round
-    return answers
+    sampled = {}
+    for name, call in (("probabilities", tried_copy.probabilities), ("counts", tried_copy.counts)):
+        with user_code_errors(f"{_process_label(process)}: {name}", process):
+            sampled[name] = call(t)
+        tried_copy.check_numbers(t, name, sampled[name])
+        sampled[name] = sampled[name].copy()  # a process may hand out the same array in every round
+    return sampled
 
 
 def _check_asked_again(
-    tried: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]], before: Node
+    tried_copy: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]], before: Node
 ) -> None:
     """Refuse a process whose answers depend on what it was asked before."""
     rounds = list(first)
-    for turn in range(2):
-        if turn:
-            _ask_for_other_seeds(tried, rounds)
+    for repetition in range(2):
+        if repetition:
+            _ask_for_other_seeds(tried_copy, rounds)
         for t in (*rounds, *reversed(rounds)):
-            _check_same_answers(tried, process, t, first[t], before)
+            _check_same_answers(tried_copy, process, t, first[t], before)
 
 
 def _check_same_answers(
-    tried: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
+    tried_copy: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
 ) -> None:
-    for name, values in _answers(tried, t, process).items():
+    for name, values in _sampled_round(tried_copy, t, process).items():
         if not np.array_equal(first[name], values):
-            paths = changed_paths(tried, before)
+            paths = changed_paths(tried_copy, before)
             detail = f" ({paths[0]} has changed)" if paths else ""
             raise ConfigError(
-                f"{_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
+                f"{_process_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
                 "fedsim.core.rng.generator, a function of seed, purpose and round"
             )
 
 
 def _check_counter(
-    name: str, tried: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]]
+    name: str, tried_copy: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]]
 ) -> None:
     """Refuse a process whose answers follow an attribute that counts how often it was asked. Four rounds may be too few
     for that to show, as in a process that changes at the hundredth call; the count is set far ahead instead."""
-    present_value = vars(tried)[name]
+    present_value = vars(tried_copy)[name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round
-    far_ahead = enlarge(present_value)
+    far_ahead = enlarged_counter(present_value)
     if far_ahead is None:  # True and False count nothing
         return
-    later: list[tuple[int, dict[str, np.ndarray]]] = []
+    later_answers: list[tuple[int, dict[str, np.ndarray]]] = []
     with contextlib.suppress(ConfigError):  # a count that no run reaches may be refused by the process itself
         for t in first:
-            vars(tried)[name] = far_ahead
-            later.append((t, _answers(tried, t, process)))
-    vars(tried)[name] = present_value
-    if any(not np.array_equal(first[t][asked], values[asked]) for t, values in later for asked in values):
+            vars(tried_copy)[name] = far_ahead
+            later_answers.append((t, _sampled_round(tried_copy, t, process)))
+    vars(tried_copy)[name] = present_value
+    if any(
+        not np.array_equal(first[t][quantity], values[quantity]) for t, values in later_answers for quantity in values
+    ):
         raise ConfigError(
-            f"{_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
+            f"{_process_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
             "fedsim.core.rng.generator, a function of seed, purpose and round"
         )
 
@@ -327,11 +329,11 @@ def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
             reseeded_copy.probabilities(t), reseeded_copy.counts(t)
 
 
-def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
+def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     """One step of one client, as a loop takes it: shift, contamination, local rule."""
     rule, shift, batches = run.trainer.rule, run.shift, run.trainer.batches
-    handed = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
-    carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
+    start = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
+    carry = dict(start) if isinstance(start, dict) else {"params": start}
     columns = run.model.columns
     carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
     carry.pop(OWN, None)  # it is part of the row
@@ -362,17 +364,17 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
             lambda samples: first_row(chunk.contaminate(chunk_of(samples), 0, 0, 1)), batch,
         )  # fmt: skip
     if is_user_defined(rule):
-        _step(run, client_carry, batch)
+        _check_step(run, client_carry, batch)
 
 
-def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named:
+def _changed_batch(label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
     """The batch that shift or contamination make of one, which must be whole."""
     if not is_user_defined(component):
-        output_batch: Named = move(batch)
+        output_batch: NamedTensors = change_batch(batch)
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
     with user_code_errors(label, component):
-        output_batch = move(dict(input_batch))
+        output_batch = change_batch(dict(input_batch))
     if not isinstance(output_batch, dict):
         raise ConfigError(
             f"{label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
@@ -392,10 +394,10 @@ def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named
     return output_batch
 
 
-def _step(run: Setup, carry: Named, batch: Named) -> None:
+def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     rule = run.trainer.rule
     label = f"local={type(rule).__name__}"
-    objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
+    objective = BufferRecordingObjective(PlainObjective(run.model), loop_over_rows if rule.batched else None)
     lr = run.trainer.rates[0]
     before, batch_before = ({name: value.clone() for name, value in named.items()} for named in (carry, batch))
     lr_before = lr.clone()
@@ -411,10 +413,10 @@ def _step(run: Setup, carry: Named, batch: Named) -> None:
     if not isinstance(loss, Tensor) or loss.shape:
         raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {describe_type(loss)}")
     if after.keys() != before.keys():
-        odd = sorted(after.keys() ^ before.keys())[0]
-        verb = "adds" if odd in after else "loses"
+        changed_key = sorted(after.keys() ^ before.keys())[0]
+        verb = "adds" if changed_key in after else "loses"
         raise ConfigError(
-            f"{label}: step {verb} {odd!r}; a carry keeps its names, and `memory` says what is remembered"
+            f"{label}: step {verb} {changed_key!r}; a carry keeps its names, and `memory` says what is remembered"
         )
     for name, value in before.items():
         if not torch.equal(carry[name], value):

@@ -71,8 +71,11 @@ class RoundClock:
         """Before the first round, or after so many virtual seconds [R]; `memory` is the run's."""
         replicates = self.batches.federation.replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
-        self.late_clients, self.cut = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
-        self.behind = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
+        self.late_clients, self.num_cut_off = (
+            np.zeros(replicates, dtype=np.int64),
+            np.zeros(replicates, dtype=np.int64),
+        )
+        self.rounds_behind = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
 
     def __call__(self, requested: Cohort, t: int) -> Cohort:
         """Those of the asked who count, with the steps that they do."""
@@ -87,7 +90,7 @@ class RoundClock:
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
-        return self._who_counts(requested, Durations(times, needed, waited, steps, minimum_samples), t)
+        return self._participating_cohort(requested, Durations(times, needed, waited, steps, minimum_samples), t)
 
     def _steps_of_work(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         """[n] the steps that clients do, at least one where some are asked."""
@@ -107,7 +110,7 @@ class RoundClock:
             checks.number_per_client(f"{label}.{name}", values, len(virtual))
         return times
 
-    def _who_counts(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+    def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
         """Those of the asked who count; time goes by."""
         clock, host = self.clock, requested.host
         needed, steps = durations.needed, durations.steps
@@ -126,7 +129,7 @@ class RoundClock:
         assert self.clock.deadline is not None
         host, replicates = requested.host, len(self.seconds)
         behind = np.maximum(np.ceil(needed / self.clock.deadline) - 1, 0).astype(np.int64)
-        self.behind[host.virtual] = behind
+        self.rounds_behind[host.virtual] = behind
         late_mask = (behind > 0) & (host.count > 0)
         late_counts = np.bincount(host.virtual[late_mask] // requested.federation.clients, minlength=replicates)
         self.late_clients = requested.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
@@ -142,8 +145,8 @@ class RoundClock:
             samples = sizes.sum(1)
             return steps, samples, samples
         cumulative_samples = np.cumsum(sizes, axis=1)
-        fits = times.link[:, None] + cumulative_samples * times.sample[:, None] <= self.clock.deadline
-        completed_steps = np.minimum(fits.sum(1), steps)
+        fits_mask = times.link[:, None] + cumulative_samples * times.sample[:, None] <= self.clock.deadline
+        completed_steps = np.minimum(fits_mask.sum(1), steps)
         return (
             completed_steps,
             np.where(np.arange(sizes.shape[1]) < completed_steps[:, None], sizes, 0).sum(1),
@@ -161,8 +164,8 @@ class RoundClock:
             order = candidates[np.argsort(took[candidates], kind="stable")]
             arrivals = order[took[order] <= deadline][: clock.first]
             counts[arrivals] = True
-            self.late_clients[r] = self.cut[r] = len(candidates) - len(arrivals)
+            self.late_clients[r] = self.num_cut_off[r] = len(candidates) - len(arrivals)
             complete = len(arrivals) == min(len(candidates), clock.first or len(candidates)) and len(candidates) > 0
-            lasts = took[arrivals[-1]] if complete else deadline
-            self.seconds[r] += clock.server + (lasts if np.isfinite(lasts) else 0.0)
+            round_seconds = took[arrivals[-1]] if complete else deadline
+            self.seconds[r] += clock.server + (round_seconds if np.isfinite(round_seconds) else 0.0)
         return counts[np.searchsorted(virtual, requested.host.virtual)]

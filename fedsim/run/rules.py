@@ -15,16 +15,16 @@ from fedsim.core.constraints import Count, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better, validation_metric
-from fedsim.run.tracking.result import Row, result_columns
+from fedsim.run.tracking.result import MetricsRow, result_columns
 
-OVER = ("all", "mean")
-VIRTUAL = "virtual_seconds"
-TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
+STOP_AGGREGATES = ("all", "mean")
+VIRTUAL_TIME_COLUMN = "virtual_seconds"
+TARGET_TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
 
 
 def reaches_target(values: np.ndarray, target: float, above: bool) -> np.ndarray:
     """Which of the values [E, …] are at the target or on its better side."""
-    return np.asarray(values >= target - TOLERANCE if above else values <= target + TOLERANCE)
+    return np.asarray(values >= target - TARGET_TOLERANCE if above else values <= target + TARGET_TOLERANCE)
 
 
 def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
@@ -62,7 +62,7 @@ class Stop(Validated):
     patience: Count | None = None
     seconds: Positive | None = None
     metric: str | None = None
-    over: Annotated[str, OneOf(*OVER)] = "all"
+    over: Annotated[str, OneOf(*STOP_AGGREGATES)] = "all"
     virtual_seconds: Positive | None = None
 
     def __post_init__(self) -> None:
@@ -83,13 +83,13 @@ class Stop(Validated):
         """Is there a rule?"""
         return bool(self.target) or any(x is not None for x in (self.patience, self.seconds, self.virtual_seconds))
 
-    def judged_by(self, columns: Collection[str]) -> str | None:
+    def selection_metric(self, columns: Collection[str]) -> str | None:
         """The metric of `patience` and of the best model, of those that the run measures.
 
         Raises:
             ConfigError: the run does not measure what a rule looks at.
         """
-        if self.virtual_seconds is not None and VIRTUAL not in columns:
+        if self.virtual_seconds is not None and VIRTUAL_TIME_COLUMN not in columns:
             raise ConfigError(
                 f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices "
                 "or events"
@@ -108,7 +108,7 @@ class Stop(Validated):
         return default_metric
 
     def reason(
-        self, history: list[Row], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
+        self, history: list[MetricsRow], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
     ) -> str | None:
         """Why the run ends here, in a sentence; None: it goes on.
 
@@ -120,63 +120,77 @@ class Stop(Validated):
         """
         if not history or not history[-1]["round"]:
             return None
-        at = f"after round {history[-1]['round']}"
+        round_text = f"after round {history[-1]['round']}"
         scope = "in every replicate" if self.over == "all" else "in the mean over replicates"
-        if self.target and all((self._reached(history, *goal, meanings) >= 0).all() for goal in self.target.items()):
+        if self.target and all(
+            (self._rounds_to_target(history, *goal, meanings) >= 0).all() for goal in self.target.items()
+        ):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
-            return f"stop.target: {goals} was reached {scope} {at}"
+            return f"stop.target: {goals} was reached {scope} {round_text}"
         if self.patience is not None and metric is not None:
-            best = best_of(self._values(history, metric), is_higher_better(metric, meanings))
+            best = best_evaluation(self._values(history, metric), is_higher_better(metric, meanings))
             if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
-                return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {at}"
+                return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {round_text}"
         if self.seconds is not None and seconds >= self.seconds:
-            return f"stop.seconds: {self.seconds:g} seconds were over {at}"
-        if self.virtual_seconds is not None and self.out_of_time(self._times(history)[-1]):
-            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {at}"
+            return f"stop.seconds: {self.seconds:g} seconds were over {round_text}"
+        if self.virtual_seconds is not None and self.is_time_over(self._virtual_times(history)[-1]):
+            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {round_text}"
         return None
 
-    def out_of_time(self, times: np.ndarray) -> bool:
+    def is_time_over(self, times: np.ndarray) -> bool:
         """Is the virtual time over in the replicates that go on, given theirs [R']?"""
         if self.virtual_seconds is None or not len(times):
             return False
         return bool((times.mean() if self.over == "mean" else times.min()) >= self.virtual_seconds)
 
-    def _times(self, history: list[Row]) -> np.ndarray:
+    def _virtual_times(self, history: list[MetricsRow]) -> np.ndarray:
         """[E, R'] virtual seconds of the replicates that still are numbers, or of all if none is."""
         count = sum(row["round"] == history[0]["round"] for row in history)
-        times = np.array([row[VIRTUAL] for row in history], dtype=float).reshape(-1, count)
-        going = np.isfinite([row["train_loss"] for row in history[-count:]])
-        return times[:, going] if going.any() else times
+        times = np.array([row[VIRTUAL_TIME_COLUMN] for row in history], dtype=float).reshape(-1, count)
+        remaining_mask = np.isfinite([row["train_loss"] for row in history[-count:]])
+        return times[:, remaining_mask] if remaining_mask.any() else times
 
-    def targets(self, history: list[Row], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def targets(self, history: list[MetricsRow], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
         """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
         there yet; with 'mean', those of the mean. Under a clock the virtual seconds as well."""
         target_entries: dict[str, Any] = {}
         for name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in history})
-            at = self._reached(history, name, value, meanings, given_up=True)
-            target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
-            if VIRTUAL in history[-1]:
-                times = self._values(history, VIRTUAL, given_up=True)
-                target_entries[name][VIRTUAL] = [float(times[e, r]) if e >= 0 else None for r, e in enumerate(at)]
+            first_evaluations = self._rounds_to_target(history, name, value, meanings, given_up=True)
+            target_entries[name] = {
+                "value": value,
+                "rounds": [rounds[e] if e >= 0 else None for e in first_evaluations],
+            }
+            if VIRTUAL_TIME_COLUMN in history[-1]:
+                times = self._values(history, VIRTUAL_TIME_COLUMN, given_up=True)
+                target_entries[name][VIRTUAL_TIME_COLUMN] = [
+                    float(times[e, r]) if e >= 0 else None for r, e in enumerate(first_evaluations)
+                ]
         return {"targets": target_entries} if target_entries else {}
 
-    def _reached(
-        self, history: list[Row], name: str, value: float, meanings: Mapping[str, str] | None, given_up: bool = False
+    def _rounds_to_target(
+        self,
+        history: list[MetricsRow],
+        name: str,
+        value: float,
+        meanings: Mapping[str, str] | None,
+        given_up: bool = False,
     ) -> np.ndarray:
         return first_reached(self._values(history, name, given_up), value, is_higher_better(name, meanings))
 
-    def _values(self, history: list[Row], name: str, given_up: bool = False) -> np.ndarray:
+    def _values(self, history: list[MetricsRow], name: str, given_up: bool = False) -> np.ndarray:
         """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)
-        going = np.isfinite(values[-1])
+        remaining_mask = np.isfinite(values[-1])
         if self.over == "mean":
-            return values[:, going].mean(1, keepdims=True) if going.any() else values[:, :1] * math.nan
-        return values if given_up or not going.any() else values[:, going]
+            return (
+                values[:, remaining_mask].mean(1, keepdims=True) if remaining_mask.any() else values[:, :1] * math.nan
+            )
+        return values if given_up or not remaining_mask.any() else values[:, remaining_mask]
 
 
-def best_of(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+def best_evaluation(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
     """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
     worst = -np.inf if higher_is_better else np.inf
     filled_values = np.where(np.isnan(values), worst, values)

@@ -20,49 +20,49 @@ from fedsim.core import rng
 from fedsim.core.columns import OWN
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import enlarge
+from fedsim.core.snapshot import enlarged_counter
 from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
 from fedsim.local.rule import Carry
 from fedsim.models.randomness import GlobalDraws
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    Named,
-    brings_foreign,
+    NamedTensors,
     changed_paths,
     close_to,
-    identical,
+    contains_user_code,
+    first_difference,
     is_user_defined,
     moved_counters,
-    refuse,
+    refuse_part,
     snapshot_of,
     trial_copy,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
-from fedsim.shift.shift import OF_CLIENTS
+from fedsim.shift.shift import PER_CLIENT_ENTRIES
 from fedsim.strategies import State
 from fedsim.trainer.executors import executor
 from fedsim.trainer.loop_executor import LoopExecutor
 
 log = logging.getLogger(__name__)
 
-SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
+TRIAL_BATCH_SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
 SINGLE_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # where the run has batches of one sample
 REPEATED_SECONDS = 0.2  # in which steps are repeated where attributes change
-STEPS = (3, 3, 2)
-ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
-SECONDS = 1.0  # of what may be left out where models are slow
+TRIAL_STEPS = (3, 3, 2)
+TRIAL_ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
+OPTIONAL_CHECKS_SECONDS = 1.0  # of what may be left out where models are slow
 
 
-class MadeUpChunk:
+class SyntheticChunk:
     """Batches of some of the clients: as `fedsim.data.samples.Chunk`, which it stands for."""
 
     def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
-        self.steps = np.array([STEPS[row] for row in rows])
+        self.steps = np.array([TRIAL_STEPS[row] for row in rows])
         self.sizes = np.array([trial.sizes[row] for row in rows])
         pick = torch.tensor(rows, device=trial.device)
         self.rows, self.clients = trial.rows[pick], trial.clients[pick]
@@ -81,7 +81,7 @@ class MadeUpChunk:
         batch = {name: torch.stack([samples[name] for samples in client_samples]) for name in client_samples[0]}
         batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
         if self._trial.run.trainer.batches.keyed:
-            batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
+            batch["key"] = self.keys.step_keys(rng.Purpose.DROPOUT, step, pick)
         if int(sizes.min()) < width:
             slot = torch.arange(width, device=self.rows.device)
             batch["weight"] = (slot < torch.as_tensor(sizes, device=slot.device)[:, None]).to(dtype)
@@ -91,7 +91,7 @@ class MadeUpChunk:
         contamination = self._trial.contamination.at(int(self.keys.t))
         if not contamination.active:
             return batch
-        return contamination(batch, self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
+        return contamination(batch, self.keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
 
 
 class SampleTrial:
@@ -103,21 +103,21 @@ class SampleTrial:
 
     def __init__(self, run: Setup, state: State, memory: Memory) -> None:
         self.run, self.device, self.dtype = run, run.device, run.model.dtype
-        self.began = time.process_time()
+        self.start_time = time.process_time()
         trainer = run.trainer
         run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
         self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
         self.local_rule, self.shift, self.contamination = self.components
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
-        self.sizes = SINGLE_SIZES if _has_single_samples(run) else SIZES
+        self.sizes = SINGLE_SIZES if _has_single_samples(run) else TRIAL_BATCH_SIZES
         width = run.data.width(7)
-        fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
-        self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
+        fixed_samples = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
+        self._fixed_samples = {name: value for name, value in fixed_samples.items() if name not in ("client", "row")}
         self.uses_global_stream = False
-        self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
-        self.before = [snapshot_of(component) for component in self.components]
-        self.rewind = Rewind(*self.components, skip=OF_RUN)
+        self.exact: list[tuple[NamedTensors, Tensor]] = []  # of every client alone, in round 0
+        self.snapshots_before = [snapshot_of(component) for component in self.components]
+        self.rewind = Rewind(*self.components, skip=RUN_OBJECT_TYPES)
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
@@ -131,10 +131,10 @@ class SampleTrial:
         local_counts[: min(3, len(local_counts))] = 1
         counts[:, federation.ranks.client_slice] = local_counts.reshape(federation.replicates, -1)
         cohort = federation.cohort(counts, np.ones_like(counts))
-        handed = (
+        start = (
             run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
         )
-        carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
+        carry = dict(start) if isinstance(start, dict) else {"params": start}
         carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
         carry |= rule.round_state(carry["params"])
@@ -142,7 +142,7 @@ class SampleTrial:
             carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
         deployed = None
         if shift.active:
-            server_model = columns.of_server(state.model, memory, federation)
+            server_model = columns.server_rows(state.model, memory, federation)
             deployed_models = shift.deployed(memory.server, server_model, 0)
             deployed = None if deployed_models is None else deployed_models[cohort.replicate]
         row_index = torch.arange(3, device=self.device) % len(cohort)
@@ -154,7 +154,7 @@ class SampleTrial:
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
-        fixed, size = self._fixed, self.sizes[row][step]
+        fixed, size = self._fixed_samples, self.sizes[row][step]
         weight = fixed.get("weight")
         sample_indices = (
             torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
@@ -162,45 +162,47 @@ class SampleTrial:
         slot = torch.arange(width, device=self.device)
         own_indices = sample_indices[(slot + 2 * step) % len(sample_indices)]
         other_client, any_sample = (row + 1) % 3, (slot + 1) % len(fixed["x"][0])
-        real = slot < size
+        real_mask = slot < size
         batch = {}
         for name, value in fixed.items():
             if name == "weight":
                 continue
             own_values, other_values = value[row][own_indices], value[other_client][any_sample]
-            batch[name] = torch.where(real.reshape(-1, *[1] * (own_values.dim() - 1)), own_values, other_values)
+            batch[name] = torch.where(real_mask.reshape(-1, *[1] * (own_values.dim() - 1)), own_values, other_values)
         return batch
 
     def label(self) -> str:
         """The user's parts among those that are tried."""
         labelled_parts = zip(("local", "shift", "contamination"), self.components, strict=True)
         return " and ".join(
-            f"{kind}={type(component).__name__}" for kind, component in labelled_parts if brings_foreign(component)
+            f"{kind}={type(component).__name__}" for kind, component in labelled_parts if contains_user_code(component)
         )
 
-    def foreign(self) -> Any:
+    def user_part(self) -> Any:
         """One of the user's parts, for `user_code_errors`."""
         return next((component for component in self.components if is_user_defined(component)), self)
 
     def rates(self, rows: list[int]) -> Tensor:
         replicate = self.rows[rows] // self.run.federation.clients
-        return self.run.trainer.rates[replicate].expand(max(STEPS), len(rows)).clone()
+        return self.run.trainer.rates[replicate].expand(max(TRIAL_STEPS), len(rows)).clone()
 
-    def local_steps(self, executor: Any, rows: list[int], t: int, moved: bool = False) -> tuple[Named, Tensor]:
+    def local_steps(self, executor: Any, rows: list[int], t: int, moved: bool = False) -> tuple[NamedTensors, Tensor]:
         """Carries and losses of some of the clients after their steps; `moved`: from other models."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
         carry["params"] += 0.5 if moved else 0.0
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
         deployed = None if self.deployed is None else self.deployed[rows].clone()
-        result: tuple[Named, Tensor] = executor.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
+        result: tuple[NamedTensors, Tensor] = executor.run(
+            SyntheticChunk(self, rows, t), carry, self.rates(rows), deployed
+        )
         return result
 
-    def loop(self) -> LoopExecutor:
+    def loop_executor(self) -> LoopExecutor:
         return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
-    def slow(self) -> bool:
-        return time.process_time() - self.began > SECONDS
+    def is_slow(self) -> bool:
+        return time.process_time() - self.start_time > OPTIONAL_CHECKS_SECONDS
 
 
 def _has_single_samples(run: Setup) -> bool:
@@ -209,46 +211,47 @@ def _has_single_samples(run: Setup) -> bool:
     return size == 1 or bool((sizes == 1).any()) or (size is not None and bool((sizes % size == 1).any()))
 
 
-def _order(trial: SampleTrial) -> str | None:
+def _check_order(trial: SampleTrial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
-    with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
-        loop_executor = trial.loop()
+    with torch.no_grad(), user_code_errors(trial.label(), trial.user_part()):
+        loop_executor = trial.loop_executor()
         with GlobalDraws() as draws:
             trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         trial.uses_global_stream = draws.draws_seen
         if any(
-            changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
+            changed_paths(component, before)
+            for component, before in zip(trial.components, trial.snapshots_before, strict=True)
         ):
             trial.rewind()
-            trial.local_steps(trial.loop(), [0], 0, moved=True)  # what is kept of a client's first model
-            name = _other_than_before(trial, 0, *trial.local_steps(trial.loop(), [0], 0))
+            trial.local_steps(trial.loop_executor(), [0], 0, moved=True)  # what is kept of a client's first model
+            name = _difference_from_exact(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
             if name is not None:
-                return _remembers(trial, name)
+                return _remembered_state_text(trial, name)
             for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
                 trial.rewind()
-                name = _other_than_before(trial, row, *trial.local_steps(trial.loop(), [row], 0))
+                name = _difference_from_exact(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
                 if name is not None:
-                    return _remembers(trial, name)
-        for t, order in [(0, (2, 0, 1))] if trial.slow() else ORDERS:
+                    return _remembered_state_text(trial, name)
+        for t, order in [(0, (2, 0, 1))] if trial.is_slow() else TRIAL_ORDERS:
             for row in order:
                 carry, loss = trial.local_steps(loop_executor, [row], t)
-                name = _other_than_before(trial, row, carry, loss) if t == 0 else None
+                name = _difference_from_exact(trial, row, carry, loss) if t == 0 else None
                 if name is not None:
-                    return _remembers(trial, name)
+                    return _remembered_state_text(trial, name)
     return _waits(trial, loop_executor)
 
 
-def _other_than_before(trial: SampleTrial, row: int, carry: Named, loss: Tensor) -> str | None:
+def _difference_from_exact(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
     """What differs from the client's steps in `trial.exact`."""
     right, right_loss = trial.exact[row]
-    return identical(right | {"loss": right_loss}, carry | {"loss": loss})
+    return first_difference(right | {"loss": right_loss}, carry | {"loss": loss})
 
 
-def _remembers(trial: SampleTrial, name: str) -> str:
-    labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.before, strict=True)
+def _remembered_state_text(trial: SampleTrial, name: str) -> str:
+    labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True)
     for kind, component, before in labelled_parts:
         paths = changed_paths(component, before)
-        if paths and (is_user_defined(component) or brings_foreign(component)):
+        if paths and (is_user_defined(component) or contains_user_code(component)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
                 f"{kind}={type(component).__name__} remembers in {paths[0]} what it computed before, which clients "
@@ -264,67 +267,70 @@ def _remembers(trial: SampleTrial, name: str) -> str:
 def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
     """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
     for kind, component, before in zip(
-        ("local", "shift", "contamination"), trial.components, trial.before, strict=True
+        ("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True
     ):
         for name in moved_counters(component, before):
-            original_value, enlarged_value = vars(component)[name], enlarge(vars(component)[name])
-            if enlarged_value is None or trial.slow():
+            original_value, enlarged_value = vars(component)[name], enlarged_counter(vars(component)[name])
+            if enlarged_value is None or trial.is_slow():
                 continue
             vars(component)[name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
                 carry, loss = trial.local_steps(executor, [0], 0)
-                if _other_than_before(trial, 0, carry, loss) is not None:
+                if _difference_from_exact(trial, 0, carry, loss) is not None:
                     return (
                         f"{kind}={type(component).__name__} counts in {name} what later steps depend on, which clients "
                         "share and no checkpoint holds; return it from `memory`"
                     )
             vars(component)[name] = original_value
     changing = any(
-        changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
+        changed_paths(component, before)
+        for component, before in zip(trial.components, trial.snapshots_before, strict=True)
     )
     until = time.process_time() + REPEATED_SECONDS
     while changing and time.process_time() < until:  # a count may matter at its hundredth
         carry, loss = trial.local_steps(executor, [0], 0)
-        changed_name = _other_than_before(trial, 0, carry, loss)
+        changed_name = _difference_from_exact(trial, 0, carry, loss)
         if changed_name is not None:
-            return _remembers(trial, changed_name)
+            return _remembered_state_text(trial, changed_name)
     return None
 
 
-def _shift_padding(trial: SampleTrial) -> str | None:
+def _check_shift_padding(trial: SampleTrial) -> str | None:
     """A shift on batches of 2 and of 7 samples, alone, padded, and of several clients at once."""
     shift = trial.shift
-    if not shift.active or not brings_foreign(shift):
+    if not shift.active or not contains_user_code(shift):
         return None
     label = f"shift={type(shift).__name__}"
     theta = trial.carry["params"] if trial.deployed is None else shift.newest_deployment(trial.deployed)
-    chunk = MadeUpChunk(trial, [0, 1, 2], 0)
+    chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)
-        for move in (shift, shift.respond_differentiably):
+        for shift_function in (shift, shift.respond_differentiably):
             with user_code_errors(label, shift), torch.no_grad():
                 single_results = [
-                    move({k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row])
+                    shift_function(
+                        {k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row]
+                    )
                     for row in range(3)
                 ]
             try:
                 with torch.no_grad():
-                    joint_result: Named = vmap(move)(joint_batch, theta)
+                    joint_result: NamedTensors = vmap(shift_function)(joint_batch, theta)
             except Exception as error:
                 return f"{label} cannot be vmapped ({_error_text(error)})"
             if any(
-                _differs(single_result, {k: v[row] for k, v in joint_result.items()})
+                _batch_difference(single_result, {k: v[row] for k, v in joint_result.items()})
                 for row, single_result in enumerate(single_results)
             ):
                 return f"{label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _differs(unpadded: Named, padded: Named) -> bool:
+def _batch_difference(unpadded: NamedTensors, padded: NamedTensors) -> bool:
     """Is a batch another one but for padding? Padding must keep the weight 0."""
     size = len(unpadded["x"])
     for name, value in unpadded.items():
-        if name in OF_CLIENTS or name == "weight" or name not in padded:
+        if name in PER_CLIENT_ENTRIES or name == "weight" or name not in padded:
             continue
         padded_value = padded[name][:size] if value.dim() and len(value) == size else padded[name]
         if not close_to(padded_value, value):
@@ -336,13 +342,13 @@ def _differs(unpadded: Named, padded: Named) -> bool:
     )
 
 
-def _contamination_padding(trial: SampleTrial) -> str | None:
+def _check_contamination_padding(trial: SampleTrial) -> str | None:
     """A contamination on several clients at once, padded, and on each alone."""
     contamination: Contamination = trial.contamination
-    if not contamination.active or not brings_foreign(contamination):
+    if not contamination.active or not contains_user_code(contamination):
         return None
     label = f"contamination={type(contamination).__name__}"
-    chunk = MadeUpChunk(trial, [0, 1, 2], 0)
+    chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         with user_code_errors(label, contamination), torch.no_grad():
             single_results = [
@@ -354,12 +360,14 @@ def _contamination_padding(trial: SampleTrial) -> str | None:
         except Exception as error:
             return f"{label} takes batches of one client alone ({_error_text(error)})"
         for row, single_result in enumerate(single_results):
-            if _differs({k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}):
+            if _batch_difference(
+                {k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}
+            ):
                 return f"{label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _executors(trial: SampleTrial) -> str | None:
+def _check_executors(trial: SampleTrial) -> str | None:
     """Local steps of all three clients together, by the executors that the run may take."""
     trainer = trial.run.trainer
     for choice in trainer.candidates:
@@ -389,14 +397,14 @@ def _error_text(error: Exception) -> str:
     return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
 
 
-def _one_at_a_time(trial: SampleTrial, reason: str) -> None:
+def _run_one_at_a_time(trial: SampleTrial, reason: str) -> None:
     """What holds where padding does not: one client after another, on batches as they are."""
     for trainers in trial.run.all_trainers:
         trainers.restrict_to_loop(reason)
 
 
 def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
-    _one_at_a_time(trial, reason)
+    _run_one_at_a_time(trial, reason)
     for trainers in trial.run.all_trainers:
         trainers.shift.unpadded = True
 
@@ -411,9 +419,19 @@ def _one_worker(trial: SampleTrial, reason: str) -> None:
         trainers.restrict_to_one_worker()
 
 
-ORDER = Invariance("the order of clients and rounds", _order, refuse)
-SHIFT_PADDING = Invariance("padding and other clients of a shift", _shift_padding, _shift_one_at_a_time)
-ROTTEN_PADDING = Invariance("padding and other clients of a contamination", _contamination_padding, _one_at_a_time)
-EXECUTORS = Invariance("padding and other clients of local steps", _executors, _one_at_a_time)
+ORDER_INVARIANCE = Invariance("the order of clients and rounds", _check_order, refuse_part)
+SHIFT_PADDING_INVARIANCE = Invariance(
+    "padding and other clients of a shift", _check_shift_padding, _shift_one_at_a_time
+)
+CONTAMINATION_PADDING_INVARIANCE = Invariance(
+    "padding and other clients of a contamination", _check_contamination_padding, _run_one_at_a_time
+)
+EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _run_one_at_a_time)
 THREADS = Invariance("two threads", _threads, _one_worker)  # last: a restriction to the loop makes new executors
-INVARIANCES = (ORDER, SHIFT_PADDING, ROTTEN_PADDING, EXECUTORS, THREADS)
+INVARIANCES = (
+    ORDER_INVARIANCE,
+    SHIFT_PADDING_INVARIANCE,
+    CONTAMINATION_PADDING_INVARIANCE,
+    EXECUTOR_INVARIANCE,
+    THREADS,
+)

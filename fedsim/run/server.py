@@ -14,7 +14,7 @@ from fedsim.models import RowModel
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
-from fedsim.run.wiring import among_members, bind_availability, uplink_of
+from fedsim.run.wiring import bind_availability, name_newcomers_in_errors, uplink_of
 from fedsim.strategies import Strategy
 from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.uplink import Uplink
@@ -56,7 +56,7 @@ class Server:
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
         check_declarations(strategy)
-        with among_members(population.newcomers):
+        with name_newcomers_in_errors(population.newcomers):
             availability = bind_availability(process, federation, rounds, population.member_tables)
             settle_clock(components.clock, strategy, availability, federation.clients)
             with keys_under("strategy"):

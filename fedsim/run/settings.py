@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.effects import stops_training, without_effect
-from fedsim.evaluation.performative.references import too_dear
+from fedsim.core.effects import sentences_stopping_training, sentences_without_effect
+from fedsim.evaluation.performative.references import too_expensive_reason
 from fedsim.local.schedules import Constant
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT = 1000  # rounds in which somebody must be available, at most
+MAX_ROUNDS_CHECKED = 1000  # rounds in which somebody must be available, at most
 
 
 class RunFacts:
@@ -45,7 +45,7 @@ class RunFacts:
         """Does this hold for the probability of some client in some round?"""
         if self.availability.unknown_reason:
             return True
-        return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, LOOKED_AT)))
+        return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, MAX_ROUNDS_CHECKED)))
 
     @property
     def most_local_steps(self) -> float:
@@ -74,7 +74,7 @@ class RunFacts:
         shift = self.setup.shift
         if not shift.active or shift.references == "none":
             return False
-        return shift.references == "always" or not too_dear(self.setup.model, self.setup.data)
+        return shift.references == "always" or not too_expensive_reason(self.setup.model, self.setup.data)
 
     @property
     def rate_moves(self) -> bool:
@@ -112,19 +112,24 @@ def report_settings(run: Any) -> None:
     if not run.federation.ranks.is_first:
         return
     facts = RunFacts(run)
-    for sentence in (*_without_effect(facts), *_stops_training(facts)):
+    for sentence in (*_settings_without_effect(facts), *_settings_stopping_training(facts)):
         log.warning("%s", sentence)
 
 
-def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> None:
+def report_standstill(run: Any, models_before: Tensor, models_after: Tensor, rounds: int) -> None:
     """Log a warning where no round of a run moved the server's model, whatever the reason.
 
     Args:
         run: the `Simulation`.
-        before, after: [R, d] the server's models.
+        models_before, after: [R, d] the server's models.
         rounds: how many lie between them.
     """
-    if not rounds or not before.numel() or not run.strategy.vectors_up or not torch.equal(before, after):
+    if (
+        not rounds
+        or not models_before.numel()
+        or not run.strategy.vectors_up
+        or not torch.equal(models_before, models_after)
+    ):
         return
     if run.federation.ranks.is_first:
         log.warning(
@@ -134,16 +139,16 @@ def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> N
         )
 
 
-def _without_effect(run: RunFacts) -> Iterator[str]:
+def _settings_without_effect(run: RunFacts) -> Iterator[str]:
     for group, component in (("", run.setup), *vars(run.components).items()):
-        yield from without_effect(group, component, run)
+        yield from sentences_without_effect(group, component, run)
 
 
-def _stops_training(run: RunFacts) -> Iterator[str]:
+def _settings_stopping_training(run: RunFacts) -> Iterator[str]:
     for group, component in vars(run.components).items():
-        yield from stops_training(group, component, run)
+        yield from sentences_stopping_training(group, component, run)
     process = run.availability
-    rounds = range(min(run.rounds, LOOKED_AT))
+    rounds = range(min(run.rounds, MAX_ROUNDS_CHECKED))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):
         period = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
         yield (

@@ -22,11 +22,11 @@ from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule
 from fedsim.models.capacity import Capacity
-from fedsim.models.losses import Loss
+from fedsim.models.losses import LossFunction
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
-from fedsim.run.contracts import brings_foreign
-from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.contracts import contains_user_code
+from fedsim.run.divergence import ON_NONFINITE_CHOICES
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.ownership import PartCopies
 from fedsim.run.parts import KINDS, Parts
@@ -39,7 +39,7 @@ from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
 from fedsim.uplink.attack import Attack
 
-STARTS = ("random", "ps", "erm")
+START_MODELS = ("random", "ps", "erm")
 
 
 @validated
@@ -107,11 +107,11 @@ class Setup(Assembly):
         contamination: Contamination | None = None,
         rounds: Count = 100,
         seeds: Sequence[int] = (0,),
-        loss: str | Loss | None = None,
+        loss: str | LossFunction | None = None,
         ridge: NonNegative = 0.0,
         output: str | int | None = None,
-        start: Annotated[str, OneOf(*STARTS)] = "random",
-        on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE)] = "stop",
+        start: Annotated[str, OneOf(*START_MODELS)] = "random",
+        on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE_CHOICES)] = "stop",
         columns: Selector | None = None,
         capacity: Capacity | None = None,
         personal: Personal | None = None,
@@ -173,7 +173,7 @@ class Setup(Assembly):
 def _own_copies(components: Parts) -> dict[str, Any]:
     """The parts by group, as they are before they are set up; copied where one of them is somebody's own."""
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(Parts)}
-    if not any(brings_foreign(component) for group, component in groups.items() if group != "dataset"):
+    if not any(contains_user_code(component) for group, component in groups.items() if group != "dataset"):
         return groups
     return copies_of(groups, components.dataset)
 

@@ -13,14 +13,14 @@ from fedsim.evaluation.performative.references import unshifted_minimisers
 from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
 from fedsim.run.checkpoint import CONTENT, Checkpointer
-from fedsim.run.content import content
+from fedsim.run.content import content_fingerprints
 from fedsim.run.contracts import user_code_errors
-from fedsim.run.divergence import DivergenceGuard, check_start, remedy
+from fedsim.run.divergence import DivergenceGuard, check_start, divergence_remedy
 from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
 from fedsim.run.rehearsal import dry_run, try_evaluation
-from fedsim.run.run_files import HEADER
+from fedsim.run.run_files import MODEL_HEADER_KEY
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
@@ -61,7 +61,7 @@ class Simulation(Setup):
         return state
 
     @hints.suppress_vmap_warning()
-    @determinism.if_asked
+    @determinism.run_deterministically
     def run(
         self,
         out: str | Path | None = None,
@@ -153,8 +153,8 @@ class Simulation(Setup):
         """What keeps checkpoints, with the header that tells what this run is made of."""
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
-        made_of = content(self) if folder is not None and self.federation.ranks.is_first else {}
-        header = {HEADER: self.model_metadata(), CONTENT: made_of}
+        content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
+        header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT: content}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
     def resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
@@ -185,6 +185,6 @@ class Simulation(Setup):
 
     def make_guard(self, progress: Progress) -> DivergenceGuard:
         """What notices rows and models that become non-finite; it goes on with those that were dropped."""
-        name, advice = type(self.strategy).__name__, remedy(self.trainer.rule, self.strategy)
+        name, advice = type(self.strategy).__name__, divergence_remedy(self.trainer.rule, self.strategy)
         eval_every = self.evaluation.every
         return DivergenceGuard(self.federation, name, self.on_nonfinite, eval_every, progress.dropped, advice)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from fedsim.run.tracking import Result
 
-HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-ASKING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
+STOP_SIGNAL_NUMBERS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP_SIGNAL) if number is not None)
 
 
 class Stopped(KeyboardInterrupt):
@@ -39,19 +39,19 @@ class StopSignals:
 
     _listening: ClassVar[list[StopSignals]] = []
     _handlers: ClassVar[dict[int, Any]] = {}  # what was there before the first of them
-    _noted: ClassVar[int | None] = None  # the first signal since the first of them listens
-    _visible: ClassVar[int | None] = None  # what all of them see while a signal is held back
-    _holding: ClassVar[bool] = False
+    _first_signal: ClassVar[int | None] = None  # the first signal since the first of them listens
+    _visible_signal: ClassVar[int | None] = None  # what all of them see while a signal is held back
+    _is_postponed: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._last: int | None = None  # what it had seen when it stopped listening
+        self._last_seen_signal: int | None = None  # what it had seen when it stopped listening
 
     @property
     def signal(self) -> int | None:
         """The first signal's number, None before it."""
         if self not in self._listening:
-            return self._last
-        return StopSignals._visible if self._holding else StopSignals._noted
+            return self._last_seen_signal
+        return StopSignals._visible_signal if self._is_postponed else StopSignals._first_signal
 
     @property
     def agreed_signal(self) -> int:
@@ -61,27 +61,27 @@ class StopSignals:
     @classmethod
     def pending(cls) -> bool:
         """Was a signal noted that the runs under way will stop for?"""
-        return bool(cls._listening) and cls._noted is not None
+        return bool(cls._listening) and cls._first_signal is not None
 
     @classmethod
     @contextlib.contextmanager
     def postponed(cls) -> Iterator[None]:
         """Within the block a new signal is noted, but no run sees it before the end of the block: runs whose rounds end
         one after another in the block all see the same."""
-        StopSignals._visible, StopSignals._holding = cls._noted, True
+        StopSignals._visible_signal, StopSignals._is_postponed = cls._first_signal, True
         try:
             yield
         finally:
-            StopSignals._holding = False
+            StopSignals._is_postponed = False
 
     def listen(self) -> None:
         """From now on signals wait. Only the main thread may ask for them."""
         if threading.current_thread() is threading.main_thread():
             if not self._listening:
                 self._handlers.clear()
-                StopSignals._noted = StopSignals._visible = None
-                for number in ASKING:
-                    if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                StopSignals._first_signal = StopSignals._visible_signal = None
+                for number in STOP_SIGNAL_NUMBERS:
+                    if number == HANGUP_SIGNAL and signal.getsignal(number) == signal.SIG_IGN:
                         continue  # nohup: the run is meant to outlive its terminal
                     self._handlers[number] = signal.signal(number, self._note)
             self._listening.append(self)
@@ -94,11 +94,13 @@ class StopSignals:
         if self._listening == [self]:  # still listening: a signal on the way is noted, and does not count as a second
             for number, handler in self._handlers.items():
                 signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
-        self._last = StopSignals._noted  # also one that is held back: it must not be lost with the last listener
+        self._last_seen_signal = (
+            StopSignals._first_signal
+        )  # also one that is held back: it must not be lost with the last listener
         self._listening.remove(self)
 
     @classmethod
     def _note(cls, number: int, frame: FrameType | None) -> None:
-        if StopSignals._noted is not None and cls._listening:  # asked twice: at once
+        if StopSignals._first_signal is not None and cls._listening:  # asked twice: at once
             raise KeyboardInterrupt
-        StopSignals._noted = number
+        StopSignals._first_signal = number

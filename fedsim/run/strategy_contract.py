@@ -23,22 +23,22 @@ from fedsim.core.memory import Memory
 from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import enlarge
+from fedsim.core.snapshot import enlarged_counter
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    Named,
+    NamedTensors,
     changed_paths,
-    check_all,
+    check_invariances,
     close_to,
     copy_tensors,
     describe_type,
-    fields,
-    identical,
+    first_difference,
     is_user_defined,
     moved_counters,
-    refuse,
+    refuse_part,
     snapshot_of,
+    state_fields,
     trial_copy,
     unlisted,
     user_code_errors,
@@ -46,13 +46,13 @@ from fedsim.run.contracts import (
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
-SECONDS = 0.7  # after which what is tried a second time is left out
-LATE_ROUNDS = (3, 10, 100)  # and the last
+OPTIONAL_CHECKS_SECONDS = 0.7  # after which what is tried a second time is left out
+LATE_TRIAL_ROUNDS = (3, 10, 100)  # and the last
 MOST_PRESENT = 8  # clients of a replicate, where all of a small federation come
 REPEATED_SECONDS = 0.2  # in which rounds are repeated where attributes change
 STALEST = 3  # rounds by which rows of an event-driven run are late
 WATCHED = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
-NUMBERS = 2e7  # of client memory, above which fewer clients are made up
+MAX_TRIAL_MEMORY_NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
 def check_initial_state(run: Setup, state: Any) -> None:
@@ -70,7 +70,7 @@ def check_initial_state(run: Setup, state: Any) -> None:
     rows = run.federation.replicates
     shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
     names_by_address: dict[int, str] = {}
-    for name, value in fields(state).items():
+    for name, value in state_fields(state).items():
         if not isinstance(value, Tensor):
             raise ConfigError(
                 f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is "
@@ -91,7 +91,7 @@ def check_initial_state(run: Setup, state: Any) -> None:
 
 def rounds_to_try(count: int) -> list[int]:
     """The first three rounds, and later ones, since some strategies change their ways: warm-up, periods, the end."""
-    late_rounds = {t for t in (*LATE_ROUNDS, count - 1) if 2 < t < count}
+    late_rounds = {t for t in (*LATE_TRIAL_ROUNDS, count - 1) if 2 < t < count}
     return [*range(min(3, max(count, 1))), *sorted(late_rounds)]
 
 
@@ -111,28 +111,32 @@ class StrategyTrial:
         # replicates at different models, as they are after a round
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)
-        self.before = snapshot_of(run.strategy)
-        self.rewind = Rewind(run.strategy, skip=OF_RUN)  # what copies share, such as a module's globals
+        self.snapshot_before = snapshot_of(run.strategy)
+        self.rewind = Rewind(run.strategy, skip=RUN_OBJECT_TYPES)  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
-        self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
-        self.began = time.process_time()
+        self.last, self.initial_snapshot = run.strategy, self.snapshot_before  # the copy that played, and how it began
+        self.start_time = time.process_time()
         # a process that always sends as many clients may be all that a strategy is for
-        self.steady = run.availability.law in ("full", "uniform_k")
-        self.present = int(min(run.availability.counts(0).sum(1).max(), run.federation.clients)) if self.steady else 0
+        self.has_fixed_cohort_size = run.availability.law in ("full", "uniform_k")
+        self.present = (
+            int(min(run.availability.counts(0).sum(1).max(), run.federation.clients))
+            if self.has_fixed_cohort_size
+            else 0
+        )
         self.constant = False
-        if self.steady:
-            self.constant = self._refused(constant=False) and not self._refused(constant=True)
+        if self.has_fixed_cohort_size:
+            self.constant = self._refuse_constant(constant=False) and not self._refuse_constant(constant=True)
 
-    def _refused(self, constant: bool) -> bool:
+    def _refuse_constant(self, constant: bool) -> bool:
         self.constant = constant
         try:
-            self.play([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
+            self.states_after_rounds([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
         except ConfigError:
             return True
         return False
 
-    def slow(self) -> bool:
-        return time.process_time() - self.began > SECONDS
+    def is_slow(self) -> bool:
+        return time.process_time() - self.start_time > OPTIONAL_CHECKS_SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
@@ -147,7 +151,7 @@ class StrategyTrial:
         """These replicates alone."""
         federation, pick = self.run.federation, slice(replicates.start, replicates.stop)
         m = federation.clients
-        if federation.ranks.count == 1 and federation.replicates * m * self.models.shape[1] > NUMBERS:
+        if federation.ranks.count == 1 and federation.replicates * m * self.models.shape[1] > MAX_TRIAL_MEMORY_NUMBERS:
             m = min(m, 8)  # memory of all clients would take longer than what is tried
         sizes = federation.sizes.reshape(federation.replicates, federation.clients)[pick, :m].reshape(-1)
         trial_federation = dataclasses.replace(
@@ -159,18 +163,18 @@ class StrategyTrial:
         trial_federation.full_data_oracle = None if federation.full_data_oracle is None else _made_up_gradients
         return trial_federation
 
-    def play(
+    def states_after_rounds(
         self,
         counts: Sequence[Sequence[int]],
         replicates: range,
-        fresh: bool = False,
-        between: bool = False,
+        use_new_copies: bool = False,
+        with_other_calls: bool = False,
         rewound: bool = True,
     ) -> list[State]:
         """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
 
-        `fresh`: every round is played by another copy, as after a resumed run. `between`: before each round the one
-        before it is played with other numbers. Not `rewound`: by the copy that played last, as it is.
+        `use_new_copies`: every round is played by another copy, as after a resumed run. `with_other_calls`: before
+        each round the one before it is played with other numbers. Not `rewound`: the copy that played last plays on.
         """
         federation = self._federation(replicates)
         strategy, label = (self.strategy(replicates) if rewound else self.last), self.label
@@ -178,41 +182,53 @@ class StrategyTrial:
         models = self.models[replicates.start : replicates.stop]
         with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        if not fresh and rewound:
-            self.initial_look = snapshot_of(strategy)
+        if not use_new_copies and rewound:
+            self.initial_snapshot = snapshot_of(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
         earlier: tuple[State, Report] | None = None
-        for turn, t in enumerate(self.rounds):
-            if fresh:
+        for round_number, t in enumerate(self.rounds):
+            if use_new_copies:
                 strategy = self.strategy(replicates)
                 with user_code_errors(f"{label}: initial", strategy):
                     strategy.initial(models.clone(), federation)
             client_counts = np.zeros((len(replicates), federation.clients))
             for r in range(len(replicates)):
-                planned = counts[turn % len(counts)][r]
-                count = self.present if self.constant else max(planned, 1) if self.steady else planned
+                num_clients = counts[round_number % len(counts)][r]
+                count = (
+                    self.present
+                    if self.constant
+                    else max(num_clients, 1)
+                    if self.has_fixed_cohort_size
+                    else num_clients
+                )
                 positions = np.arange(min(count, federation.clients))
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
             state_copy = copy_tensors(state)
             cohort, carry = self._start(strategy, state_copy, active, t)
             report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
-            if between and earlier is not None:
+            if with_other_calls and earlier is not None:
                 with contextlib.suppress(ConfigError):
-                    _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), self.rounds[turn - 1])
+                    _next_state(
+                        strategy,
+                        label,
+                        _changed_copy(earlier[0]),
+                        _changed_copy(earlier[1]),
+                        self.rounds[round_number - 1],
+                    )
             earlier = copy_tensors(state), copy_tensors(report)
-            next_state = _next(strategy, label, state_copy, report, t)
-            if not fresh and t == self.rounds[0]:
-                repeated_state = _next(strategy, label, copy_tensors(state), report, t)
-                name = identical(fields(next_state), fields(repeated_state))
+            next_state = _next_state(strategy, label, state_copy, report, t)
+            if not use_new_copies and t == self.rounds[0]:
+                repeated_state = _next_state(strategy, label, copy_tensors(state), report, t)
+                name = first_difference(state_fields(next_state), state_fields(repeated_state))
                 if name is not None:
                     raise ConfigError(self.remembers(name, strategy))
             state = next_state
             states.append(state)
         return states
 
-    def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, Named]:
+    def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, NamedTensors]:
         """Who computes, and what they start from."""
         label = self.label
         with user_code_errors(f"{label}: cohort, in round {t}", strategy):
@@ -254,7 +270,7 @@ class StrategyTrial:
 
     def remembers(self, name: str, strategy: Any) -> str:
         """How another `name` than before came about."""
-        paths = changed_paths(strategy, self.before) or changed_paths(self.run.strategy, self.before)
+        paths = changed_paths(strategy, self.snapshot_before) or changed_paths(self.run.strategy, self.snapshot_before)
         location = f" ({paths[0]})" if paths else ""
         return (
             f"{self.label}: the same state and report give another {name} the second time; what it keeps in attributes "
@@ -262,71 +278,79 @@ class StrategyTrial:
         )
 
 
-def _repeated(trial: StrategyTrial) -> str | None:
+def _check_repetition(trial: StrategyTrial) -> str | None:
     """The same rounds again: by another copy for every round, then by one copy for all, with another global seed."""
-    everybody = range(len(trial.models))
+    all_replicates = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
-    right = trial.play(counts, everybody)
+    right = trial.states_after_rounds(counts, all_replicates)
     with streams.restore_states():
         streams.reseed(1)
         return _compared(trial, counts, right)
 
 
 def _compared(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
-    everybody = range(len(trial.models))
-    for fresh in (True,) if trial.slow() else (True, False):
-        for expected_state, repeated_state in zip(right, trial.play(counts, everybody, fresh), strict=True):
-            name = identical(fields(expected_state), fields(repeated_state))
+    all_replicates = range(len(trial.models))
+    for fresh in (True,) if trial.is_slow() else (True, False):
+        for expected_state, repeated_state in zip(
+            right, trial.states_after_rounds(counts, all_replicates, fresh), strict=True
+        ):
+            name = first_difference(state_fields(expected_state), state_fields(repeated_state))
             if name is not None:
-                return trial.remembers(name, trial.strategy(everybody))
-    return None if trial.slow() else _other_calls(trial, counts, right)
+                return trial.remembers(name, trial.strategy(all_replicates))
+    return None if trial.is_slow() else _check_other_calls(trial, counts, right)
 
 
-def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
     """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
-    everybody, tried = range(len(trial.models)), dict[str, Any]()
-    trial.play(counts, everybody)
-    for counter in moved_counters(trial.last, trial.initial_look):
+    all_replicates, tried = range(len(trial.models)), dict[str, Any]()
+    trial.states_after_rounds(counts, all_replicates)
+    for counter in moved_counters(trial.last, trial.initial_snapshot):
         original_value = vars(trial.last)[counter]
         value = (
-            enlarge(original_value) if isinstance(original_value, (int, float)) else None
+            enlarged_counter(original_value) if isinstance(original_value, (int, float)) else None
         )  # an array may be remembered by its round
         tried |= {} if value is None else {counter: value}
     for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
         try:
-            for expected_state, other_state in zip(right, trial.play(counts, everybody, between=between), strict=True):
-                name = identical(fields(expected_state), fields(other_state))
+            for expected_state, other_state in zip(
+                right, trial.states_after_rounds(counts, all_replicates, with_other_calls=between), strict=True
+            ):
+                name = first_difference(state_fields(expected_state), state_fields(other_state))
                 if name is not None:
                     return trial.remembers(name, trial.last)
         finally:
             trial.counters = {}
     until = time.process_time() + REPEATED_SECONDS
-    trial.play(counts, everybody)
-    changing = bool(changed_paths(trial.last, trial.initial_look) or changed_paths(trial.run.strategy, trial.before))
+    trial.states_after_rounds(counts, all_replicates)
+    changing = bool(
+        changed_paths(trial.last, trial.initial_snapshot) or changed_paths(trial.run.strategy, trial.snapshot_before)
+    )
     while changing and time.process_time() < until:  # a count may matter at its hundredth
-        for expected_state, later_state in zip(right, trial.play(counts, everybody, rewound=False), strict=True):
-            name = identical(fields(expected_state), fields(later_state))
+        for expected_state, later_state in zip(
+            right, trial.states_after_rounds(counts, all_replicates, rewound=False), strict=True
+        ):
+            name = first_difference(state_fields(expected_state), state_fields(later_state))
             if name is not None:
                 return trial.remembers(name, trial.last)
     return None
 
 
-def _elsewhere(of: Any) -> Any:
+def _changed_copy(tensors_or_object: Any) -> Any:
     """A state or a report with other numbers."""
-    moved_on = {
+    moved_tensors = {
         name: value + 0.1 * torch.cos(torch.arange(value.numel())).reshape(value.shape).to(value)
-        for name, value in fields(of).items()
+        for name, value in state_fields(tensors_or_object).items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
     }
-    return dataclasses.replace(copy_tensors(of), **moved_on)
+    return dataclasses.replace(copy_tensors(tensors_or_object), **moved_tensors)
 
 
-def _nobody(trial: StrategyTrial) -> str | None:
+def _check_empty_rounds(trial: StrategyTrial) -> str | None:
     """Rounds in which nobody comes, and in which one client does."""
-    if trial.steady or trial.slow():
+    if trial.has_fixed_cohort_size or trial.is_slow():
         return None
     for counts in ([[0, 0], [1, 0], [0, 0]], [[0, 1], [1, 1], [0, 0]]):
-        for t, state in enumerate(trial.play(counts, range(len(trial.models)))):
+        for t, state in enumerate(trial.states_after_rounds(counts, range(len(trial.models)))):
             if not torch.isfinite(state.model).all():
                 return (
                     f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} "
@@ -337,39 +361,39 @@ def _nobody(trial: StrategyTrial) -> str | None:
     return None
 
 
-def _replicates(trial: StrategyTrial) -> str | None:
+def _check_replicates(trial: StrategyTrial) -> str | None:
     """Each replicate alone, and beside one with another number of clients."""
     if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
         return None
-    everybody = [MOST_PRESENT, MOST_PRESENT]
-    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]], [everybody]):
-        joint_states = trial.play(counts, range(2))
+    all_replicates = [MOST_PRESENT, MOST_PRESENT]
+    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]], [all_replicates]):
+        joint_states = trial.states_after_rounds(counts, range(2))
         for r in (1, 0):
             try:
-                single_states = trial.play([[row[r]] for row in counts], range(r, r + 1))
+                single_states = trial.states_after_rounds([[row[r]] for row in counts], range(r, r + 1))
             except ConfigError:  # it was set up for all replicates
-                return _replicates_differ(trial)
+                return _check_replicates_differ(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
                 if not close_to(joint_state.model[r], single_state.model[0]):
-                    return _mixes(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
-        if trial.slow():
+                    return _mixing_text(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
+        if trial.is_slow():
             return None
     return None
 
 
-def _replicates_differ(trial: StrategyTrial) -> str | None:
+def _check_replicates_differ(trial: StrategyTrial) -> str | None:
     """What the first replicate's clients bring, however many they are, must change no other replicate's model."""
     counts = [[3, 1], [2, 3], [1, 2]]
-    right = trial.play(counts, range(2))
+    right = trial.states_after_rounds(counts, range(2))
     for t, (state, changed_state) in enumerate(
-        zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)
+        zip(right, trial.states_after_rounds([[1, c[1]] for c in counts], range(2)), strict=True)
     ):
         if not close_to(state.model[1], changed_state.model[1]):
-            return _mixes(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
+            return _mixing_text(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
     return None
 
 
-def _mixes(trial: StrategyTrial, changed: int, affected: int, moment: str) -> str:
+def _mixing_text(trial: StrategyTrial, changed: int, affected: int, moment: str) -> str:
     seeds = trial.run.federation.seeds
     return (
         f"{trial.label} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
@@ -386,9 +410,9 @@ def _made_up_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
 
 
 INVARIANCES = (
-    Invariance("a second time, and a resumed run", _repeated, refuse),
-    Invariance("empty rounds", _nobody, refuse),
-    Invariance("other replicates", _replicates, refuse),
+    Invariance("a second time, and a resumed run", _check_repetition, refuse_part),
+    Invariance("empty rounds", _check_empty_rounds, refuse_part),
+    Invariance("other replicates", _check_replicates, refuse_part),
 )
 
 
@@ -400,13 +424,13 @@ def check_strategy(run: Setup, memory: Memory) -> None:
     """
     trial = StrategyTrial(run, memory)
     try:
-        check_all(INVARIANCES, trial)
+        check_invariances(INVARIANCES, trial)
     finally:
         trial.rewind()
 
 
 def _synthetic_report(
-    run: Setup, state: State, memory: Memory, cohort: Cohort, carry: Named, replicates: range, t: int
+    run: Setup, state: State, memory: Memory, cohort: Cohort, carry: NamedTensors, replicates: range, t: int
 ) -> Report:
     """Rows that have moved a little, each in its own way: by its replicate, its client and the round."""
     model, rows = state.model, carry["params"]
@@ -437,7 +461,7 @@ def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
     return staleness
 
 
-def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
+def _next_state(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
     state_copy, report_copy = copy_tensors(state), copy_tensors(report)
     counts = report_copy.cohort.host.count.copy()
@@ -455,13 +479,17 @@ def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> St
         raise ConfigError(
             f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
         )
-    for name, value in fields(state).items():
-        got = fields(after)[name]
-        if not isinstance(got, Tensor) or (got.shape, got.dtype) != (value.shape, value.dtype):
+    for name, value in state_fields(state).items():
+        actual_field = state_fields(after)[name]
+        if not isinstance(actual_field, Tensor) or (actual_field.shape, actual_field.dtype) != (
+            value.shape,
+            value.dtype,
+        ):
             raise ConfigError(
-                f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes {describe_type(got)}"
+                f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes "
+                f"{describe_type(actual_field)}"
             )
-        if got.requires_grad:
+        if actual_field.requires_grad:
             raise ConfigError(f"{label}: {name} of the next state requires a gradient; return {name}.detach()")
     if extra := unlisted(after):
         raise ConfigError(
@@ -483,7 +511,7 @@ def equal_values(first: Any, second: Any) -> bool:
 def _check_shared_memory(label: str, state: State) -> None:
     """Refuse two fields in the same memory: a checkpoint cannot hold them, and writing to one writes to both."""
     names_by_address: dict[int, str] = {}
-    for name, value in fields(state).items():
+    for name, value in state_fields(state).items():
         address = value.untyped_storage().data_ptr()
         if value.numel() and address in names_by_address:
             raise ConfigError(

@@ -21,7 +21,7 @@ from fedsim.run.training import Training
 
 CLIENT_MEAN = "client_mean"
 TRIED_ROUNDS, TRIED_SETS = 2, 2  # in which the model is tried, and sets of channels in each
-ROUNDING = 1e-6  # relative to the largest parameter
+ROUNDING_TOLERANCE = 1e-6  # relative to the largest parameter
 
 
 class Submodels:
@@ -45,12 +45,12 @@ class Submodels:
         """
         capacity, chain = components.capacity, None
         if capacity.active:
-            _check_others(components, population, server, training)
+            _check_other_parts(components, population, server, training)
             samples = population.data.first_samples(2, server.model.dtype)
             chain = ChannelChain.of(server.model, samples)
             capacity.setup(population.federation)
-            for held in _some_sets(capacity, chain, population.federation):
-                check_chain(server.model, chain, held, samples)
+            for held_channels in _sample_channel_sets(capacity, chain, population.federation):
+                check_chain(server.model, chain, held_channels, samples)
         return cls(capacity, chain, training)
 
     def __call__(self, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> Tensor | dict[str, Tensor]:
@@ -75,8 +75,8 @@ class Submodels:
         if masks is None or not len(report.end):
             return
         end = torch.nan_to_num(report.end, posinf=0.0, neginf=0.0)
-        outside = (end * (1 - masks)).abs().amax(1)
-        if bool((outside > ROUNDING * end.abs().amax(1).clamp(min=1.0)).any()):
+        outside_magnitude = (end * (1 - masks)).abs().amax(1)
+        if bool((outside_magnitude > ROUNDING_TOLERANCE * end.abs().amax(1).clamp(min=1.0)).any()):
             raise RunError(
                 f"capacity: in round {t} local={type(self.training.trainer.rule).__name__} moved columns that its "
                 "client does not hold; use capacity=full, or another local rule or model"
@@ -116,17 +116,17 @@ def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: i
     return list(sets), index
 
 
-def _some_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
+def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
     """Sets of channels that clients hold in the first rounds, at most two a round, those that leave some out first."""
     count = np.ones((federation.replicates, federation.clients))
     for t in range(TRIED_ROUNDS):
         sets, index = _held_channels(capacity, federation.cohort(count, count, t), chain, t)
-        lacking = torch.cat([~layer for layer in sets], 1).sum(1)[index].argsort(descending=True)
-        for k in dict.fromkeys(index[lacking].tolist()[:TRIED_SETS]):
+        order_by_missing = torch.cat([~layer for layer in sets], 1).sum(1)[index].argsort(descending=True)
+        for k in dict.fromkeys(index[order_by_missing].tolist()[:TRIED_SETS]):
             yield [layer[k : k + 1] for layer in sets]
 
 
-def _check_others(components: Parts, population: Population, server: Server, training: Training) -> None:
+def _check_other_parts(components: Parts, population: Population, server: Server, training: Training) -> None:
     """Refuse what takes clients' rows for whole models.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsim.evaluation.performative.references import POINTS
+from fedsim.evaluation.performative.references import POINT_NAME_BY_COLUMN
 from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
-from fedsim.run.tracking.result import Result, Row
+from fedsim.run.tracking.result import MetricsRow, Result
 
 
 def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
     )
 
 
-def _references(run: Setup, history: list[Row]) -> dict[str, Any]:
+def _references(run: Setup, history: list[MetricsRow]) -> dict[str, Any]:
     """θ^PS and θ^PO of data that answer, and how far from each every replicate began and ended."""
     reference_entries, count = run.references.summary(), len(run.federation.seeds)
-    for column, name in POINTS.items():
+    for column, name in POINT_NAME_BY_COLUMN.items():
         if reference_entries and column in history[0]:
-            ends = zip(history[:count], history[-count:], strict=True)
+            first_and_last_rows = zip(history[:count], history[-count:], strict=True)
             reference_entries[name]["distance"] = [
-                {"first": first[column], "last": last[column]} for first, last in ends
+                {"first": first[column], "last": last[column]} for first, last in first_and_last_rows
             ]
     return {"references": reference_entries} if reference_entries else {}

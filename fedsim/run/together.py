@@ -64,10 +64,10 @@ class Lockstep(Generic[T]):
     def _run_batch(self, runs: dict[int, Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]] = {}
         try:
-            for number, begin in runs.items():
+            for number, first_message in runs.items():
                 if StopSignals.pending():
                     break
-                yield from self._advance(number, begin, None, in_flight)
+                yield from self._advance(number, first_message, None, in_flight)
             while in_flight:
                 earliest_round = min(work.plan.t for _, work in in_flight.values())
                 numbers = [number for number, (_, work) in in_flight.items() if work.plan.t == earliest_round]

@@ -40,13 +40,13 @@ class Traffic:
             ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
         """
         columns, size = model.columns, torch.finfo(model.dtype).bits // 8
-        name, added = type(strategy).__name__, rule.traffic(model.dimension)
+        name, rule_numbers = type(strategy).__name__, rule.traffic(model.dimension)
         vectors = (strategy.vectors_down, strategy.vectors_up)
-        for way, count in zip(("down", "up"), vectors, strict=True):
-            checks.whole_number(f"strategy={name}: vectors_{way}", count, minimum=0)
+        for direction, count in zip(("down", "up"), vectors, strict=True):
+            checks.whole_number(f"strategy={name}: vectors_{direction}", count, minimum=0)
         down, up = (
             n * len(columns.shared) + len(columns.averaged) + extra_numbers
-            for n, extra_numbers in zip(vectors, added, strict=True)
+            for n, extra_numbers in zip(vectors, rule_numbers, strict=True)
         )
         plain = len(columns.shared) * size
         saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes

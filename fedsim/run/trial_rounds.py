@@ -26,7 +26,15 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
 from fedsim.core.rewind import Rewind
-from fedsim.run.contracts import OF_RUN, brings_foreign, changed_paths, close_to, fields, identical, snapshot_of
+from fedsim.run.contracts import (
+    RUN_OBJECT_TYPES,
+    changed_paths,
+    close_to,
+    contains_user_code,
+    first_difference,
+    snapshot_of,
+    state_fields,
+)
 from fedsim.run.setup import Setup
 from fedsim.run.user_code import error_of_parts, plain
 from fedsim.strategies import State
@@ -130,7 +138,7 @@ class TrialRounds:
         self._note(t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink)
         self._stage = "the server's next state"
         state = run.strategy.aggregate(state, report, t)
-        self._note(t, "the server's next state", report.cohort, {}, fields(state))
+        self._note(t, "the server's next state", report.cohort, {}, state_fields(state))
         return state
 
     def _fewer(self, active: Cohort) -> Cohort:
@@ -195,7 +203,7 @@ def _labels(components: Mapping[str, Any]) -> list[str]:
     return [
         f"{plain(group)}={type(component).__name__}"
         for group, component in components.items()
-        if brings_foreign(component)
+        if contains_user_code(component)
     ]
 
 
@@ -215,7 +223,7 @@ def check_rounds(run: Setup) -> None:
     if 2 * federation.clients * run.model.dimension > MOST_NUMBERS:
         return
     seeds = federation.seeds[:2]
-    rewind = Rewind(*run.components_by_group.values(), skip=OF_RUN)
+    rewind = Rewind(*run.components_by_group.values(), skip=RUN_OBJECT_TYPES)
     try:
         with _quiet(), streams.restore_states():
             _check_rounds(run, seeds)
@@ -243,7 +251,7 @@ def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
         return
     for stage, repeated in zip(stages, repeated_stages, strict=False):
         pairs = zip(stage.values, repeated.values, strict=True)
-        if any(identical(values, repeated_values) is not None for values, repeated_values in pairs):
+        if any(first_difference(values, repeated_values) is not None for values, repeated_values in pairs):
             raise ConfigError(
                 f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs when the same rounds are "
                 f"simulated a second time{trial.changed(stage.name, before)}; what is kept outside of a State or "

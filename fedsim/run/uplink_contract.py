@@ -10,15 +10,15 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import (
-    OF_RUN,
+    RUN_OBJECT_TYPES,
     Invariance,
-    brings_foreign,
     changed_paths,
-    check_all,
+    check_invariances,
     close_to,
+    contains_user_code,
     describe_type,
-    identical,
-    refuse,
+    first_difference,
+    refuse_part,
     snapshot_of,
     trial_copy,
     user_code_errors,
@@ -39,8 +39,8 @@ class StageTrial:
         self.run, self.number = run, number
         self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
-        self.before = snapshot_of(self.stage)
-        self.rewind = Rewind(self.stage, skip=OF_RUN)
+        self.snapshot_before = snapshot_of(self.stage)
+        self.rewind = Rewind(self.stage, skip=RUN_OBJECT_TYPES)
         memories = [
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
         ]
@@ -48,7 +48,7 @@ class StageTrial:
         self.dimension = len(run.model.columns.shared) if run.model.columns.is_divided else run.model.dimension
         self.rounds = range(min(3, max(run.rounds, 1)))
 
-    def arrives(self, present: list[int], t: int, loud: bool = False) -> Tensor:
+    def arrived_rows(self, present: list[int], t: int, loud: bool = False) -> Tensor:
         """What arrives of so many clients of every replicate; `loud`: the first replicate's rows are far larger."""
         federation = self.run.federation
         counts = np.zeros((federation.replicates, federation.clients))
@@ -66,9 +66,9 @@ class StageTrial:
         with user_code_errors(f"{self.label}, in round {t}" if t else self.label, self.stage), torch.no_grad():
             arrived_rows = self.stage(rows, StageContext(cohort, memory, self.number))
         if not torch.equal(rows, rows_before):
-            refuse(self, f"{self.label} writes into the rows that it is given; return new ones")
+            refuse_part(self, f"{self.label} writes into the rows that it is given; return new ones")
         if not isinstance(arrived_rows, Tensor) or (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
-            refuse(
+            refuse_part(
                 self, f"{self.label} must return rows {describe_type(rows)}, and returns {describe_type(arrived_rows)}"
             )
         return arrived_rows
@@ -80,17 +80,17 @@ class StageTrial:
         return 0.1 * torch.sin(phases[:, None] + wave)
 
 
-def _when_repeated(trial: StageTrial) -> str | None:
+def _check_repetition(trial: StageTrial) -> str | None:
     """A second time, other rounds in between; nobody at all."""
-    first = [trial.arrives([3, 1], t) for t in trial.rounds]
-    for turn in range(3):
-        if turn:
-            trial.arrives([0, 0], trial.rounds[-1])
+    first = [trial.arrived_rows([3, 1], t) for t in trial.rounds]
+    for repetition in range(3):
+        if repetition:
+            trial.arrived_rows([0, 0], trial.rounds[-1])
         else:
             trial.rewind()  # the last round is then the first that is met, as when a run is resumed
         for t in reversed(trial.rounds):
-            if identical({"rows": first[t]}, {"rows": trial.arrives([3, 1], t)}) is not None:
-                paths = changed_paths(trial.stage, trial.before)
+            if first_difference({"rows": first[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
+                paths = changed_paths(trial.stage, trial.snapshot_before)
                 hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
                     f"{trial.label} gives other rows when asked again for the same round{hint} from `memory` or "
@@ -99,16 +99,16 @@ def _when_repeated(trial: StageTrial) -> str | None:
     return None
 
 
-def _replicates(trial: StageTrial) -> str | None:
+def _check_replicates(trial: StageTrial) -> str | None:
     """Other rows of another replicate, and more of them."""
     federation = trial.run.federation
     if federation.replicates < 2 or federation.ranks.count > 1:
         return None
-    base_rows = trial.arrives([3, 1], 0)
+    base_rows = trial.arrived_rows([3, 1], 0)
     first, reduced_count = (min(count, federation.clients) for count in (3, 2))
     for changed_rows, start in (
-        (trial.arrives([3, 1], 0, loud=True), first),
-        (trial.arrives([2, 1], 0), reduced_count),
+        (trial.arrived_rows([3, 1], 0, loud=True), first),
+        (trial.arrived_rows([2, 1], 0), reduced_count),
     ):
         if not close_to(base_rows[first:], changed_rows[start:]):
             return (
@@ -119,8 +119,8 @@ def _replicates(trial: StageTrial) -> str | None:
 
 
 INVARIANCES = (
-    Invariance("a second time", _when_repeated, refuse),
-    Invariance("other replicates", _replicates, refuse),
+    Invariance("a second time", _check_repetition, refuse_part),
+    Invariance("other replicates", _check_replicates, refuse_part),
 )
 
 
@@ -131,9 +131,9 @@ def check_stages(run: Setup, memory: Memory) -> None:
         ConfigError: naming what one did and what it must do.
     """
     for number, stage in enumerate(run.uplink.stages):
-        if brings_foreign(stage):
+        if contains_user_code(stage):
             trial = StageTrial(run, memory, number)
             try:
-                check_all(INVARIANCES, trial)
+                check_invariances(INVARIANCES, trial)
             finally:
                 trial.rewind()

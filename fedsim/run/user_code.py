@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError, first_line
 from fedsim.core.numerical import is_numerical
-from fedsim.run.contracts import brings_foreign, in_user_code
+from fedsim.run.contracts import contains_user_code, in_user_code
 from fedsim.trainer import TaskGenerator
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class UserCodeWatch:
     """
 
     def __init__(self, components: Mapping[str, Any]) -> None:
-        self.components = {group: component for group, component in components.items() if brings_foreign(component)}
+        self.components = {group: component for group, component in components.items() if contains_user_code(component)}
 
     def watch(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
         """The steps of round t. What is done between them, such as other runs in lockstep, is not watched.
@@ -150,4 +150,6 @@ def user_components(components: Any) -> dict[str, Any]:
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(components)}
     stages = groups["uplink"].stages if groups["uplink"] is not None else ()
     groups |= {f"uplink.{number}": stage for number, stage in enumerate(stages)}
-    return {group: component for group, component in groups.items() if group != "dataset" and brings_foreign(component)}
+    return {
+        group: component for group, component in groups.items() if group != "dataset" and contains_user_code(component)
+    }

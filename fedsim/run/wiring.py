@@ -26,7 +26,7 @@ from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.run.contracts import brings_foreign, changed_paths, snapshot_of, user_code_errors
+from fedsim.run.contracts import changed_paths, contains_user_code, snapshot_of, user_code_errors
 from fedsim.run.determinism import prepare_cublas
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
@@ -36,7 +36,7 @@ from fedsim.uplink.attack import Attack
 log = logging.getLogger(__name__)
 
 
-DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+DEVICE_TYPES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -44,17 +44,19 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = str(device).partition(":")
-    if not isinstance(device, str) or kind not in DEVICES[1:] or (number and not number.isdecimal()):
-        near = {"gpu": "; did you mean 'cuda'?"}.get(kind.lower(), checks.nearest(kind, DEVICES))
-        near = f"; did you mean 'cuda:{device}'?" if kind.isdecimal() else near
-        raise ConfigError(f"device={device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1{near}")
+    if not isinstance(device, str) or kind not in DEVICE_TYPES[1:] or (number and not number.isdecimal()):
+        suggestion_text = {"gpu": "; did you mean 'cuda'?"}.get(kind.lower(), checks.nearest(kind, DEVICE_TYPES))
+        suggestion_text = f"; did you mean 'cuda:{device}'?" if kind.isdecimal() else suggestion_text
+        raise ConfigError(
+            f"device={device!r} is unknown; choose one of {', '.join(DEVICE_TYPES)}, or cuda:1{suggestion_text}"
+        )
     try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        torch_device = torch.device(device)
+        torch.empty(0, device=torch_device)
     except (RuntimeError, AssertionError) as error:
         reason = re.split(r"\n|\. ", str(error))[0]
         raise ConfigError(f"device={device!r} is not usable here ({reason}); use device=auto or cpu") from error
-    return chosen
+    return torch_device
 
 
 def resolve_dtype(dtype: str) -> torch.dtype:
@@ -107,7 +109,7 @@ def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> Non
         component = components[group]
         if component is None or isinstance(component, kind):
             continue
-        home = kind.__module__.rpartition(".")[0] if kind.__module__.count(".") > 1 else kind.__module__
+        public_module = kind.__module__.rpartition(".")[0] if kind.__module__.count(".") > 1 else kind.__module__
         if isinstance(component, type):
             remedy = (
                 f"give an object of it: {component.__name__}(…)"
@@ -116,7 +118,7 @@ def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> Non
             )
             raise ConfigError(f"{group} is the class {component.__name__}; {remedy}")
         raise ConfigError(
-            f"{group}={type(component).__name__} is no {kind.__name__}; derive from {home}.{kind.__name__}"
+            f"{group}={type(component).__name__} is no {kind.__name__}; derive from {public_module}.{kind.__name__}"
         )
 
 
@@ -162,7 +164,7 @@ def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -
     return data.of_clients(np.sort(draw.choice(natural_count, clients, replace=False))), clients
 
 
-def split(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
+def split_samples(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
     """One index table per replicate; none for a stream."""
     if data.stream:
         if partition is not None and not isinstance(partition, Natural):
@@ -186,12 +188,16 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     samples = Samples(
         len(data.train_x) if kept_indices is None else len(kept_indices), labels, owners, data.client_names
     )
-    if brings_foreign(partition):
-        drawn = _tables_of_users(partition, samples, clients, seeds)
+    if contains_user_code(partition):
+        table_by_seed = _tables_of_users(partition, samples, clients, seeds)
     else:
-        drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
-    drawn = drawn if kept_indices is None else {seed: table.renumber(kept_indices) for seed, table in drawn.items()}
-    tables = [drawn[seed] for seed in seeds]
+        table_by_seed = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
+    table_by_seed = (
+        table_by_seed
+        if kept_indices is None
+        else {seed: table.renumber(kept_indices) for seed, table in table_by_seed.items()}
+    )
+    tables = [table_by_seed[seed] for seed in seeds]
     used_counts = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
     left_out = samples.count - min(used_counts)
     if left_out:
@@ -206,34 +212,35 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
         ConfigError: the second time it is another one, or the partition draws from a global stream, writes into what it
             is given, or fails.
     """
-    setting, distinct = f"partition={type(partition).__name__}", list(dict.fromkeys(seeds))
+    setting, distinct_seeds = f"partition={type(partition).__name__}", list(dict.fromkeys(seeds))
     labels, owners = (None if values is None else values.copy() for values in (samples.labels, samples.owners))
     for values in (labels, owners):
         if values is not None:
             values.setflags(write=False)  # else labels that were sorted in place would be the data's
     read_only_samples = Samples(samples.count, labels, owners, samples.names)
-    before = snapshot_of(partition)
+    snapshot_before = snapshot_of(partition)
     with user_code_errors(setting, partition):
-        drawn = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct}
+        table_by_seed = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct_seeds}
     with streams.restore_states():
         streams.reseed(1)
-        repeated_table = partition.table(read_only_samples, clients, distinct[0])
-    for table in drawn.values():  # `table` may be the user's own
+        repeated_table = partition.table(read_only_samples, clients, distinct_seeds[0])
+    for table in table_by_seed.values():  # `table` may be the user's own
         if not isinstance(table, Table):
             raise ConfigError(f"{setting}: table must return a Table, and returns {type(table).__name__}")
         check_table(type(partition).__name__, table, samples.count, clients)
         check_use(type(partition).__name__, table, samples.count, clients, partition.remedy)
-    first = drawn[distinct[0]]
+    first = table_by_seed[distinct_seeds[0]]
     if not (
         np.array_equal(first.order, repeated_table.order) and np.array_equal(first.offsets, repeated_table.offsets)
     ):
-        paths = changed_paths(partition, before)
+        paths = changed_paths(partition, snapshot_before)
         detail = f" ({paths[0]} has changed)" if paths else ""
         raise ConfigError(
-            f"{setting} divides the samples in another way when it is asked twice for seed {distinct[0]}{detail}; "
+            f"{setting} divides the samples in another way when it is asked twice for seed "
+            f"{distinct_seeds[0]}{detail}; "
             "draw by the generator that split is given, or np.random.default_rng(seed)"
         )
-    return drawn
+    return table_by_seed
 
 
 def client_data(
@@ -249,12 +256,12 @@ def client_data(
     """The samples of every virtual client, and the federation they make: its sizes and label distributions."""
     device, dtype, ranks, storage = compute.device, compute.dtype, compute.ranks, compute.memory
     if not tables:
-        nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
+        no_samples = np.zeros(len(seeds) * clients, dtype=np.int64)
         shares = None if dataset.weights is None else dataset.weights[:clients]
         federation = Federation(
             seeds,
             clients,
-            nothing,
+            no_samples,
             None,
             device,
             dtype,
@@ -280,7 +287,7 @@ def client_data(
 
 
 @contextlib.contextmanager
-def among_members(num_newcomers: int) -> Iterator[None]:
+def name_newcomers_in_errors(num_newcomers: int) -> Iterator[None]:
     """What is refused for the number of clients that train names `clients` as it was set, newcomers included."""
     try:
         yield
@@ -300,7 +307,7 @@ def bind_availability(
     return process
 
 
-def scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
+def personal_scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
     """What scores clients' own models on the validation samples of these tables, or on a stream's law."""
     return ClientScores(evaluator, validation_of(evaluator.data, tables), options.train_samples)
 
@@ -333,8 +340,8 @@ def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | N
     Raises:
         ConfigError: there are no rows for it to happen to.
     """
-    lies = [attack] if attack is not None and attack.active else []
-    stages = [*lies, *(uplink.stages if uplink is not None else ())]
+    attack_stages = [attack] if attack is not None and attack.active else []
+    stages = [*attack_stages, *(uplink.stages if uplink is not None else ())]
     combined_uplink = Uplink(*(stages if strategy.vectors_up else ()))
     if combined_uplink.stages and not strategy.sends_rows:
         raise ConfigError(

@@ -81,8 +81,8 @@ class LossAttraction(Attraction):
         self._lock = threading.Lock()  # functional calls share one module among the loop executor's threads
         rows = torch.arange(len(federation.sizes), device=federation.device)
         if not isinstance(data, Stored):
-            drawn = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
-            self.sample, group = components(drawn, groups, lead=2)
+            fixed_samples = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
+            self.sample, group = mixture_components(fixed_samples, groups, lead=2)
         else:  # their numbers alone are kept
             numbers, valid = data.numbers(rows, data.width(samples))
             assert self.dataset.train_y is not None
@@ -118,12 +118,12 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     for row in range(len(federation.sizes)):
         indices = data.share(row)
         x = dataset.prepare(dataset.inputs(indices), torch.float64).flatten(1)
-        chosen = (dataset.train_y[indices][:, None] == torch.arange(groups, device=x.device)).to(x.dtype)
-        means.append(chosen.T @ x / chosen.sum(0).clamp(min=1)[:, None])
+        group_mask = (dataset.train_y[indices][:, None] == torch.arange(groups, device=x.device)).to(x.dtype)
+        means.append(group_mask.T @ x / group_mask.sum(0).clamp(min=1)[:, None])
     return torch.stack(means)
 
 
-def components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]:
+def mixture_components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]:
     """Every sample of a mixture once for each group: x and y [..., B·K, …], and the group of each [..., B·K].
 
     Args:

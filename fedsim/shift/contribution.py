@@ -15,10 +15,10 @@ from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.datasets.pricing import pick_group
 from fedsim.data.samples import ClientData, Stored
 from fedsim.models import RowModel
-from fedsim.shift.attraction import Attraction, BudgetAttraction, LinearAttraction, LossAttraction, components
+from fedsim.shift.attraction import Attraction, BudgetAttraction, LinearAttraction, LossAttraction, mixture_components
 from fedsim.shift.shift import Shift
 
-FORMS = ("linear", "budget", "loss")
+ATTRACTION_FORMS = ("linear", "budget", "loss")
 
 
 class Contribution(Shift):
@@ -55,7 +55,7 @@ class Contribution(Shift):
 
     def __init__(
         self,
-        form: Annotated[str, OneOf(*FORMS)] = "linear",
+        form: Annotated[str, OneOf(*ATTRACTION_FORMS)] = "linear",
         budget: Positive = 10.0,
         constant: NonNegative = 1.0,
         samples: Count = 100,
@@ -119,7 +119,7 @@ class Contribution(Shift):
         fractions = self.fractions(batch, theta)
         if self.held_fractions is not None:
             return self._weighted(batch, fractions)
-        expanded, group = components(batch, self.groups)
+        expanded, group = mixture_components(batch, self.groups)
         weight = fractions[group]
         if "weight" in batch:
             weight = weight * batch["weight"].repeat_interleave(self.groups)

@@ -9,14 +9,14 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.location import need_one_parameter_per_input
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-SPREAD = 1.0  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 1.0  # half-width of the numbers, where one number is given for all
 
 
 class Demand(Shift):
@@ -32,13 +32,17 @@ class Demand(Shift):
 
     estimator = "mean_x"
 
-    def __init__(self, gamma: Numbers = 2.0, spread: NonNegative = SPREAD, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, gamma: PerClientNumbers = 2.0, spread: NonNegative = DEFAULT_SPREAD, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         need_one_parameter_per_input("demand", data.dataset, model)
-        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)
+        self.gammas = sensitivities(
+            "shift.gamma", self.gamma, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
+        )
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

@@ -43,7 +43,7 @@ class ResponseDirection:
         target: int = 1,
     ) -> None:
         self.shape, size = dataset.shape, math.prod(dataset.shape)
-        name, layer = _only_layer(model)
+        name, layer = _single_linear_layer(model)
         if layer is None or layer.in_features != size or not _is_linear(model, layer, name, dataset.shape):
             raise ConfigError(
                 f"shift={shift} moves inputs along the weights of a model that is linear in them, which this model is "
@@ -58,7 +58,7 @@ class ResponseDirection:
         mix = torch.full((self.outputs,), -1.0 / max(self.outputs - 1, 1), dtype=torch.float64)
         mix[target if self.outputs > 1 else 0] = 1.0
         self._mix = mix.to(model.device)
-        self._mask = _mask(features if features is not None else dataset.strategic, size, dataset.name)
+        self._mask = _feature_mask(features if features is not None else dataset.strategic, size, dataset.name)
         self._mask = self._mask.to(model.device)
         self.moving = torch.nonzero(self._mask)[:, 0]
 
@@ -68,7 +68,7 @@ class ResponseDirection:
         return ((self._mix.to(theta.dtype) @ weight) * self._mask.to(theta.dtype)).reshape(self.shape)
 
 
-def _only_layer(model: RowModel) -> tuple[str, nn.Linear | None]:
+def _single_linear_layer(model: RowModel) -> tuple[str, nn.Linear | None]:
     """The one linear layer that holds every parameter, and its name."""
     for name, module in model.evaluation_module.named_modules():
         if isinstance(module, nn.Linear) and {p.rpartition(".")[0] for p in model.shapes} == {name}:
@@ -88,7 +88,7 @@ def _is_linear(model: RowModel, layer: nn.Linear, name: str, shape: tuple[int, .
     return output.shape == expected.shape and torch.allclose(output, expected, atol=1e-4)
 
 
-def _mask(features: Sequence[int] | None, size: int, dataset: str) -> Tensor:
+def _feature_mask(features: Sequence[int] | None, size: int, dataset: str) -> Tensor:
     """[size] 1 for the features that move."""
     if features is None:
         return torch.ones(size, dtype=torch.float64)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core.constraints import CountOrZero, NonNegative, Positive
-from fedsim.core.heterogeneity import Numbers, entry_of_client
-from fedsim.shift.strategic import SPREAD, Strategic
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
+from fedsim.shift.strategic import DEFAULT_SPREAD, Strategic
 
 
 class Elastic(Strategic):
@@ -31,8 +31,8 @@ class Elastic(Strategic):
 
     def __init__(
         self,
-        epsilon: Numbers = 1.0,
-        spread: NonNegative = SPREAD,
+        epsilon: PerClientNumbers = 1.0,
+        spread: NonNegative = DEFAULT_SPREAD,
         features: Sequence[CountOrZero] | None = None,
         target: CountOrZero = 1,
         seed: int = 0,
@@ -60,5 +60,5 @@ def project_to_l1_ball(point: Tensor, radius: float) -> Tensor:
     size = point.abs().flatten()
     largest = size.sort(descending=True).values
     count = torch.arange(1, len(size) + 1, device=size.device, dtype=size.dtype)
-    shrink = ((largest.cumsum(0) - radius) / count).max().clamp(min=0)
-    return point.sign() * (point.abs() - shrink).clamp(min=0)
+    threshold = ((largest.cumsum(0) - radius) / count).max().clamp(min=0)
+    return point.sign() * (point.abs() - threshold).clamp(min=0)

@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry_of_client, of_moments
+from fedsim.core.heterogeneity import entry_of_client, match_moments
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -75,12 +75,16 @@ class Location(Shift):
                     f"shift.epsilons has {len(self.given_epsilons)} entries, but clients={total_clients}; give one "
                     "per client"
                 )
-            drawn = torch.as_tensor(self.given_epsilons[:m], dtype=torch.float64)
+            sensitivities_per_client = torch.as_tensor(self.given_epsilons[:m], dtype=torch.float64)
         else:
             noise = rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m)
             weights = federation.client_weights[0]
-            drawn = torch.as_tensor(of_moments("shift.variance", self.epsilon, self.variance, weights, noise))
-        average = float((federation.client_weights @ drawn.numpy()).max())  # of the replicate where it is largest
+            sensitivities_per_client = torch.as_tensor(
+                match_moments("shift.variance", self.epsilon, self.variance, weights, noise)
+            )
+        average = float(
+            (federation.client_weights @ sensitivities_per_client.numpy()).max()
+        )  # of the replicate where it is largest
         if self.given_epsilons is None:
             average = max(average, self.epsilon)  # whatever rounding left of it
         if average >= 1:
@@ -88,7 +92,7 @@ class Location(Shift):
                 f"shift.epsilon={average:g} averages at least 1: mean estimation then has no "
                 "performatively stable point and every run diverges; choose an average below 1"
             )
-        self.epsilons = drawn.to(federation.device)
+        self.epsilons = sensitivities_per_client.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         epsilon = entry_of_client(self.epsilons, batch["client"]).to(theta.dtype)

@@ -12,8 +12,8 @@ from torch.func import vmap
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
-REST = 1e-3  # of the geometric weights, which the oldest model that is kept stands for
-MOST = 1000  # models kept
+MAX_IGNORED_WEIGHT = 1e-3  # of the geometric weights, which the oldest model that is kept stands for
+MAX_STORED_MODELS = 1000  # models kept
 Batch = dict[str, Tensor]
 
 
@@ -32,10 +32,17 @@ class Mixture:
     def __init__(self, weights: float | Sequence[float]) -> None:
         if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence):
             decay = float(weights)
-            length = 1 if decay == 0 else math.inf if decay == 1 else 1 + math.ceil(math.log(REST) / math.log(decay))
-            if length > MOST:
+            length = (
+                1
+                if decay == 0
+                else math.inf
+                if decay == 1
+                else 1 + math.ceil(math.log(MAX_IGNORED_WEIGHT) / math.log(decay))
+            )
+            if length > MAX_STORED_MODELS:
                 raise ConfigError(
-                    f"{{mixture}}={decay:g} asks for more than {MOST} earlier models; lower it", mentions=("mixture",)
+                    f"{{mixture}}={decay:g} asks for more than {MAX_STORED_MODELS} earlier models; lower it",
+                    mentions=("mixture",),
                 )
             powers = decay ** torch.arange(int(length), dtype=torch.float64)
             self.weights = torch.cat([(1 - decay) * powers[:-1], powers[-1:]])

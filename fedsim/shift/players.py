@@ -13,12 +13,12 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client, numbers_per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.shift import Shift
 
-SPREAD = 0.5  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.5  # half-width of the numbers, where one number is given for all
 
 
 class Players(Shift):
@@ -44,8 +44,8 @@ class Players(Shift):
 
     def __init__(
         self,
-        gamma: Numbers = 2.0,
-        spread: NonNegative = SPREAD,
+        gamma: PerClientNumbers = 2.0,
+        spread: NonNegative = DEFAULT_SPREAD,
         coupling: float | Sequence[Sequence[float]] = 0.8,
         seed: int = 0,
         **options: Any,
@@ -65,7 +65,9 @@ class Players(Shift):
             raise ConfigError(f"shift=players: the model is the {m * goods} decisions of all players; use model=mean")
         if model.ridge:
             raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
-        gammas = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, usual=SPREAD)
+        gammas = numbers_per_client(
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, default_value=DEFAULT_SPREAD
+        )
         if isinstance(self.coupling, Sequence) and not isinstance(self.coupling, str):
             rows = [list(row) if isinstance(row, Sequence) else [] for row in self.coupling]
             if [len(row) for row in rows] != [m] * m or any(rows[i][i] for i in range(m)):
@@ -78,15 +80,15 @@ class Players(Shift):
         else:
             pair_coupling = checks.finite_number("shift.coupling", self.coupling) / max(m - 1, 1)
             kappa = pair_coupling * (1 - torch.eye(m, dtype=torch.float64))
-        self.answer = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
+        self.response_matrix = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
         self.players, self.goods = m, goods
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         joint = theta.reshape(self.players, self.goods)
-        demand = entry_of_client(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
-        return batch | {"x": batch["x"] + self.own_mask(batch["client"], theta) * demand.repeat(self.players)}
+        demand = entry_of_client(self.response_matrix, batch["client"]).to(theta.dtype) @ joint  # [d]
+        return batch | {"x": batch["x"] + self.client_block_mask(batch["client"], theta) * demand.repeat(self.players)}
 
-    def own_mask(self, client: Tensor, like: Tensor) -> Tensor:
+    def client_block_mask(self, client: Tensor, like: Tensor) -> Tensor:
         """[m·d] 1 in the client's block."""
         block = torch.arange(self.players * self.goods, device=client.device) // self.goods
         return (block == client).to(like.dtype)

@@ -40,14 +40,14 @@ class PooledShift(Shift):
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         fractions = federation.class_fractions
-        everyone = dataclasses.replace(
+        member_federation = dataclasses.replace(
             federation,
             clients=self.members,
             sizes=np.repeat(federation.sizes, self.members),
             class_fractions=None if fractions is None else np.repeat(fractions, self.members, axis=1),
             shares=None,
         )
-        self.inner.setup(everyone, data.shared_by(everyone, self.inner_data), model)
+        self.inner.setup(member_federation, data.shared_by(member_federation, self.inner_data), model)
         inner = self.inner
         self.estimator, self.moving = inner.estimator, inner.moving
         self.groups, self.group_entry = inner.groups, inner.group_entry

@@ -11,14 +11,14 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-SPREAD = 0.0  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.0  # half-width of the numbers, where one number is given for all
 
 
 class Response(Shift):
@@ -36,7 +36,9 @@ class Response(Shift):
 
     estimator = "coefficients"
 
-    def __init__(self, gamma: Numbers = 1.5, spread: NonNegative = SPREAD, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, gamma: PerClientNumbers = 1.5, spread: NonNegative = DEFAULT_SPREAD, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
@@ -50,7 +52,9 @@ class Response(Shift):
         self.direction = ResponseDirection("response", dataset, model, features=range(math.prod(dataset.shape)))
         if self.direction.outputs != 1:
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
-        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)
+        self.gammas = sensitivities(
+            "shift.gamma", self.gamma, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
+        )
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

@@ -6,19 +6,33 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, numbers_per_client
 
 
 def sensitivities(
-    key: str, value: Numbers, spread: float, seed: int, federation: Federation, counter: int = 0, usual: float = 0.0
+    key: str,
+    value: PerClientNumbers,
+    spread: float,
+    seed: int,
+    federation: Federation,
+    counter: int = 0,
+    default_value: float = 0.0,
 ) -> Tensor:
     """[m] float64, on the device: given, or drawn around a mean.
 
     Args:
-        key, value, spread, seed, counter, usual: see `fedsim.core.heterogeneity.per_client`.
+        key, value, spread, seed, counter, usual: see `fedsim.core.heterogeneity.numbers_per_client`.
         federation: whose clients they are; newcomers, who join later, have given numbers too.
     """
-    drawn = per_client(
-        key, value, spread, federation.clients, seed, rng.Purpose.SHIFT, counter, federation.num_newcomers, usual
+    numbers = numbers_per_client(
+        key,
+        value,
+        spread,
+        federation.clients,
+        seed,
+        rng.Purpose.SHIFT,
+        counter,
+        federation.num_newcomers,
+        default_value,
     )
-    return drawn.to(federation.device)
+    return numbers.to(federation.device)

@@ -26,11 +26,11 @@ from fedsim.models import RowModel
 from fedsim.shift.mixture import Mixture
 
 DEPLOYMENTS = ("step", "round")
-REFERENCES = ("auto", "always", "none")
-OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
-ANSWERED = "answered"  # the name of θ̃ in the memory
+REFERENCE_MODES = ("auto", "always", "none")
+PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+AVERAGE_MODEL_NAME = "answered"  # the name of θ̃ in the memory
 PAST, TURN, OF_SEED = "past_deployments", "deployments", "seed_of_mixture"
-MIXING = {TURN, OF_SEED, "round"}  # by which lags are drawn
+LAG_ENTRIES = {TURN, OF_SEED, "round"}  # by which lags are drawn
 
 
 class Shift(Validated, ABC):
@@ -90,7 +90,7 @@ class Shift(Validated, ABC):
         self,
         deploy: Annotated[str, OneOf(*DEPLOYMENTS)] = "step",
         inertia: Fraction = 0.0,
-        references: Annotated[str, OneOf(*REFERENCES)] = "auto",
+        references: Annotated[str, OneOf(*REFERENCE_MODES)] = "auto",
         box: Sequence[float] | None = None,
         references_seconds: Positive | None = 120.0,
         redraw: Count | None = None,
@@ -133,22 +133,22 @@ class Shift(Validated, ABC):
 
     def memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
-        memory = {} if not self.inertia or self.deploy == "round" else {ANSWERED: federation.broadcast(model)}
+        memory = {} if not self.inertia or self.deploy == "round" else {AVERAGE_MODEL_NAME: federation.broadcast(model)}
         if self.mixture is None:
             return memory
         memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
-            needed = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
-            if needed > available_bytes(federation.device, federation.storage):
+            needed_bytes = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
+            if needed_bytes > available_bytes(federation.device, federation.storage):
                 raise ConfigError(
                     f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
-                    f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
+                    f"{needed_bytes / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
                 )
-            memory[PAST] = federation.broadcast(self._all_of(model))
+            memory[PAST] = federation.broadcast(self._repeat_for_lags(model))
             memory[TURN] = federation.zeros(dtype=torch.int64)
         return memory
 
-    def _all_of(self, model: Tensor) -> Tensor:
+    def _repeat_for_lags(self, model: Tensor) -> Tensor:
         """[R, L, d] of [R, d]: before round 0 all samples answer the initial model."""
         assert self.mixture is not None
         return model[:, None].repeat(1, len(self.mixture), 1)
@@ -157,32 +157,32 @@ class Shift(Validated, ABC):
         """What all data of a replicate remember: name → [R, …]."""
         if self.deploy == "step":
             return {}
-        memory = {ANSWERED: model.clone()} if self.inertia or self.redraw else {}
-        return memory if self.mixture is None else memory | {PAST: self._all_of(model)}
+        memory = {AVERAGE_MODEL_NAME: model.clone()} if self.inertia or self.redraw else {}
+        return memory if self.mixture is None else memory | {PAST: self._repeat_for_lags(model)}
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
         """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
         mixture; None where clients deploy their own. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
-        newest = self._newest(server, model, t)
+        newest = self._newest_average(server, model, t)
         if self.mixture is None:
             return newest
         past = server[PAST]
-        if self.drawn_in(t) == t:
+        if self.deployment_round(t) == t:
             past.copy_(torch.cat([newest[:, None], past[:, :-1]], dim=1))
         return past
 
-    def _newest(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
+    def _newest_average(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
         """[R, d] θ̃ of the latest deployment."""
         if not (self.inertia or self.redraw):
             return model
-        answered = server[ANSWERED]
-        if self.drawn_in(t) < t:
-            return answered
-        return answered.lerp_(model, 1 - self.inertia) if self.inertia else answered.copy_(model)
+        average_model = server[AVERAGE_MODEL_NAME]
+        if self.deployment_round(t) < t:
+            return average_model
+        return average_model.lerp_(model, 1 - self.inertia) if self.inertia else average_model.copy_(model)
 
-    def drawn_in(self, t: Any) -> Any:
+    def deployment_round(self, t: Any) -> Any:
         """The round whose deployment the data of round t answer; of a number, or of each in a tensor."""
         return t - t % (self.redraw or 1)
 
@@ -199,7 +199,7 @@ class Shift(Validated, ABC):
         """One client's batch, moved by what `answers_to` gave."""
         if self.mixture is None:
             return self(batch, theta)
-        number = carry[TURN] if self.deploy == "step" else self.drawn_in(carry["round"])
+        number = carry[TURN] if self.deploy == "step" else self.deployment_round(carry["round"])
         key = rng.fold(rng.row_keys(carry[OF_SEED], rng.Purpose.MIXTURE, batch["client"]), number)
         return self.mixture.move(self, batch, theta, key)
 
@@ -210,8 +210,8 @@ class Shift(Validated, ABC):
             return carry, theta
         theta = carry["params"]
         if self.inertia:
-            theta = torch.lerp(carry[ANSWERED], theta, 1 - self.inertia)
-            carry = carry | {ANSWERED: theta}
+            theta = torch.lerp(carry[AVERAGE_MODEL_NAME], theta, 1 - self.inertia)
+            carry = carry | {AVERAGE_MODEL_NAME: theta}
         if self.mixture is None:
             return carry, theta
         past = torch.cat([theta[..., None, :], carry[PAST][..., :-1, :]], dim=-2)
@@ -262,7 +262,7 @@ def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
             real_mask = weight[n] > 0
             del client_batch["weight"]
             client_batch = {
-                name: value if name in OF_CLIENTS else value[real_mask] for name, value in client_batch.items()
+                name: value if name in PER_CLIENT_ENTRIES else value[real_mask] for name, value in client_batch.items()
             }
         batches.append(client_batch)
     return batches
@@ -279,7 +279,7 @@ def pad_batches(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         for name, value in batch.items():
             if name == "weight":
                 continue
-            if value.dim() and len(value) == size and name not in OF_CLIENTS:
+            if value.dim() and len(value) == size and name not in PER_CLIENT_ENTRIES:
                 value = (
                     torch.cat([value, value[:1].expand(width - size, *value.shape[1:])])
                     if size

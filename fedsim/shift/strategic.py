@@ -10,14 +10,14 @@ from torch import Tensor
 from fedsim.core.constraints import CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client
+from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-SPREAD = 0.1  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.1  # half-width of the numbers, where one number is given for all
 
 
 class Strategic(Shift):
@@ -40,8 +40,8 @@ class Strategic(Shift):
 
     def __init__(
         self,
-        epsilon: Numbers = 1.0,
-        spread: NonNegative = SPREAD,
+        epsilon: PerClientNumbers = 1.0,
+        spread: NonNegative = DEFAULT_SPREAD,
         features: Sequence[CountOrZero] | None = None,
         target: CountOrZero = 1,
         seed: int = 0,
@@ -51,7 +51,9 @@ class Strategic(Shift):
         self.epsilon, self.spread, self.features, self.target, self.seed = epsilon, spread, features, target, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
-        self.epsilons = sensitivities("shift.epsilon", self.epsilon, self.spread, self.seed, federation, usual=SPREAD)
+        self.epsilons = sensitivities(
+            "shift.epsilon", self.epsilon, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
+        )
         self.direction = ResponseDirection("strategic", data.dataset, model, self.features, self.target)
         self.moving = self.direction.moving
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"

@@ -81,16 +81,16 @@ class ACED(RemembersClients[ACEDState]):
         self.max_staleness = max_staleness
 
     def initial(self, model: Tensor, federation: Federation) -> ACEDState:
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return ACEDState(model, *self.empty(model, federation), never)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return ACEDState(model, *self.empty(model, federation), minus_ones)
 
     def aggregate(self, state: ACEDState, report: Report, t: int) -> ACEDState:
         cohort, federation = report.cohort, report.cohort.federation
         mean = self.remember(state, cohort, report.innovation)
         state.began[cohort.rows] = torch.as_tensor(t - report.rounds_late, device=state.began.device)
-        recent = ((state.began >= 0) & (t - state.began <= self.max_staleness)).to(mean.dtype)
-        weights = recent * federation.weights(self.weighting)
-        mass = federation.sum_over_clients(recent[:, None], federation.weights(self.weighting))
-        step = federation.sum_over_clients(state.memory, weights) / torch.where(mass > 0, mass, 1.0)
+        recent_mask = ((state.began >= 0) & (t - state.began <= self.max_staleness)).to(mean.dtype)
+        weights = recent_mask * federation.weights(self.weighting)
+        total_weight = federation.sum_over_clients(recent_mask[:, None], federation.weights(self.weighting))
+        step = federation.sum_over_clients(state.memory, weights) / torch.where(total_weight > 0, total_weight, 1.0)
         model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
         return replace(state, model=model, mean=mean)

@@ -47,9 +47,9 @@ class AFL(ServerStep[AFLState]):
         self.average = average
 
     def initial(self, model: Tensor, federation: Federation) -> AFLState:
-        even = torch.full((federation.rows,), 1 / federation.clients, dtype=model.dtype, device=model.device)
+        equal_mixture = torch.full((federation.rows,), 1 / federation.clients, dtype=model.dtype, device=model.device)
         steps = torch.zeros(len(model), dtype=torch.int64, device=model.device)
-        return AFLState(model, model.clone(), even, steps)
+        return AFLState(model, model.clone(), equal_mixture, steps)
 
     def start(self, state: AFLState, cohort: Cohort) -> Tensor:
         return cohort.broadcast(state.iterate)
@@ -59,14 +59,14 @@ class AFL(ServerStep[AFLState]):
         mixture = cohort.gather(state.mixture)
         iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
         unprojected = mixture + self.mixture_lr * full_data_gradients(cohort, state.iterate).loss
-        cohort.scatter(state.mixture, onto_simplex(cohort, unprojected, mixture))
+        cohort.scatter(state.mixture, project_onto_simplex(cohort, unprojected, mixture))
         steps = state.steps + cohort.nonempty
         mean = state.model + (iterate - state.model) / steps.clamp(min=1)[:, None]
         model = cohort.unless_empty(mean if self.average else iterate.clone(), state.model)
         return AFLState(model, iterate, state.mixture, steps)
 
 
-def onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
+def project_onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
     """[n] the nearest point to the values [n] whose entries are not negative and, replicate by replicate, have the sum
     of those `before`: max(v − τ, 0), with τ by sorting."""
     stacked = torch.stack([values, before]).double().cpu().numpy()
@@ -76,7 +76,9 @@ def onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
         if b > a:
             ordered = -np.sort(-host[a:b])
             levels = (np.cumsum(ordered) - previous[a:b].sum()) / np.arange(1, b - a + 1)
-            below = levels[ordered > levels]  # none where the sum is 0, or a loss is not a number, which is passed on
-            projected[a:b] = np.maximum(host[a:b] - below[-1], 0) if len(below) else 0 * host[a:b]
+            active_levels = levels[
+                ordered > levels
+            ]  # none where the sum is 0, or a loss is not a number, which is passed on
+            projected[a:b] = np.maximum(host[a:b] - active_levels[-1], 0) if len(active_levels) else 0 * host[a:b]
     local_values = projected[np.searchsorted(virtual, cohort.host.virtual)]
     return torch.as_tensor(local_values, dtype=values.dtype).to(values.device)

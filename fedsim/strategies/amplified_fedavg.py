@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.core.constraints import Count, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
-from fedsim.core.per_seed import Setting, per_seed
+from fedsim.core.per_seed import NumberOrPerSeed, per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
@@ -58,7 +58,7 @@ class AmplifiedFedAvg(Strategy[WindowState]):
         return WindowState(*amplified(model, state.anchor, self.amplification, ends=(t + 1) % self.window == 0))
 
 
-def amplified(model: Tensor, anchor: Tensor, factor: Setting, ends: bool) -> tuple[Tensor, Tensor]:
+def amplified(model: Tensor, anchor: Tensor, factor: NumberOrPerSeed, ends: bool) -> tuple[Tensor, Tensor]:
     """x and z after a round, which may be the last of its window."""
     if not ends:
         return model, anchor

@@ -17,7 +17,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.amplified_fedavg import amplified
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
 
-CORRECTIONS = ("period", "round")
+CORRECTION_INTERVALS = ("period", "round")
 
 
 @dataclass
@@ -63,7 +63,7 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         self,
         window: Count = 10,
         amplification: PositivePerSeed = 1.5,
-        correction: Annotated[str, OneOf(*CORRECTIONS)] = "period",
+        correction: Annotated[str, OneOf(*CORRECTION_INTERVALS)] = "period",
         weighting: Weighting = "uniform",
         memory_dtype: MemoryDtype = "same",
     ) -> None:

@@ -86,16 +86,16 @@ class CAFed(ServerStep[CAFedState]):
 
     def aggregate(self, state: CAFedState, report: Report, t: int) -> CAFedState:
         cohort = report.cohort
-        new_state = self.watched(state, cohort, t)
+        new_state = self.updated_statistics(state, cohort, t)
         share = (new_state.taken + self.prior / 2) / (t + 1 + self.prior)
-        stays = (new_state.stayed + self.prior / 2) / (state.taken + self.prior)
-        misses = (new_state.missed + self.prior / 2) / (t - state.taken + self.prior)
-        kept_mask = self.included(new_state, share, stays + misses - 1, cohort)
+        stay_probability = (new_state.stayed + self.prior / 2) / (state.taken + self.prior)
+        miss_probability = (new_state.missed + self.prior / 2) / (t - state.taken + self.prior)
+        kept_mask = self.included_mask(new_state, share, stay_probability + miss_probability - 1, cohort)
         weights = kept_mask * cohort.weights(self.weighting) / share[cohort.rows]
         new_state.model = state.model - self.server_lr * cohort.sum(report.innovation, weights)
         return new_state
 
-    def watched(self, state: CAFedState, cohort: Cohort, t: int) -> CAFedState:
+    def updated_statistics(self, state: CAFedState, cohort: Cohort, t: int) -> CAFedState:
         """What is known when this round's clients have said their losses."""
         rows, active = cohort.rows, torch.zeros_like(state.here)
         active[rows] = 1
@@ -105,14 +105,14 @@ class CAFed(ServerStep[CAFedState]):
         missed = state.missed + ((1 - active) * (1 - state.here) if t else 0.0)
         return CAFedState(state.model, loss, active, state.taken + active, state.stayed + active * state.here, missed)
 
-    def included(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
+    def included_mask(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
         """[n] 1 for those of the cohort who are not left out, else 0."""
         federation = cohort.federation
-        everyone = federation.everyone(cohort)
+        all_rows = federation.everyone(cohort)
         statistics = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
-        host, virtual, _ = everyone.all_gather_host(statistics.double().cpu().numpy())
+        host, virtual, _ = all_rows.all_gather_host(statistics.double().cpu().numpy())
         keep = np.zeros(federation.replicates * federation.clients)
-        rounding = ties.tolerance(share.dtype)
+        rounding = ties.relative_tolerance(share.dtype)
         for seed, replicate_rows in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):
             loss, participations, pi, rho, w = host[:, replicate_rows]
             if participations.any():

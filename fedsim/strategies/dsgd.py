@@ -19,8 +19,8 @@ from fedsim.core.report import Report
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 from fedsim.strategies.topologies import TOPOLOGIES, Network
 
-MIXES = ("start", "end")
-DEGREES = ("all", "there")
+MIXING_TIMES = ("start", "end")
+DEGREE_COUNTS = ("all", "there")
 
 
 class DSGD(KeepsClientModels[ClientModels]):
@@ -60,8 +60,8 @@ class DSGD(KeepsClientModels[ClientModels]):
         self,
         topology: Annotated[str, OneOf(*TOPOLOGIES)] = "ring",
         probability: Fraction = 0.5,
-        mix: Annotated[str, OneOf(*MIXES)] = "start",
-        degrees: Annotated[str, OneOf(*DEGREES)] = "all",
+        mix: Annotated[str, OneOf(*MIXING_TIMES)] = "start",
+        degrees: Annotated[str, OneOf(*DEGREE_COUNTS)] = "all",
         seed: int = 0,
     ) -> None:
         self.topology = topology
@@ -85,14 +85,14 @@ class DSGD(KeepsClientModels[ClientModels]):
         host = report.cohort.host
         cohort = Cohort(report.cohort.federation, host.rows, np.ones(len(host.rows)), host.probability, t)
         if self.mixes_end:
-            models = self.mixed(cohort, report.end)
+            models = self.mixed_rows(cohort, report.end)
         else:
-            models = self.mixed(cohort, report.start) - (report.start - report.end)
+            models = self.mixed_rows(cohort, report.start) - (report.start - report.end)
         cohort.scatter(state.models, models)
         model = state.model + cohort.sum(models - report.start) / cohort.federation.clients
         return ClientModels(model, state.models)
 
-    def mixed(self, cohort: Cohort, rows: Tensor) -> Tensor:
+    def mixed_rows(self, cohort: Cohort, rows: Tensor) -> Tensor:
         """[n, d] Σ_j W_ij of the rows [n, d] of each replicate's clients."""
         network, m = self.network(cohort.federation), cohort.federation.clients
         _, virtual, bounds = cohort.all_gather_host(cohort.host.count)

@@ -19,7 +19,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.staleness import DISCOUNT_EFFECTIVE_IF, Discount, DiscountKind
 from fedsim.strategies.strategy import State, Strategy
 
-FORMS = ("model", "difference")
+UPDATE_FORMS = ("model", "difference")
 
 
 class FedAsync(Strategy[State]):
@@ -48,7 +48,7 @@ class FedAsync(Strategy[State]):
         discount: DiscountKind = "polynomial",
         a: NonNegative = 0.5,
         b: NonNegative = 4.0,
-        form: Annotated[str, OneOf(*FORMS)] = "model",
+        form: Annotated[str, OneOf(*UPDATE_FORMS)] = "model",
     ) -> None:
         self.alpha = alpha
         self.discount = Discount(discount, a, b)
@@ -65,16 +65,20 @@ class FedAsync(Strategy[State]):
         cohort = report.cohort
         alpha = self.alpha * self.discount(report.rounds_late) * (cohort.host.count > 0)
         if self.form == "difference":
-            return replace(state, model=state.model - cohort.sum(report.innovation, _like(alpha, state.model)))
+            return replace(
+                state, model=state.model - cohort.sum(report.innovation, _broadcast_like(alpha, state.model))
+            )
         alphas, virtual, bounds = cohort.all_gather_host(alpha)
         weights, model_weights = np.zeros_like(alphas), np.ones(len(state.model))
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             after = np.append(np.cumprod(1.0 - alphas[a:b][::-1])[::-1], 1.0)  # Π_{j ≥ i} (1 − α_j)
             weights[a:b], model_weights[r] = alphas[a:b] * after[1:], after[0]
         local_weights = weights[np.searchsorted(virtual, cohort.host.virtual)]
-        retained_model = _like(model_weights, state.model)[:, None] * state.model
-        return replace(state, model=retained_model + cohort.sum(report.end, _like(local_weights, state.model)))
+        retained_model = _broadcast_like(model_weights, state.model)[:, None] * state.model
+        return replace(
+            state, model=retained_model + cohort.sum(report.end, _broadcast_like(local_weights, state.model))
+        )
 
 
-def _like(numbers: np.ndarray, rows: Tensor) -> Tensor:
+def _broadcast_like(numbers: np.ndarray, rows: Tensor) -> Tensor:
     return torch.as_tensor(numbers, dtype=rows.dtype).to(rows.device)

@@ -23,7 +23,7 @@ class Counters(Protocol):
     current: Tensor
 
 
-def no_intervals(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
+def initial_counters(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
     """The counters before round 0."""
     zeros = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
     return torch.ones_like(zeros), zeros, zeros.clone()
@@ -33,12 +33,12 @@ def count_intervals(state: Counters, cohort: Cohort, cutoff: int | None) -> tupl
     """The counters after a round with this cohort: an interval closes when the client takes part, or when its absence
     reaches `cutoff` rounds."""
     current = state.current + 1
-    closes = torch.zeros_like(current, dtype=torch.bool) if cutoff is None else current >= cutoff
-    closes[cohort.rows] = True
-    intervals = state.intervals + closes
+    closes_mask = torch.zeros_like(current, dtype=torch.bool) if cutoff is None else current >= cutoff
+    closes_mask[cohort.rows] = True
+    intervals = state.intervals + closes_mask
     mean = (state.mean_interval * state.intervals + current) / intervals.clamp(min=1)
-    mean = torch.where(closes, mean, state.mean_interval)
-    return mean, intervals, torch.where(closes, 0.0, current)
+    mean = torch.where(closes_mask, mean, state.mean_interval)
+    return mean, intervals, torch.where(closes_mask, 0.0, current)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class FedAU(ServerStep[FedAUState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAUState:
-        return FedAUState(model, *no_intervals(model, federation))
+        return FedAUState(model, *initial_counters(model, federation))
 
     def aggregate(self, state: FedAUState, report: Report, t: int) -> FedAUState:
         cohort = report.cohort

@@ -66,8 +66,8 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return FedAWEState.broadcast(model, federation, last_seen=never)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return FedAWEState.broadcast(model, federation, last_seen=minus_ones)
 
     def aggregate(self, state: FedAWEState, report: Report, t: int) -> FedAWEState:
         cohort = report.cohort

@@ -69,16 +69,16 @@ class FedBuff(ServerStep[FedBuffState]):
             )
 
     def initial(self, model: Tensor, federation: Federation) -> FedBuffState:
-        nobody = torch.zeros(federation.replicates, dtype=torch.int64, device=model.device)
-        return FedBuffState(model, torch.zeros_like(model), nobody)
+        zero_counts = torch.zeros(federation.replicates, dtype=torch.int64, device=model.device)
+        return FedBuffState(model, torch.zeros_like(model), zero_counts)
 
     def aggregate(self, state: FedBuffState, report: Report, t: int) -> FedBuffState:
         cohort, k = report.cohort, self.buffer
-        sent, virtual, bounds = cohort.all_gather_host(cohort.host.count > 0)
-        positions, arrivals = np.cumsum(sent) - 1, []
+        participates, virtual, bounds = cohort.all_gather_host(cohort.host.count > 0)
+        positions, arrivals = np.cumsum(participates) - 1, []
         for a, b in itertools.pairwise(bounds):
-            positions[a:b] -= positions[a] - sent[a] + 1 if b > a else 0
-            arrivals.append(int(sent[a:b].sum()))
+            positions[a:b] -= positions[a] - participates[a] + 1 if b > a else 0
+            arrivals.append(int(participates[a:b].sum()))
         local_positions = torch.as_tensor(
             positions[np.searchsorted(virtual, cohort.host.virtual)], device=state.model.device
         )
@@ -89,8 +89,8 @@ class FedBuff(ServerStep[FedBuffState]):
         )
         weights = torch.as_tensor(self.discount(report.rounds_late)).to(in_full_buffer)
         steps = (consumed > 0)[:, None]
-        full = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * in_full_buffer)
+        filled_buffer = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * in_full_buffer)
         remainder = torch.where(steps, 0.0, state.buffer) + cohort.sum(
             report.innovation, weights * (1 - in_full_buffer)
         )
-        return FedBuffState(state.model - self.server_lr / k * full, remainder, pending - consumed)
+        return FedBuffState(state.model - self.server_lr / k * filled_buffer, remainder, pending - consumed)

@@ -68,8 +68,8 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
         self.collect = collect
 
     def initial(self, model: Tensor, federation: Federation) -> FedLaAvgState:
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return FedLaAvgState(model, *self.empty(model, federation), never)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return FedLaAvgState(model, *self.empty(model, federation), minus_ones)
 
     def cohort(self, state: FedLaAvgState, active: Cohort) -> Cohort:
         k = max(1, round(self.fraction * active.federation.clients))

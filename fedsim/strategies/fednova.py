@@ -74,6 +74,6 @@ class FedNova(FedAvg):
     def proximal_weight(self, work: Tensor, lr: Tensor) -> Tensor:
         """[n] η_l a_i of rows whose steps at the rates `lr` [n] sum up to `work` [n]: the k-th last gradient arrives
         (1 − η_l μ)^k times."""
-        steps, shrink = (work / lr).round(), self.mu * lr
-        small = -torch.expm1(steps * torch.log1p(-shrink.clamp(max=0.5)))  # exact where η_l μ is small
-        return torch.where(shrink < 0.5, small, 1 - (1 - shrink) ** steps) / self.mu
+        steps, proximal_rate = (work / lr).round(), self.mu * lr
+        small = -torch.expm1(steps * torch.log1p(-proximal_rate.clamp(max=0.5)))  # exact where η_l μ is small
+        return torch.where(proximal_rate < 0.5, small, 1 - (1 - proximal_rate) ** steps) / self.mu

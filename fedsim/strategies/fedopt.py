@@ -17,7 +17,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.strategy import ServerStep, State
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
-LARGEST_TAU = 1e18  # τ² is a number in single precision too
+MAX_TAU = 1e18  # τ² is a number in single precision too
 
 
 @dataclass
@@ -67,9 +67,9 @@ class FedOpt(ServerStep[FedOptState]):
             raise ConfigError(
                 key="beta1", value=beta1, needs="trains nothing: the first moment stays 0; it must be below 1"
             )
-        if not largest_value(self.tau) < LARGEST_TAU:
+        if not largest_value(self.tau) < MAX_TAU:
             raise ConfigError(
-                key="tau", value=tau, needs=f"must be below {LARGEST_TAU:g}: its square starts the second moment"
+                key="tau", value=tau, needs=f"must be below {MAX_TAU:g}: its square starts the second moment"
             )
 
     def initial(self, model: Tensor, federation: Federation) -> FedOptState:
@@ -79,12 +79,12 @@ class FedOpt(ServerStep[FedOptState]):
         cohort = report.cohort
         delta = -self.mean(cohort, report.innovation)
         first = self.beta1 * state.first + (1 - self.beta1) * delta
-        second = self._second(state.second, delta.square())
+        second = self._second_moment(state.second, delta.square())
         model = state.model + self.server_lr * first / (second.sqrt() + self.tau)
         new, old = (model, first, second), (state.model, state.first, state.second)
         return FedOptState(*(cohort.unless_empty(a, b) for a, b in zip(new, old, strict=True)))
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         if self.optimizer == "adagrad":
             return v + square
         if self.optimizer == "yogi":

@@ -12,7 +12,7 @@ from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
-COMPUTE = ("all", "active")
+COMPUTING_CLIENTS = ("all", "active")
 
 
 class FedPBC(KeepsClientModels[ClientModels]):
@@ -31,7 +31,9 @@ class FedPBC(KeepsClientModels[ClientModels]):
 
     effective_if = (EffectiveIf("compute", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),)
 
-    def __init__(self, compute: Annotated[str, OneOf(*COMPUTE)] = "all", weighting: Weighting = "uniform") -> None:
+    def __init__(
+        self, compute: Annotated[str, OneOf(*COMPUTING_CLIENTS)] = "all", weighting: Weighting = "uniform"
+    ) -> None:
         self.compute = compute
         self.weighting = weighting
 
@@ -44,6 +46,6 @@ class FedPBC(KeepsClientModels[ClientModels]):
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
         cohort = report.cohort
         model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
-        linked = (cohort.count > 0)[:, None]
-        cohort.scatter(state.models, cohort.broadcast(model).where(linked, report.end))
+        linked_mask = (cohort.count > 0)[:, None]
+        cohort.scatter(state.models, cohort.broadcast(model).where(linked_mask, report.end))
         return ClientModels(model, state.models)

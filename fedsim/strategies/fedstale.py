@@ -13,10 +13,10 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.fedau import count_intervals, no_intervals
+from fedsim.strategies.fedau import count_intervals, initial_counters
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-PROBABILITIES = ("estimated", "known")
+PROBABILITY_SOURCES = ("estimated", "known")
 
 
 @dataclass
@@ -59,7 +59,7 @@ class FedStale(RemembersClients[FedStaleState]):
         self,
         beta: FractionPerSeed = 0.5,
         server_lr: PositivePerSeed = 1.0,
-        probabilities: Annotated[str, OneOf(*PROBABILITIES)] = "estimated",
+        probabilities: Annotated[str, OneOf(*PROBABILITY_SOURCES)] = "estimated",
         cutoff: Count | None = None,
         weighting: Weighting = "uniform",
         memory_dtype: MemoryDtype = "same",
@@ -75,13 +75,13 @@ class FedStale(RemembersClients[FedStaleState]):
             availability.require_known_probabilities("strategy=fedstale with strategy.probabilities=known")
 
     def initial(self, model: Tensor, federation: Federation) -> FedStaleState:
-        return FedStaleState(model, *self.empty(model, federation), *no_intervals(model, federation))
+        return FedStaleState(model, *self.empty(model, federation), *initial_counters(model, federation))
 
     def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
         cohort = report.cohort
-        seldom = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
+        inverse_probability = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
         surprise = report.innovation - cohort.of_rows(self.beta) * self.recall(state, cohort)
-        step = cohort.sum(surprise, cohort.weights(self.weighting) * seldom) + self.beta * state.mean
+        step = cohort.sum(surprise, cohort.weights(self.weighting) * inverse_probability) + self.beta * state.mean
         model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
         mean = self.remember(state, cohort, report.innovation)
         return FedStaleState(model, state.memory, mean, *count_intervals(state, cohort, self.cutoff))

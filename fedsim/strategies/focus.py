@@ -16,7 +16,7 @@ from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-EMPTY = ("step", "skip")
+EMPTY_ROUND_POLICIES = ("step", "skip")
 
 
 class Focus(RemembersClients[ClientMemory]):
@@ -50,7 +50,7 @@ class Focus(RemembersClients[ClientMemory]):
     def __init__(
         self,
         server_lr: PositivePerSeed = 1.0,
-        empty: Annotated[str, OneOf(*EMPTY)] = "step",
+        empty: Annotated[str, OneOf(*EMPTY_ROUND_POLICIES)] = "step",
         weighting: Weighting = "uniform",
         memory_dtype: MemoryDtype = "same",
     ) -> None:

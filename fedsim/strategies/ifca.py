@@ -19,7 +19,7 @@ from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
-AVERAGES = ("models", "gradients")
+AVERAGED_QUANTITIES = ("models", "gradients")
 
 
 @dataclass
@@ -69,7 +69,7 @@ class IFCA(ServerStep[IFCAState]):
         self,
         k: Count = 2,
         spread: NonNegative = 0.1,
-        average: Annotated[str, OneOf(*AVERAGES)] = "models",
+        average: Annotated[str, OneOf(*AVERAGED_QUANTITIES)] = "models",
         server_lr: PositivePerSeed = 1.0,
         weighting: Weighting = "uniform",
     ) -> None:
@@ -93,29 +93,33 @@ class IFCA(ServerStep[IFCAState]):
             seeds, cluster_index = federation.seed_of_replicate[:, None], torch.arange(self.k, device=device)
             keys = rng.row_keys(seeds, rng.Purpose.CLUSTER, cluster_index)
             clusters = clusters + self.spread * rng.normal(keys[..., None], torch.arange(d, device=device), model.dtype)
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=device)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=device)
         members = torch.zeros(replicates, self.k, dtype=torch.int64, device=device)
-        return IFCAState(clusters[:, 0].clone(), clusters, never, members)
+        return IFCAState(clusters[:, 0].clone(), clusters, minus_ones, members)
 
     def start(self, state: IFCAState, cohort: Cohort) -> Tensor:
         if self.k == 1:
             return cohort.broadcast(state.model)
         losses = torch.stack([full_data_gradients(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
         lowest_loss = losses.min(1, keepdim=True).values
-        equal = losses <= lowest_loss + ties.tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
+        equal = losses <= lowest_loss + ties.relative_tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
         return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]
 
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
-        cohort, before = report.cohort, state.choice[report.cohort.rows]
+        cohort, previous_choice = report.cohort, state.choice[report.cohort.rows]
         matches = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
         # where models are equal the first, as in `start`
-        chosen = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
-        mine, w = one_hot(chosen, self.k), cohort.weights(self.weighting)
-        clusters = torch.stack([self.updated_model(state, report, j, mine[:, j] * w) for j in range(self.k)], dim=1)
-        joined = mine - one_hot(before.clamp(min=0), self.k) * (before >= 0)[:, None]
-        members = state.members + cohort.sum(joined, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
-        state.choice[cohort.rows] = chosen
-        return IFCAState(_largest(clusters, members), clusters, state.choice, members)
+        chosen_cluster = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
+        cluster_one_hot, w = one_hot(chosen_cluster, self.k), cohort.weights(self.weighting)
+        clusters = torch.stack(
+            [self.updated_model(state, report, j, cluster_one_hot[:, j] * w) for j in range(self.k)], dim=1
+        )
+        member_changes = (
+            cluster_one_hot - one_hot(previous_choice.clamp(min=0), self.k) * (previous_choice >= 0)[:, None]
+        )
+        members = state.members + cohort.sum(member_changes, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
+        state.choice[cohort.rows] = chosen_cluster
+        return IFCAState(_largest_cluster_model(clusters, members), clusters, state.choice, members)
 
     def updated_model(self, state: IFCAState, report: Report, j: int, weights: Tensor) -> Tensor:
         """[R, d] the next x_j, for weights [n] that are 0 where another was chosen."""
@@ -123,18 +127,18 @@ class IFCA(ServerStep[IFCAState]):
         if self.average == "models":
             step = cohort.mean(report.innovation, weights)
         else:
-            mass = cohort.sum(cohort.weights(self.weighting))
-            step = cohort.sum(report.innovation, weights) / torch.where(mass > 0, mass, 1.0)[:, None]
+            total_weight = cohort.sum(cohort.weights(self.weighting))
+            step = cohort.sum(report.innovation, weights) / torch.where(total_weight > 0, total_weight, 1.0)[:, None]
         return state.clusters[:, j] - self.server_lr * step
 
     def client_mean(self, state: IFCAState, federation: Federation) -> Tensor:
-        met = (state.choice >= 0)[:, None]
-        membership = torch.where(met, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
+        has_chosen = (state.choice >= 0)[:, None]
+        membership = torch.where(has_chosen, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
         share = federation.sum_over_clients(membership, federation.weights("uniform"))  # [R, k]
         clustered_sum = (share[:, :, None] * state.clusters).sum(1)
         return clustered_sum + (1 - share.sum(1, keepdim=True)) * state.model
 
 
-def _largest(clusters: Tensor, members: Tensor) -> Tensor:
+def _largest_cluster_model(clusters: Tensor, members: Tensor) -> Tensor:
     """[R, d] the model of the cluster with most members, the first of several."""
     return clusters[torch.arange(len(clusters), device=clusters.device), members.argmax(1)]

@@ -8,11 +8,11 @@ from torch import Tensor
 from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.statistics import median_of
-from fedsim.strategies.per_replicate import Named
+from fedsim.strategies.per_replicate import NamedTensors
 from fedsim.strategies.robust import Robust, weighted_mean
 
 
-def scores(squares: Tensor, num_byzantine: int) -> Tensor:
+def krum_scores(squares: Tensor, num_byzantine: int) -> Tensor:
     """[k] the sum of the k − f − 2 smallest squared distances of each row to others, from all of them [k, k]."""
     distances = squares.clone().fill_diagonal_(torch.inf)
     return distances.sort(1).values[:, : max(0, len(squares) - num_byzantine - 2)].sum(1)
@@ -37,8 +37,8 @@ class Krum(Robust):
     def min_rows(self, num_byzantine: int) -> int:
         return 2 * num_byzantine + 3
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        best = scores(squared_distances(rows), num_byzantine).argmin(
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
+        best = krum_scores(squared_distances(rows), num_byzantine).argmin(
             0, keepdim=True
         )  # a plain number would be waited for
         return rows[best][0]
@@ -61,12 +61,14 @@ class MultiKrum(Krum):
     ) -> None:
         Robust.__init__(self, server_lr, bad, bucket, weighting)
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        order = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
+        order = krum_scores(squared_distances(rows), num_byzantine).sort(stable=True).indices
         return rows[order[: len(rows) - num_byzantine]].mean(0)
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        selected = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
+        selected = (
+            krum_scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
+        )
         return weighted_mean(rows[selected], weights[selected])
 
 
@@ -82,16 +84,16 @@ class Bulyan(Krum):
     def min_rows(self, num_byzantine: int) -> int:
         return 4 * num_byzantine + 3
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         squares = squared_distances(rows)
         remaining = torch.arange(len(rows), device=rows.device)
-        chosen = []
+        chosen_positions = []
         for _ in range(len(rows) - 2 * num_byzantine):
-            best = scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
-            chosen.append(remaining[best])
+            best = krum_scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
+            chosen_positions.append(remaining[best])
             positions = torch.arange(len(remaining) - 1, device=remaining.device)
             remaining = remaining[positions + (positions >= best)]  # without it
-        selected = rows[torch.cat(chosen)]
+        selected = rows[torch.cat(chosen_positions)]
         nearest = (
             (selected - median_of(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * num_byzantine]
         )

@@ -12,8 +12,8 @@ from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.strategies.strategy import ServerStep, State
 
-DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MemoryDtype = Annotated[str, OneOf(*DTYPES)]
+MEMORY_DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MemoryDtype = Annotated[str, OneOf(*MEMORY_DTYPES)]
 
 
 @dataclass
@@ -47,7 +47,7 @@ class RemembersClients(ServerStep[M]):
         weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.dtype = DTYPES[memory_dtype]
+        self.dtype = MEMORY_DTYPES[memory_dtype]
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> M:
@@ -72,7 +72,7 @@ def store_values(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, w
     new = values.to(memory.dtype)  # the mean is that of the stored, rounded values
     cohort.scatter(memory, new)
     change = new.to(values.dtype) - old.to(values.dtype)
-    once = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
+    inverse_count = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
     if weighting == "data":
-        return mean + cohort.sum(change, once * cohort.weights("data"))
-    return mean + cohort.sum(change, once) / cohort.federation.clients
+        return mean + cohort.sum(change, inverse_count * cohort.weights("data"))
+    return mean + cohort.sum(change, inverse_count) / cohort.federation.clients

@@ -14,7 +14,7 @@ from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-MEMORIES = ("innovation", "gradient")
+REMEMBERED_QUANTITIES = ("innovation", "gradient")
 DIVISORS = ("all", "seen")
 
 
@@ -74,7 +74,7 @@ class MIFA(RemembersClients[MIFAState]):
     def __init__(
         self,
         server_lr: PositivePerSeed = 1.0,
-        memory: Annotated[str, OneOf(*MEMORIES)] = "innovation",
+        memory: Annotated[str, OneOf(*REMEMBERED_QUANTITIES)] = "innovation",
         wait_for_all: bool = False,
         memory_dtype: MemoryDtype = "same",
         weighting: Weighting = "uniform",
@@ -98,8 +98,8 @@ class MIFA(RemembersClients[MIFAState]):
         met = torch.zeros(federation.rows, dtype=torch.bool, device=model.device)
         if not self.discounts_age:
             return MIFAState(model, *self.empty(model, federation), met)
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return AgedMIFAState(model, *self.empty(model, federation), met, never)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return AgedMIFAState(model, *self.empty(model, federation), met, minus_ones)
 
     def aggregate(self, state: MIFAState, report: Report, t: int) -> MIFAState:
         cohort, federation = report.cohort, report.cohort.federation
@@ -116,11 +116,11 @@ class MIFA(RemembersClients[MIFAState]):
             step = step / torch.where(seen_share > 0, seen_share, 1.0)
         model = state.model - self.server_lr * rate * step
         if self.wait_for_all:
-            ready = federation.mean_over_clients(met) > 1 - 0.5 / federation.clients
-            model = torch.where(ready[:, None], model, state.model)
+            all_seen_mask = federation.mean_over_clients(met) > 1 - 0.5 / federation.clients
+            model = torch.where(all_seen_mask[:, None], model, state.model)
         return replace(state, model=model, mean=mean)
 
     def discount(self, age: Tensor) -> Tensor:
         """[R·m] ψ of whole numbers of rounds."""
-        recent = torch.ones_like(age) if self.max_age is None else age <= self.max_age
-        return recent / (1 + age) ** self.age_power
+        recent_mask = torch.ones_like(age) if self.max_age is None else age <= self.max_age
+        return recent_mask / (1 + age) ** self.age_power

@@ -10,8 +10,8 @@ from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
-FIRST = ("all", "available")
-MEMORIES = ("innovation", "gradient")
+FIRST_ROUND_CLIENTS = ("all", "available")
+REMEMBERED_QUANTITIES = ("innovation", "gradient")
 
 
 class MimiC(RemembersClients[ClientMemory]):
@@ -44,8 +44,8 @@ class MimiC(RemembersClients[ClientMemory]):
     def __init__(
         self,
         server_lr: PositivePerSeed = 1.0,
-        first_round: Annotated[str, OneOf(*FIRST)] = "all",
-        memory: Annotated[str, OneOf(*MEMORIES)] = "innovation",
+        first_round: Annotated[str, OneOf(*FIRST_ROUND_CLIENTS)] = "all",
+        memory: Annotated[str, OneOf(*REMEMBERED_QUANTITIES)] = "innovation",
         weighting: Weighting = "uniform",
         memory_dtype: MemoryDtype = "same",
     ) -> None:
@@ -62,6 +62,6 @@ class MimiC(RemembersClients[ClientMemory]):
         cohort = report.cohort
         rate = cohort.broadcast(report.lr)[:, None] if self.memory == "gradient" else 1.0
         v = self.mean(cohort, report.innovation + rate * self.recall(state, cohort))
-        lacked = (cohort.broadcast(v) - report.innovation) / rate
+        correction = (cohort.broadcast(v) - report.innovation) / rate
         model = cohort.unless_empty(state.model - self.server_lr * v, state.model)
-        return ClientMemory(model, state.memory, self.remember(state, cohort, lacked))
+        return ClientMemory(model, state.memory, self.remember(state, cohort, correction))

@@ -88,25 +88,25 @@ class Oort(FedAvg):
         self.explore_least = explore_least
 
     def initial(self, model: Tensor, federation: Federation) -> OortState:
-        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return OortState(model, federation.zeros(dtype=model.dtype), never)
+        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return OortState(model, federation.zeros(dtype=model.dtype), minus_ones)
 
     def cohort(self, state: State, active: Cohort) -> Cohort:
         assert isinstance(state, OortState)
         share = max(self.explore * self.decay**active.round, self.explore_least)
 
-        rounding = ties.tolerance(state.utility.dtype)
+        rounding = ties.relative_tolerance(state.utility.dtype)
 
         def pick_clients(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
             past_clients, new_clients = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
             exploited = min(len(past_clients), max(self.k - round(share * self.k), self.k - len(new_clients)))
             explored = draw.permutation(new_clients)[: self.k - exploited]
-            best = self.exploited(draw, past_clients, utility, last, active.round, exploited, rounding)
+            best = self.exploited_clients(draw, past_clients, utility, last, active.round, exploited, rounding)
             return np.concatenate([explored, best])
 
         return choose_rows(active, pick_clients, state.utility[active.rows], state.last_seen[active.rows])
 
-    def exploited(
+    def exploited_clients(
         self,
         draw: np.random.Generator,
         explored: np.ndarray,

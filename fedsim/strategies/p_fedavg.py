@@ -16,8 +16,8 @@ from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
 SCHEMES = ("full", "I", "II")
-AVERAGES = ("weighted", "plain")
-LAWS = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each is defined
+AVERAGE_KINDS = ("weighted", "plain")
+AVAILABILITY_BY_SCHEME = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each is defined
 
 
 class PFedAvg(Strategy[State]):
@@ -46,7 +46,7 @@ class PFedAvg(Strategy[State]):
         self,
         scheme: str = "full",
         weighting: Weighting = "data",
-        average: Annotated[str, OneOf(*AVERAGES)] = "weighted",
+        average: Annotated[str, OneOf(*AVERAGE_KINDS)] = "weighted",
     ) -> None:
         self.scheme = checks.choice("scheme", str(scheme), SCHEMES)
         self.weighting = weighting
@@ -57,9 +57,10 @@ class PFedAvg(Strategy[State]):
             )
 
     def check(self, availability: Availability) -> None:
-        if availability.law not in ("", LAWS[self.scheme]):
+        if availability.law not in ("", AVAILABILITY_BY_SCHEME[self.scheme]):
             raise ConfigError(
-                f"strategy.scheme={self.scheme} is defined under one law alone; use availability={LAWS[self.scheme]}: "
+                f"strategy.scheme={self.scheme} is defined under one law alone; "
+                f"use availability={AVAILABILITY_BY_SCHEME[self.scheme]}: "
                 f"under {type(availability).__name__} its weights do not sum to 1, and the model shrinks or grows"
             )
         if self.scheme == "I" and self.weighting != "data":
@@ -74,7 +75,7 @@ class PFedAvg(Strategy[State]):
         else:
             weights = cohort.weights(self.weighting)
             if self.scheme == "II":
-                drawn = cohort.sum(torch.ones_like(weights))  # K
-                weights = weights * cohort.broadcast(cohort.federation.clients / drawn)
+                num_drawn = cohort.sum(torch.ones_like(weights))  # K
+                weights = weights * cohort.broadcast(cohort.federation.clients / num_drawn)
             model = cohort.sum(report.end, weights)
         return State(cohort.unless_empty(model, state.model))

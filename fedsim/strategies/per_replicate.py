@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import PerSeed, Setting
+from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
-Named = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 class Rows:
@@ -31,7 +31,7 @@ class Rows:
             self._cache[name] = self._report.cohort.by_replicate(rows)
         return self._cache[name][self._replicate]
 
-    def number(self, setting: Setting) -> float:
+    def number(self, setting: NumberOrPerSeed) -> float:
         """This replicate's, where replicates have theirs (`fedsim.core.per_seed`)."""
         return setting.values[self._replicate] if isinstance(setting, PerSeed) else setting
 
@@ -92,12 +92,12 @@ class PerReplicate(Strategy[State]):
         ...         return model - rows.innovation.median(0).values
     """
 
-    def memory(self, model: Tensor) -> Named:
+    def memory(self, model: Tensor) -> NamedTensors:
         """What the server remembers of a replicate from round to round, as before round 0: name → […]."""
         return {}
 
     @abstractmethod
-    def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
+    def next_model(self, model: Tensor, rows: Rows, memory: NamedTensors, t: int) -> Tensor:
         """[d] the next model.
 
         Args:
@@ -116,32 +116,32 @@ class PerReplicate(Strategy[State]):
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         names = [field.name for field in dataclasses.fields(state) if field.name != "model"]
-        before = {name: getattr(state, name) for name in names}
-        everybody: dict[str, list[Tensor]] = {}
+        memory_before = {name: getattr(state, name) for name in names}
+        stacked_memory: dict[str, list[Tensor]] = {}
         present = [len(rows) > 0 for rows in report.cohort.by_replicate(report.cohort.client)]
         models: list[Tensor] = []
         after: dict[str, list[Tensor]] = {name: [] for name in names}
         for replicate, model in enumerate(state.model):
-            memory = {name: value[replicate] for name, value in before.items()}
+            memory = {name: value[replicate] for name, value in memory_before.items()}
             if present[replicate]:
-                rows = Rows(report, replicate, everybody)
-                model = self._checked("next model", self.next_model(model, rows, memory, t), model)
-                if memory.keys() != before.keys():
-                    odd = sorted(memory.keys() ^ before.keys())
-                    raise ConfigError(f"strategy={type(self).__name__}: {odd[0]} is not what `memory` named")
+                rows = Rows(report, replicate, stacked_memory)
+                model = self._checked_tensor("next model", self.next_model(model, rows, memory, t), model)
+                if memory.keys() != memory_before.keys():
+                    changed_names = sorted(memory.keys() ^ memory_before.keys())
+                    raise ConfigError(f"strategy={type(self).__name__}: {changed_names[0]} is not what `memory` named")
             models.append(model)
             for name in names:
-                after[name].append(self._checked(name, memory[name], before[name][replicate]))
+                after[name].append(self._checked_tensor(name, memory[name], memory_before[name][replicate]))
         return dataclasses.replace(
             state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in after.items()}
         )
 
-    def _checked(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
+    def _checked_tensor(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
         """A tensor of this shape, or one sentence."""
         if not isinstance(value, Tensor) or value.shape != like.shape:
-            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            actual_shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(
                 f"strategy={type(self).__name__}: the {noun} of a replicate must be a tensor {list(like.shape)}, and "
-                f"is {got}"
+                f"is {actual_shape}"
             )
         return value

@@ -15,7 +15,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.selection import draw_rows
 from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
-LOSSES = ("asked", "last")
+LOSS_SOURCES = ("asked", "last")
 
 
 @dataclass
@@ -48,7 +48,7 @@ class PowerOfChoice(ServerStep[LossesState]):
         self,
         k: Count = 3,
         candidates: Count = 6,
-        loss: Annotated[str, OneOf(*LOSSES)] = "asked",
+        loss: Annotated[str, OneOf(*LOSS_SOURCES)] = "asked",
         server_lr: PositivePerSeed = 1.0,
     ) -> None:
         super().__init__(server_lr)

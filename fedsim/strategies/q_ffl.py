@@ -11,7 +11,7 @@ from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy, full_data_gradients
 
-LEAST = 1e-10  # added to every loss, as in the authors' program
+LOSS_OFFSET = 1e-10  # added to every loss, as in the authors' program
 
 
 class QFFL(Strategy[State]):
@@ -36,7 +36,7 @@ class QFFL(Strategy[State]):
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort
         rate = cohort.broadcast(report.lr)
-        loss = full_data_gradients(cohort, state.model).loss.clamp(min=0.0) + LEAST
+        loss = full_data_gradients(cohort, state.model).loss.clamp(min=0.0) + LOSS_OFFSET
         gradient = report.innovation / rate[:, None]
         weight = loss**self.q
         curvature = self.q * loss ** (self.q - 1) * gradient.square().sum(1) + weight / rate

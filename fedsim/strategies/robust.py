@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.statistics import median_of, trimmed_mean_of
-from fedsim.strategies.per_replicate import Named, PerReplicate, Rows
+from fedsim.strategies.per_replicate import NamedTensors, PerReplicate, Rows
 
 log = logging.getLogger(__name__)
 
@@ -70,43 +70,47 @@ class Robust(PerReplicate):
         return 2 * num_byzantine + 1
 
     @abstractmethod
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         """[k, d] → [d], f of them bad; memory as in `PerReplicate`."""
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         """The same of rows with weights [k], which sum to 1."""
         raise ConfigError(f"strategy.weighting=data has no meaning for {type(self).__name__}; use uniform")
 
-    def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
+    def next_model(self, model: Tensor, rows: Rows, memory: NamedTensors, t: int) -> Tensor:
         aggregated = self.combined(rows, memory, t)
         return model if aggregated is None else model - rows.number(self.server_lr) * aggregated
 
-    def combined(self, rows: Rows, memory: Named, t: int) -> Tensor | None:
+    def combined(self, rows: Rows, memory: NamedTensors, t: int) -> Tensor | None:
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
-        sent = rows.innovation
-        bad = self.byzantine_count(len(sent))
+        sent_rows = rows.innovation
+        bad = self.byzantine_count(len(sent_rows))
         weights = None if self.weighting == "uniform" else rows.data_fraction / rows.data_fraction.sum()
         if self.bucket > 1:
-            order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent))
-            turned = torch.as_tensor(order, device=sent.device)
-            mixed = sent[turned]
+            order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent_rows))
+            permutation = torch.as_tensor(order, device=sent_rows.device)
+            mixed = sent_rows[permutation]
             if weights is None:
-                sent = torch.stack([bucket.mean(0) for bucket in mixed.split(self.bucket)])
+                sent_rows = torch.stack([bucket.mean(0) for bucket in mixed.split(self.bucket)])
             else:
-                shares = weights[turned].split(self.bucket)
-                sent = torch.stack(
+                shares = weights[permutation].split(self.bucket)
+                sent_rows = torch.stack(
                     [weighted_mean(bucket, w) for bucket, w in zip(mixed.split(self.bucket), shares, strict=True)]
                 )
                 weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
-        if len(sent) < self.min_rows(bad):
+        if len(sent_rows) < self.min_rows(bad):
             if not self._warned:
                 log.warning(
                     "%s: %d rows in round %d, but it needs %d; in such rounds the model does not change",
-                    *(type(self).__name__, len(sent), t, self.min_rows(bad)),
+                    *(type(self).__name__, len(sent_rows), t, self.min_rows(bad)),
                 )
             self._warned = True
             return None
-        return self.combine(sent, bad, memory) if weights is None else self.combine_weighted(sent, weights, bad, memory)
+        return (
+            self.combine(sent_rows, bad, memory)
+            if weights is None
+            else self.combine_weighted(sent_rows, weights, bad, memory)
+        )
 
 
 def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
@@ -130,7 +134,7 @@ class Median(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bucket: Count = 1) -> None:
         super().__init__(server_lr, 0, bucket)
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, bad: int, memory: NamedTensors) -> Tensor:
         return median_of(rows)
 
 
@@ -144,7 +148,7 @@ class TrimmedMean(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, bad: int, memory: NamedTensors) -> Tensor:
         return trimmed_mean_of(rows, bad)
 
 
@@ -172,14 +176,14 @@ class RFA(Robust):
         super().__init__(server_lr, 0, bucket, weighting)
         self.iterations, self.nu = iterations, nu
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         centre = rows.mean(0)
         for _ in range(self.iterations):
             weights = 1 / (rows - centre).norm(dim=1, keepdim=True).clamp(min=self.nu)
             centre = (weights * rows).sum(0) / weights.sum()
         return centre
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         centre = weighted_mean(rows, weights)
         for _ in range(self.iterations):
             beta = weights / (rows - centre).norm(dim=1).clamp(min=self.nu)
@@ -212,15 +216,15 @@ class CentredClipping(Robust):
         self.radius = radius
         self.iterations = iterations
 
-    def memory(self, model: Tensor) -> Named:
+    def memory(self, model: Tensor) -> NamedTensors:
         return {"centre": torch.zeros_like(model)}
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         for _ in range(self.iterations):
             memory["centre"] = memory["centre"] + clip_norms(rows - memory["centre"], self.radius).mean(0)
         return memory["centre"]
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         for _ in range(self.iterations):
             memory["centre"] = memory["centre"] + weighted_mean(
                 clip_norms(rows - memory["centre"], self.radius), weights
@@ -247,8 +251,8 @@ class NormBound(Robust):
         super().__init__(server_lr, 0, bucket, weighting)
         self.norm = norm
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         return clip_norms(rows, self.norm).mean(0)
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         return weighted_mean(clip_norms(rows, self.norm), weights)

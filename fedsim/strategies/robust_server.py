@@ -66,35 +66,40 @@ class RobustServer(Strategy[State]):
 
     def initial(self, model: Tensor, federation: Federation) -> State:
         server_state, remembered = self.server.initial(model, federation), self.rule.initial(model, federation)
-        mine = {f.name: getattr(remembered, f.name) for f in dataclasses.fields(remembered) if f.name != "model"}
+        aggregate_fields = {
+            f.name: getattr(remembered, f.name) for f in dataclasses.fields(remembered) if f.name != "model"
+        }
         kind = dataclasses.make_dataclass(
-            "RobustServerState", [(name, Tensor) for name in mine], bases=(type(server_state),)
+            "RobustServerState", [(name, Tensor) for name in aggregate_fields], bases=(type(server_state),)
         )
-        state: State = kind(**{f.name: getattr(server_state, f.name) for f in dataclasses.fields(server_state)}, **mine)
+        state: State = kind(
+            **{f.name: getattr(server_state, f.name) for f in dataclasses.fields(server_state)}, **aggregate_fields
+        )
         return state
 
     def start(self, state: State, cohort: Cohort) -> Tensor | dict[str, Tensor]:
         return self.server.start(state, cohort)
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        cohort, everybody, aggregates, has_aggregate = report.cohort, dict[str, list[Tensor]](), [], []
-        before = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        cohort, memory_by_name, aggregates, has_aggregate = report.cohort, dict[str, list[Tensor]](), [], []
+        state_fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         of_rule = self.rule.memory(state.model[0]).keys()
         memory: dict[str, list[Tensor]] = {name: [] for name in of_rule}
-        for replicate, sent in enumerate(cohort.by_replicate(cohort.client)):
-            rule_memory = {name: before[name][replicate] for name in of_rule}
-            rows = Rows(report, replicate, everybody)
-            aggregated = self.rule.combined(rows, rule_memory, t) if len(sent) else None
+        for replicate, replicate_clients in enumerate(cohort.by_replicate(cohort.client)):
+            rule_memory = {name: state_fields[name][replicate] for name in of_rule}
+            rows = Rows(report, replicate, memory_by_name)
+            aggregated = self.rule.combined(rows, rule_memory, t) if len(replicate_clients) else None
             has_aggregate.append(aggregated is not None)
             aggregates.append(torch.zeros_like(state.model[replicate]) if aggregated is None else aggregated)
             for name in of_rule:
                 memory[name].append(rule_memory[name])
         server_report = dataclasses.replace(report, received=cohort.broadcast(torch.stack(aggregates)))
         server_state = self.server.aggregate(state, server_report, t)
-        able = torch.tensor(has_aggregate, device=state.model.device)
-        after = {name: getattr(server_state, name) for name in before if name not in of_rule}
+        has_aggregate_mask = torch.tensor(has_aggregate, device=state.model.device)
+        after = {name: getattr(server_state, name) for name in state_fields if name not in of_rule}
         after |= {name: torch.stack(rows) for name, rows in memory.items()}
         updated_fields = {
-            n: torch.where(able.reshape(-1, *[1] * (v.dim() - 1)), v, before[n]) for n, v in after.items()
+            n: torch.where(has_aggregate_mask.reshape(-1, *[1] * (v.dim() - 1)), v, state_fields[n])
+            for n, v in after.items()
         }
         return dataclasses.replace(state, **updated_fields)

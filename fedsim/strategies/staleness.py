@@ -13,24 +13,24 @@ DISCOUNTS = ("constant", "polynomial", "hinge")
 DiscountKind = Annotated[str, OneOf(*DISCOUNTS)]
 
 
-LATE = (
+LATE_ROWS_CONDITION = (
     lambda component, run: run.rows_arrive_late,
     "rows that arrive late: a delay, clock=events, or clock.late=deliver",
 )
 # When the parameters of a strategy with a `discount` have an effect.
 DISCOUNT_EFFECTIVE_IF: Declarations = (
-    EffectiveIf("discount", *LATE, attribute="discount.kind"),
+    EffectiveIf("discount", *LATE_ROWS_CONDITION, attribute="discount.kind"),
     EffectiveIf(
         "a",
         lambda component, run: component.discount.kind != "constant",
         "{at}.discount=polynomial or hinge",
         attribute="discount.a",
     ),
-    EffectiveIf("a", *LATE, attribute="discount.a"),
+    EffectiveIf("a", *LATE_ROWS_CONDITION, attribute="discount.a"),
     EffectiveIf(
         "b", lambda component, run: component.discount.kind == "hinge", "{at}.discount=hinge", attribute="discount.b"
     ),
-    EffectiveIf("b", *LATE, attribute="discount.b"),
+    EffectiveIf("b", *LATE_ROWS_CONDITION, attribute="discount.b"),
 )
 
 

@@ -45,9 +45,11 @@ class Network:
             links = ((i - j) % m == 1) | ((j - i) % m == 1)
         elif self.topology == "torus":
             width = m // self.height
-            down, along = i // width - j // width, i % width - j % width
-            horizontal = ((along % width == 1) | (-along % width == 1)) & (down == 0)
-            links = horizontal | (((down % self.height == 1) | (-down % self.height == 1)) & (along == 0))
+            row_distance, column_distance = i // width - j // width, i % width - j % width
+            horizontal = ((column_distance % width == 1) | (-column_distance % width == 1)) & (row_distance == 0)
+            links = horizontal | (
+                ((row_distance % self.height == 1) | (-row_distance % self.height == 1)) & (column_distance == 0)
+            )
         elif self.topology == "star":
             links = (i == 0) | (j == 0)
         elif self.topology == "erdos_renyi":
@@ -66,12 +68,12 @@ class Network:
         """Is there a way from everybody to everybody?"""
         if self.topology != "erdos_renyi":
             return True
-        reached, edge = np.zeros(self.clients, dtype=bool), np.array([0])
+        reached_mask, edge = np.zeros(self.clients, dtype=bool), np.array([0])
         while len(edge):
-            reached[edge] = True
-            unreached = np.flatnonzero(~reached)
+            reached_mask[edge] = True
+            unreached = np.flatnonzero(~reached_mask)
             edge = unreached[self.are_linked(unreached, edge).any(1)]
-        return bool(reached.all())
+        return bool(reached_mask.all())
 
     def mixing_matrix(self, present: np.ndarray, everybody: bool) -> np.ndarray:
         """[k, k] W on the clients that are there [k]: symmetric, rows and columns sum to 1.

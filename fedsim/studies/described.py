@@ -42,9 +42,9 @@ def read_description(kind: str, name: str, folder: Path, names: list[str], comma
         raise ConfigError(f"{kind} {path} is not well formed ({reason})") from error
 
 
-def choices(of: dict[str, Any]) -> dict[str, list[str]]:
+def choices(content: dict[str, Any]) -> dict[str, list[str]]:
     """label → overrides; one override may stand without a list, none as nothing."""
     return {
         str(label): [overrides] if isinstance(overrides, str) else list(overrides or [])
-        for label, overrides in of.items()
+        for label, overrides in content.items()
     }

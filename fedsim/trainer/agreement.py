@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
-from fedsim.core.snapshot import key, snapshot
+from fedsim.core.snapshot import snapshot, snapshot_key
 from fedsim.data.samples import Batch, Batches
 from fedsim.local import SGD
 from fedsim.models import LOSSES, RowModel
@@ -30,14 +30,16 @@ from fedsim.models.row_model import is_built_in
 from fedsim.models.user_loss import describe_loss, loss_function
 from fedsim.shift import NoShift
 
-LEARNING_RATE = 0.01
-CLOSE = 1e-7  # of double-precision moves, relative to the largest; modules may compute in single precision inside
-CLOSE_SINGLE = 1e-3  # of single-precision moves, for modules that cannot run in double precision
-STEPS = 8
-SIZES = 8  # batch sizes of the run that are tried, of all that occur
-MOST = 256  # samples of the largest batch that is tried
+TRIAL_LEARNING_RATE = 0.01
+DOUBLE_PRECISION_TOLERANCE = (
+    1e-7  # of double-precision moves, relative to the largest; modules may compute in single precision inside
+)
+SINGLE_PRECISION_TOLERANCE = 1e-3  # of single-precision moves, for modules that cannot run in double precision
+TRIAL_STEPS = 8
+NUM_TRIED_BATCH_SIZES = 8  # batch sizes of the run that are tried, of all that occur
+MAX_TRIED_BATCH_SIZE = 256  # samples of the largest batch that is tried
 
-Run = Callable[["Trial", RowModel], Tensor]
+TrialRunner = Callable[["Trial", RowModel], Tensor]
 
 
 def is_trusted(model: RowModel) -> bool:
@@ -100,15 +102,15 @@ def make_trial(model: RowModel, samples: Batch, sizes: tuple[int, ...]) -> Trial
     wave = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
     rows = row.repeat(3, 1)
     rows[:, : model.trained] += 0.02 * wave
-    order = [list(itertools.islice(itertools.cycle(np.roll(sizes, shift)), STEPS)) for shift in range(3)]
+    order = [list(itertools.islice(itertools.cycle(np.roll(sizes, shift)), TRIAL_STEPS)) for shift in range(3)]
     table = np.array(order)
     table[1:, -1] = 0  # two clients are done one step earlier
     return Trial(samples, rows, table, model.trained)
 
 
-def by_hand(trial: Trial, model: RowModel) -> Tensor:
+def reference_end_rows(trial: Trial, model: RowModel) -> Tensor:
     """[3, d] where plain PyTorch ends, client by client."""
-    return torch.stack([_one_by_hand(trial, model, client) for client in range(len(trial.rows))])
+    return torch.stack([_reference_end_row(trial, model, client) for client in range(len(trial.rows))])
 
 
 def loss_repeats(trial: Trial, model: RowModel) -> bool:
@@ -119,7 +121,7 @@ def loss_repeats(trial: Trial, model: RowModel) -> bool:
         return bool(torch.equal(model.loss(output, batch), model.loss(output, batch)))
 
 
-def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
+def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
     module, row = copy_module(model.training_module), trial.rows[client]
     parameters_by_name = dict(module.named_parameters())
     for name, value in model.unflatten(row).items():
@@ -135,13 +137,13 @@ def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
         with torch.enable_grad():
             with model.random_context(batch):
                 output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
-            before = _buffers(module)
+            buffers_before = _buffers(module)
             model.objective(output, batch, parameters).backward()
-            _refuse_writes_in_backward(module, before)
+            _refuse_writes_in_backward(module, buffers_before)
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.sub_(LEARNING_RATE * parameter.grad.to_dense())
+                    parameter.sub_(TRIAL_LEARNING_RATE * parameter.grad.to_dense())
     trained_columns = [p.detach().reshape(-1) for p in parameters]
     statistics_columns = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
     return torch.cat([*trained_columns, *statistics_columns])
@@ -162,11 +164,11 @@ def _refuse_writes_in_backward(module: nn.Module, before: dict[str, Tensor]) -> 
             )
 
 
-def by_executor(make: Callable[[RowModel], Any]) -> Run:
+def executor_trial_runner(make: Callable[[RowModel], Any]) -> TrialRunner:
     """[3, d] where an executor ends."""
 
     def run(trial: Trial, model: RowModel) -> Tensor:
-        rates = torch.full((STEPS, len(trial.rows)), LEARNING_RATE, dtype=model.dtype, device=model.device)
+        rates = torch.full((TRIAL_STEPS, len(trial.rows)), TRIAL_LEARNING_RATE, dtype=model.dtype, device=model.device)
         end_rows: Tensor = make(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
         return end_rows
 
@@ -186,16 +188,16 @@ class Agreement:
     """
 
     def __init__(self, model: RowModel, batches: Batches, make: Callable[..., Any]) -> None:
-        self._make = make
+        self._make_executor = make
         self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
-        self.model, self.close = model, CLOSE_SINGLE
-        samples = batches.data.first_samples(min(max(batches.largest, 8), MOST), model.dtype)
+        self.model, self.close = model, SINGLE_PRECISION_TOLERANCE
+        samples = batches.data.first_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
         with streams.quiet_trial():
             try:
-                double = model.in_double()
+                double = model.to_double_precision()
                 exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
                 self.expected = self._reference(double, exact, batches)
-                self.model, self.close = double, CLOSE
+                self.model, self.close = double, DOUBLE_PRECISION_TOLERANCE
             except (ConfigError, MemoryError):
                 raise
             except Exception:  # a module may insist on single precision
@@ -212,10 +214,10 @@ class Agreement:
     def _reference(self, model: RowModel, samples: Batch, batches: Batches) -> Tensor:
         sizes = self._sizes(model, samples, batches)
         self.trial = make_trial(model, samples, sizes)
-        expected = by_hand(self.trial, model)
+        expected = reference_end_rows(self.trial, model)
         streams.reseed(2)
-        if not self._moves_alike(
-            expected, by_hand(self.trial, model), 0.0 if model.device.type == "cpu" else self.close
+        if not self._moves_agree(
+            expected, reference_end_rows(self.trial, model), 0.0 if model.device.type == "cpu" else self.close
         ):
             if not loss_repeats(self.trial, model):
                 raise ConfigError(
@@ -230,41 +232,45 @@ class Agreement:
 
     def _sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
         """Batch sizes that are tried: 7 and 2, and the run's largest and smallest, where the module takes them."""
-        occurring = [size for size in batches.sizes if size <= MOST] or [min(batches.largest, MOST)]
-        spread = np.linspace(0, len(occurring) - 1, min(len(occurring), SIZES)).round().astype(int)
+        occurring = [size for size in batches.sizes if size <= MAX_TRIED_BATCH_SIZE] or [
+            min(batches.largest, MAX_TRIED_BATCH_SIZE)
+        ]
+        spread = np.linspace(0, len(occurring) - 1, min(len(occurring), NUM_TRIED_BATCH_SIZES)).round().astype(int)
         occurring = [occurring[index] for index in spread]
-        accepted_sizes, refused = [], dict[int, Exception]()
+        accepted_sizes, error_by_size = [], dict[int, Exception]()
         for size in dict.fromkeys((7, 2, *occurring)):
             trial = make_trial(model, samples, (size,))
             trial.sizes[:, 1:] = 0
             try:
-                by_hand(trial, model)
+                reference_end_rows(trial, model)
                 accepted_sizes.append(size)
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
-                refused[size] = error
+                error_by_size[size] = error
         for size in occurring:
-            if size in refused and size >= model.traits.min_batch:
-                reason = refused[size]
+            if size in error_by_size and size >= model.traits.min_batch:
+                reason = error_by_size[size]
                 raise ConfigError(
                     f"model: {type(model.training_module).__name__} cannot be trained on a batch of {size} samples, "
                     f"which clients have: plain PyTorch raised {type(reason).__name__}: {first_line(reason)[:300]}"
                 ) from reason
         if not accepted_sizes:
-            raise next(iter(refused.values()))
-        return tuple(accepted_sizes[:STEPS])
+            raise next(iter(error_by_size.values()))
+        return tuple(accepted_sizes[:TRIAL_STEPS])
 
-    def why_not(self, executor: str, traits: ForwardTraits) -> str | None:
+    def disagreement_reason(self, executor: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
         key = executor, traits.mixes_samples, traits.isolated is not None
         if key not in self._verdicts:
-            self._verdicts[key] = self._tried(executor, traits)
+            self._verdicts[key] = self._try_executor(executor, traits)
         return self._verdicts[key]
 
-    def _tried(self, executor: str, traits: ForwardTraits) -> str | None:
+    def _try_executor(self, executor: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
-        run = by_executor(lambda of: self._make(executor, of, SGD(lr=LEARNING_RATE), NoShift()))
+        run = executor_trial_runner(
+            lambda of: self._make_executor(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift())
+        )
         with streams.quiet_trial():
             try:
                 end_rows = run(self.trial, model)
@@ -274,11 +280,11 @@ class Agreement:
                 return first_line(error, type(error).__name__)[:200]
         return (
             None
-            if self._moves_alike(self.expected, end_rows, self.close)
+            if self._moves_agree(self.expected, end_rows, self.close)
             else "it gives other numbers than plain PyTorch"
         )
 
-    def _moves_alike(self, expected: Tensor, end_rows: Tensor, close: float) -> bool:
+    def _moves_agree(self, expected: Tensor, end_rows: Tensor, close: float) -> bool:
         """Relative to the largest move of each client, of parameters and of statistics apart."""
         trained = self.trial.trained
         for columns in (slice(0, trained), slice(trained, None)):
@@ -286,16 +292,16 @@ class Agreement:
             if not expected_moves.shape[1]:
                 continue
             scale = expected_moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)
-            off = (expected_moves - actual_moves).abs()
+            deviations = (expected_moves - actual_moves).abs()
             if not torch.equal(expected_moves.isnan(), actual_moves.isnan()) or bool(
-                (off > close * scale + 1e-14).any()
+                (deviations > close * scale + 1e-14).any()
             ):
                 return False
         return True
 
 
 MAX_REMEMBERED_MODULES = 32  # modules of which the process remembers what it found
-_remembered: OrderedDict[Hashable, Agreement] = OrderedDict()
+_agreement_by_model: OrderedDict[Hashable, Agreement] = OrderedDict()
 
 
 def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) -> Agreement | None:
@@ -306,9 +312,9 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
         [model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision]
     )
     kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.first_samples(2, model.dtype).items()]
-    cache_key = (key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
-    if cache_key not in _remembered:
-        _remembered[cache_key] = Agreement(model, batches, make)
-        if len(_remembered) > MAX_REMEMBERED_MODULES:
-            _remembered.popitem(last=False)
-    return _remembered[cache_key]
+    cache_key = (snapshot_key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
+    if cache_key not in _agreement_by_model:
+        _agreement_by_model[cache_key] = Agreement(model, batches, make)
+        if len(_agreement_by_model) > MAX_REMEMBERED_MODULES:
+            _agreement_by_model.popitem(last=False)
+    return _agreement_by_model[cache_key]

@@ -7,7 +7,7 @@ from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batches
 from fedsim.models import RowModel
 
-COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
+BATCH_COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
 
 
 def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
@@ -28,10 +28,10 @@ def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
             f"normalises to nothing, but client {row % batches.federation.clients} has one; give "
             "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
         )
-    needed = COPIES * batches.largest * numbers * model.dtype.itemsize
-    if needed > available_bytes(model.device, "device"):
+    needed_bytes = BATCH_COPIES * batches.largest * numbers * model.dtype.itemsize
+    if needed_bytes > available_bytes(model.device, "device"):
         batch_size = batches.work.batch_size
         raise ConfigError(
             f"batch_size={'null' if batch_size is None else batch_size}: one client's batch needs "
-            f"{needed / 2**30:,.0f} GiB, more than device={model.device} has; lower it"
+            f"{needed_bytes / 2**30:,.0f} GiB, more than device={model.device} has; lower it"
         )

@@ -11,31 +11,33 @@ import logging
 from fedsim.data.samples import Plan
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
-from fedsim.models.precision import told_of_units
+from fedsim.models.precision import bfloat16_units_text
 from fedsim.shift import Shift
 from fedsim.trainer import trial
-from fedsim.trainer.choose import Choice
+from fedsim.trainer.choose import ExecutorChoice
 from fedsim.trainer.executors import executor
 
 log = logging.getLogger(__name__)
 
 
 def warn_if_slower(
-    choice: Choice, rule: LocalRule, model: RowModel, shift: Shift, plan: Plan, rows: trial.TimedRows
+    choice: ExecutorChoice, rule: LocalRule, model: RowModel, shift: Shift, plan: Plan, rows: trial.TimedRows
 ) -> None:
     """Say so where a step of the round's rows takes longer, as it was chosen, than it would in full precision."""
     count = min(len(plan.load.steps), choice.chunk)
     key = ("precision", model.timing_key(), type(rule), type(shift), choice, int(plan.load.size.max()), count)
-    if key not in trial.FASTEST_NAMES:
+    if key not in trial.FASTEST_EXECUTOR_NAMES:
         contenders = {}
         for precision in ("bf16", "full"):
-            of = copy.copy(model)
-            of.precision = precision
-            contenders[precision] = trial.timed_step(executor(choice, rule, of, shift, False), plan, rows)
-        trial.FASTEST_NAMES[key] = trial.benchmark(contenders, rows, count, choice.workers)
-    if trial.FASTEST_NAMES[key] == "full":
+            full_precision_model = copy.copy(model)
+            full_precision_model.precision = precision
+            contenders[precision] = trial.timed_step(
+                executor(choice, rule, full_precision_model, shift, False), plan, rows
+            )
+        trial.FASTEST_EXECUTOR_NAMES[key] = trial.benchmark(contenders, rows, count, choice.workers)
+    if trial.FASTEST_EXECUTOR_NAMES[key] == "full":
         log.warning(
             "trainer.precision=bf16: steps of this model are slower here than with trainer.precision=full, which "
             "rounds nothing (bfloat16 units of the processor: %s)",
-            told_of_units(),
+            bfloat16_units_text(),
         )

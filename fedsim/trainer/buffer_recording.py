@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, LocalRule
-from fedsim.trainer.objective import Answer, FunctionalObjective, PlainObjective
+from fedsim.trainer.objective import FunctionalObjective, PlainObjective, ShiftResponse
 
-METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
+OBJECTIVE_METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
 
 
 class BufferRecordingObjective:
@@ -20,8 +20,8 @@ class BufferRecordingObjective:
 
     Args:
         inner: `FunctionalObjective` or `PlainObjective`.
-        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or `by_rows`; None for
-            a rule that steps one client.
+        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or
+            `loop_over_rows`; None for a rule that steps one client.
     """
 
     def __init__(
@@ -30,26 +30,26 @@ class BufferRecordingObjective:
         lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
         self._functions: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
-        for name in METHODS:
+        for name in OBJECTIVE_METHODS:
             method = getattr(inner, name)
             self._functions[name] = method if lift is None else lift(method)
-        self.model, self._through = inner.model, inner.gradient_through
+        self.model, self._gradient_through = inner.model, inner.gradient_through
         self.renew = inner.renew if isinstance(inner, PlainObjective) else lambda: None
         self.recorded: list[tuple[Tensor, Tensor]] = []
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         gradient, value, statistics = self._functions["gradient"](params, batch)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return gradient, value
 
     def value(self, params: Tensor, batch: Batch) -> Tensor:
         value, statistics = self._functions["value"](params, batch)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return value
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, Tensor]:
-        gradient, value, statistics = self._through(params, batch, answer)
-        self._note((params, statistics))
+    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, Tensor]:
+        gradient, value, statistics = self._gradient_through(params, batch, answer)
+        self._record_buffers((params, statistics))
         return gradient, value
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ class BufferRecordingObjective:
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
         product, statistics = self._functions["hessian_product"](params, vector, batch)
-        self._note((params, statistics))
+        self._record_buffers((params, statistics))
         return product
 
     def mixed_outputs(
@@ -67,10 +67,10 @@ class BufferRecordingObjective:
         gradient, slope, value, personal_statistics, global_statistics = self._functions["mixed_outputs"](
             personal, params, alpha, batch
         )
-        self._note((params, global_statistics), (personal, personal_statistics))
+        self._record_buffers((params, global_statistics), (personal, personal_statistics))
         return gradient, slope, value
 
-    def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
+    def _record_buffers(self, *passes: tuple[Tensor, Tensor]) -> None:
         if self.model.statistics:
             self.recorded += passes
 
@@ -80,27 +80,27 @@ class BufferRecordingObjective:
             return rule.step(carry, batch, lr, self)
         self.recorded = []
         after, loss = rule.step(carry, batch, lr, self)
-        return self._carried(rule, carry, after), loss
+        return self._carry_statistics(rule, carry, after), loss
 
     def on_round_start(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
         """What the rule does before its first step, likewise."""
         if not self.model.statistics:
             return rule.on_round_start(carry, batch, lr, self)
         self.recorded = []
-        return self._carried(rule, carry, rule.on_round_start(carry, batch, lr, self))
+        return self._carry_statistics(rule, carry, rule.on_round_start(carry, batch, lr, self))
 
-    def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
+    def _carry_statistics(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
         """The carry with the statistics that the last forward pass of each of its models left.
 
         A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)
         to the models that have none of their own.
         """
         models = {name: before[name] for name in ("params", *rule.own_models)}
-        elsewhere = [
+        other_descents = [
             columns for point, columns in self.recorded if not any(point is model for model in models.values())
         ]
         for name, model in models.items():
-            pass_statistics = [columns for point, columns in self.recorded if point is model] or elsewhere
+            pass_statistics = [columns for point, columns in self.recorded if point is model] or other_descents
             statistics = pass_statistics[-1] if pass_statistics else model[..., self.model.trained :]
             after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
         return after

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.trainer.cuda_graph import Captured, Work
+from fedsim.trainer.cuda_graph import CapturedGraph, GraphWork
 from fedsim.trainer.replay import Recording, Replay
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**30  # of arguments and results of one function
+MAX_CAPTURE_BYTES = 2**30  # of arguments and results of one function
 
 
-class Capture:
+class RecordedGraph:
     """A recording on tensors of its own.
 
     Args:
@@ -34,30 +34,34 @@ class Capture:
         capture: see `fedsim.trainer.cuda_graph.capturing`.
     """
 
-    def __init__(self, recording: Recording, inputs: list[Tensor], capture: Callable[[Work], Captured]) -> None:
-        self.inputs, self._formed = inputs, recording.result_of
+    def __init__(
+        self, recording: Recording, inputs: list[Tensor], capture: Callable[[GraphWork], CapturedGraph]
+    ) -> None:
+        self.inputs, self._rebuild_result = inputs, recording.result_of
         self._replay, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
-        self._passed = [input_indices.get(id(out)) for out in self.outputs]
+        self._passed_input_indices = [input_indices.get(id(output)) for output in self.outputs]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         torch._foreach_copy_(self.inputs, tensors)
         self._replay()
-        pairs = zip(self.outputs, self._passed, strict=True)
-        return self._formed([out.clone() if index is None else tensors[index] for out, index in pairs])
+        pairs = zip(self.outputs, self._passed_input_indices, strict=True)
+        return self._rebuild_result([out.clone() if index is None else tensors[index] for out, index in pairs])
 
     @property
     def bytes(self) -> int:
         """Of its arguments and results."""
-        return size_of(self.inputs) + size_of([o for o, p in zip(self.outputs, self._passed, strict=True) if p is None])
+        return tensor_bytes(self.inputs) + tensor_bytes(
+            [o for o, p in zip(self.outputs, self._passed_input_indices, strict=True) if p is None]
+        )
 
 
-class Captures(Replay):
+class GraphReplay(Replay):
     """As `Replay`, of what the device captures.
 
     Args:
-        capture: see `Capture`.
-        most_bytes: to hold for captured steps. None: `MOST_BYTES`.
+        capture: see `RecordedGraph`.
+        most_bytes: to hold for captured steps. None: `MAX_CAPTURE_BYTES`.
     """
 
     def __init__(
@@ -65,42 +69,44 @@ class Captures(Replay):
         function: Callable[..., Any],
         worth: int | None = None,
         *,
-        capture: Callable[[Work], Captured],
+        capture: Callable[[GraphWork], CapturedGraph],
         most_bytes: int | None = None,
     ) -> None:
         super().__init__(function, worth)
         self._capture = capture
-        self.most_bytes = MOST_BYTES if most_bytes is None else most_bytes
+        self.most_bytes = MAX_CAPTURE_BYTES if most_bytes is None else most_bytes
         self._warned = False
 
     def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         if len({tensor.device for tensor in tensors}) > 1:  # a number of the host's would be frozen
-            return self._replayed(form, tensors, "arguments lie on several devices")
+            return self._fall_back_to_replay(form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
-            capture = Capture(Recording(self.function, form, inputs), inputs, self._capture)
+            capture = RecordedGraph(Recording(self.function, form, inputs), inputs, self._capture)
         except Exception as error:  # what cannot be recorded either will be refused there
-            return self._replayed(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
+            return self._fall_back_to_replay(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
         if capture.bytes > self.most_bytes:
-            return self._replayed(form, tensors, f"it would hold {capture.bytes / 2**20:.3g} MiB; lower trainer.chunk")
+            return self._fall_back_to_replay(
+                form, tensors, f"it would hold {capture.bytes / 2**20:.3g} MiB; lower trainer.chunk"
+            )
         return capture
 
-    def _replayed(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
+    def _fall_back_to_replay(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
         if not self._warned:
             log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
         self._warned = True
         return super()._build(form, tensors)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_oldest(self) -> None:
+        super()._drop_oldest()
         bytes_by_key = {
-            key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, Capture)
+            key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, RecordedGraph)
         }
         while sum(bytes_by_key.values()) > self.most_bytes:
             oldest = next(iter(bytes_by_key))
             del bytes_by_key[oldest], self._recorded[oldest]
 
 
-def size_of(tensors: list[Tensor]) -> int:
+def tensor_bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -33,21 +33,24 @@ from fedsim.shift import Shift
 from fedsim.trainer.agreement import Agreement
 from fedsim.trainer.cuda_graph import check_graphs
 from fedsim.trainer.execution import Execution
-from fedsim.trainer.fused_executor import descents, models_in_use, stacks
+from fedsim.trainer.fused_executor import is_model_stackable, num_models_in_use, plain_descents
 
 log = logging.getLogger(__name__)
 
-WORKERS = 16  # threads for one processor, at most
+MAX_WORKERS = 16  # threads for one processor, at most
 CPU_CHUNK_BYTES = 64 * 2**20
 CPU_STACK_BYTES = 32 * 2**20
 GPU_MEMORY_SHARE = 0.25
-UNCOMPILED = ("replay", "never")
+UNCOMPILED_MODES = ("replay", "never")
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
-DRAWN_TOGETHER = {"loop": 64, "fused": 1024}  # rows of a chunk, of which only the sample numbers are made at once
+CHUNK_ROWS_BY_EXECUTOR = {
+    "loop": 64,
+    "fused": 1024,
+}  # rows of a chunk, of which only the sample numbers are made at once
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExecutorChoice:
     """What was chosen, and why."""
 
     executor: str
@@ -61,7 +64,7 @@ class Choice:
         """One line for the log."""
         row_count = self.chunk if self.executor == "vmap" else self.stack
         mode = f"up to {row_count} rows at once" if row_count > 1 else f"row by row in {self.workers} threads"
-        reason = self.reason if self.compile in UNCOMPILED else "compiled, which takes a while in the first round"
+        reason = self.reason if self.compile in UNCOMPILED_MODES else "compiled, which takes a while in the first round"
         reason = "captured as CUDA graphs" if self.compile == "graph" else reason
         return f"{self.executor} executor, {mode} ({reason})"
 
@@ -75,7 +78,7 @@ def candidates(
     sample_size: int,
     ranks: int = 1,
     agreement: Agreement | None = None,
-) -> list[Choice]:
+) -> list[ExecutorChoice]:
     """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
 
     Args:
@@ -102,22 +105,23 @@ def candidates(
         check_graphs(rule, model, shift)
     batch_numbers = batch_size * max(sample_size, 1)
     if model.traits.isolated is not None:
-        loop = _isolated(requested, model, rule, shift, batch_numbers)
+        loop = _isolated_rows_choice(requested, model, rule, shift, batch_numbers)
         return _agreeing_choices([loop], agreement, requested, model) or [loop]
     executor = _executor_to_compile(requested)
-    plain, can_stack = bool(descents(rule, shift, model)), stacks(model)
-    settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
-    unvmapped_reason = None if settled else model.no_vmap_reason
+    plain, can_stack = bool(plain_descents(rule, shift, model)), is_model_stackable(model)
+    is_executor_settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
+    unvmapped_reason = None if is_executor_settled else model.no_vmap_reason
     _check_possible(executor, model, plain, unvmapped_reason)
     reasons = {executor: "as configured"}
     if executor == "auto":
         slow_batched = model.convolutional and model.device.type == "cpu"
-        reasons = _in_order(plain, can_stack, slow_batched, unvmapped_reason is None)
+        reasons = _ordered_executors(plain, can_stack, slow_batched, unvmapped_reason is None)
         if not requested.trial or requested.deterministic or ranks > 1:
             first = next(iter(reasons))  # the stated rule's: a clock would not say the same twice, or on all ranks
             reasons = {first: reasons[first]}
     choices = [
-        _with_chunk(name, reason, requested, model, rule, shift, batch_numbers) for name, reason in reasons.items()
+        _choice_with_chunk(name, reason, requested, model, rule, shift, batch_numbers)
+        for name, reason in reasons.items()
     ]
     agreeing = _agreeing_choices(choices, agreement, requested, model)
     if agreeing is None:  # the model has become one that needs another way
@@ -125,7 +129,9 @@ def candidates(
     return agreeing
 
 
-def _isolated(requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int) -> Choice:
+def _isolated_rows_choice(
+    requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int
+) -> ExecutorChoice:
     """Rows one by one, the only way for a model of which each client needs a fresh copy."""
     if requested.executor not in ("auto", "loop"):
         raise ConfigError(
@@ -133,12 +139,12 @@ def _isolated(requested: Execution, model: RowModel, rule: LocalRule, shift: Shi
             "trainer.executor=auto, or loop"
         )
     reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-    return _with_chunk("loop", reason, requested, model, rule, shift, batch_numbers)
+    return _choice_with_chunk("loop", reason, requested, model, rule, shift, batch_numbers)
 
 
 def _executor_to_compile(requested: Execution) -> str:
     """The executor that is requested for; `vmap` in place of 'auto' where steps are compiled, which no other can."""
-    if requested.compile in UNCOMPILED:
+    if requested.compile in UNCOMPILED_MODES:
         return requested.executor
     if requested.executor not in ("auto", "vmap"):
         raise ConfigError(f"trainer.compile={requested.compile} is for trainer.executor=vmap, not {requested.executor}")
@@ -160,8 +166,8 @@ def _check_possible(executor: str, model: RowModel, plain: bool, unvmapped_reaso
 
 
 def _agreeing_choices(
-    choices: list[Choice], agreement: Agreement | None, requested: Execution, model: RowModel
-) -> list[Choice] | None:
+    choices: list[ExecutorChoice], agreement: Agreement | None, requested: Execution, model: RowModel
+) -> list[ExecutorChoice] | None:
     """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
 
     Raises:
@@ -170,22 +176,24 @@ def _agreeing_choices(
     if agreement is None:
         return choices
     traits = model.traits
-    reasons = {choice.executor: agreement.why_not(choice.executor, traits) for choice in choices}
-    able = [choice for choice in choices if reasons[choice.executor] is None]
-    if not model.mixes_samples and len(able) < len(choices):
+    reasons = {choice.executor: agreement.disagreement_reason(choice.executor, traits) for choice in choices}
+    agreeing_choices = [choice for choice in choices if reasons[choice.executor] is None]
+    if not model.mixes_samples and len(agreeing_choices) < len(choices):
         unpadded = dataclasses.replace(traits, mixes_samples=True)
         if any(
-            reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
+            reason and agreement.disagreement_reason(name, unpadded) is None
+            for name, reason in reasons.items()
+            if name != "loop"
         ):
             log.info("trainer: batches of %s are not padded, since padding changes its results", _model_name(model))
             traits.mixes_samples = True
             return None
-    if able:
-        return able
+    if agreeing_choices:
+        return agreeing_choices
     reason = next(iter(reasons.values()))
     if requested.executor in ("auto", "loop") and traits.isolated is None:
         isolated_traits = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
-        if agreement.why_not("loop", isolated_traits) is None:
+        if agreement.disagreement_reason("loop", isolated_traits) is None:
             traits.isolated = isolated_traits.isolated
             return None
     remedy = (
@@ -201,11 +209,11 @@ def _model_name(model: RowModel) -> str:
     return type(model.training_module).__name__
 
 
-def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
+def _ordered_executors(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
     """Executors, and why each: the rule's first. `convolutions`: on a CPU."""
     if plain and stackable:
         return {"fused": "plain descents"}
-    able = {"fused": plain, "vmap": vmapped, "loop": True}
+    is_possible = {"fused": plain, "vmap": vmapped, "loop": True}
     first, reason = "vmap", "batched kernels"
     if plain and (convolutions or not vmapped):
         first, reason = "fused", "plain descents"
@@ -213,27 +221,30 @@ def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -
         first, reason = "loop", "what the model does cannot be vmapped"
     elif convolutions:
         first, reason = "loop", "convolutions on a CPU"
-    return {first: reason} | {name: "by trial" for name, can in able.items() if can and name != first}
+    return {first: reason} | {name: "by trial" for name, possible in is_possible.items() if possible and name != first}
 
 
 @functools.cache  # said once
-def workers(requested: int) -> int:
+def num_workers(requested: int) -> int:
     """As many threads as are requested for, each with a model of its own, as long as processors have a use for them."""
-    limit = WORKERS * (os.cpu_count() or 1)
+    limit = MAX_WORKERS * (os.cpu_count() or 1)
     if requested > limit:
         log.warning(
-            "trainer.workers=%d is too large for %d processors; %d workers are used", requested, limit // WORKERS, limit
+            "trainer.workers=%d is too large for %d processors; %d workers are used",
+            requested,
+            limit // MAX_WORKERS,
+            limit,
         )
     return min(requested, limit)
 
 
-def _with_chunk(
+def _choice_with_chunk(
     executor: str, reason: str, requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
-) -> Choice:
+) -> ExecutorChoice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""
     cpu = model.device.type == "cpu"
-    threads = torch.get_num_threads() if requested.workers == "auto" else workers(int(requested.workers))
-    models = models_in_use(descents(rule, shift, model)) if executor == "fused" else 1
+    threads = torch.get_num_threads() if requested.workers == "auto" else num_workers(int(requested.workers))
+    models = num_models_in_use(plain_descents(rule, shift, model)) if executor == "fused" else 1
     row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
     if cpu:
         budget: float = CPU_STACK_BYTES if executor == "fused" else CPU_CHUNK_BYTES
@@ -241,9 +252,9 @@ def _with_chunk(
         budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
     rows = max(1, math.floor(budget / row_bytes))
     if executor == "vmap":
-        return Choice(
+        return ExecutorChoice(
             "vmap", rows if requested.chunk == "auto" else int(requested.chunk), 1, reason, compile=requested.compile
         )
-    chunk = int(requested.chunk) if requested.chunk != "auto" else DRAWN_TOGETHER[executor] if cpu else rows
-    stack = min(rows, chunk) if executor == "fused" and stacks(model) else 1
-    return Choice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)
+    chunk = int(requested.chunk) if requested.chunk != "auto" else CHUNK_ROWS_BY_EXECUTOR[executor] if cpu else rows
+    stack = min(rows, chunk) if executor == "fused" and is_model_stackable(model) else 1
+    return ExecutorChoice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)

@@ -13,10 +13,10 @@ from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.replay import is_replayable
 
-WARM_UP = 3  # times, as PyTorch asks for, in which libraries choose their kernels and take their memory
+WARM_UP_RUNS = 3  # times, as PyTorch asks for, in which libraries choose their kernels and take their memory
 
-Work = Callable[[], list[Tensor]]
-Captured = tuple[Callable[[], None], list[Tensor]]
+GraphWork = Callable[[], list[Tensor]]
+CapturedGraph = tuple[Callable[[], None], list[Tensor]]
 
 
 def check_graphs(rule: LocalRule, model: RowModel, shift: Shift) -> None:
@@ -33,21 +33,21 @@ def check_graphs(rule: LocalRule, model: RowModel, shift: Shift) -> None:
         )
 
 
-def capturing(device: torch.device) -> Callable[[Work], Captured]:
+def capturing(device: torch.device) -> Callable[[GraphWork], CapturedGraph]:
     """What takes down all kernels of some work that reads and writes the same memory every time, and gives what has
     them run again and the tensors that they write. All that is captured so shares its temporary memory."""
-    pool = torch.cuda.graph_pool_handle()
+    memory_pool = torch.cuda.graph_pool_handle()
 
-    def capture(work: Work) -> Captured:
+    def capture(work: GraphWork) -> CapturedGraph:
         with torch.cuda.device(device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(WARM_UP):
+                for _ in range(WARM_UP_RUNS):
                     work()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=memory_pool, capture_error_mode="thread_local"):
                 outputs = work()
         return graph.replay, outputs
 

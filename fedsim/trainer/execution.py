@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fedsim.core.constraints import AutoOrCount, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.placement import PLACES
+from fedsim.core.placement import STORAGE_PLACES
 from fedsim.models.precision import PRECISIONS
 
 EXECUTORS = ("auto", "fused", "vmap", "loop")
-COMPILE = ("replay", "never", "graph", "default", "reduce-overhead", "max-autotune")
+COMPILE_MODES = ("replay", "never", "graph", "default", "reduce-overhead", "max-autotune")
 DTYPES = ("float32", "float64")
 
 
@@ -40,9 +40,9 @@ class Execution(Validated):
     chunk: AutoOrCount = "auto"
     workers: AutoOrCount = "auto"
     trial: bool = True
-    compile: Annotated[str, OneOf(*COMPILE)] = "replay"
+    compile: Annotated[str, OneOf(*COMPILE_MODES)] = "replay"
     dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
     precision: Annotated[str, OneOf(*PRECISIONS)] = "full"
-    memory: Annotated[str, OneOf(*PLACES)] = "device"
+    memory: Annotated[str, OneOf(*STORAGE_PLACES)] = "device"
     device: Any = "auto"
     deterministic: bool = False

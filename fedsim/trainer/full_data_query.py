@@ -13,17 +13,17 @@ from fedsim.local.rule import Carry, Objective
 from fedsim.trainer.trainer import Trainer
 from fedsim.trainer.trainers import Trainers
 
-GRADIENT = "gradient of all data"
+FULL_GRADIENT_NAME = "gradient of all data"
 
 
 class FullGradientRule(LocalRule):
     """One look at all the client's data, from which nothing moves."""
 
-    supported_keys = frozenset({GRADIENT})
+    supported_keys = frozenset({FULL_GRADIENT_NAME})
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        return carry | {GRADIENT: gradient}, loss
+        return carry | {FULL_GRADIENT_NAME: gradient}, loss
 
 
 class FullDataQuery:
@@ -34,11 +34,11 @@ class FullDataQuery:
 
     Args:
         trainer: of the run, whose memory of clients is looked at.
-        look: a trainer of the same clients with `FullGradientRule`.
+        query_trainer: a trainer of the same clients with `FullGradientRule`.
     """
 
-    def __init__(self, trainer: Trainer, look: Trainer) -> None:
-        self.trainer, self.look = trainer, look
+    def __init__(self, trainer: Trainer, query_trainer: Trainer) -> None:
+        self.trainer, self.query_trainer = trainer, query_trainer
 
     @classmethod
     def of(cls, trainers: Trainers, trainer: Trainer) -> FullDataQuery:
@@ -50,8 +50,8 @@ class FullDataQuery:
         """Of the cohort's clients at their replicate's model [R, d]."""
         model = self.trainer.model
         rows = cohort.broadcast(models)
-        handed: dict[str, Any] = {"params": rows, GRADIENT: rows.new_zeros(len(cohort), model.dimension)}
+        start: dict[str, Any] = {"params": rows, FULL_GRADIENT_NAME: rows.new_zeros(len(cohort), model.dimension)}
         remembered = self.trainer.remembered
         memory = None if remembered is None else remembered.read_only()
-        report = self.look.run(handed, cohort, cohort.round, models, memory)
-        return FullDataGradients(report.loss, model.columns.shared_part(report.carry[GRADIENT]))
+        report = self.query_trainer.run(start, cohort, cohort.round, models, memory)
+        return FullDataGradients(report.loss, model.columns.shared_part(report.carry[FULL_GRADIENT_NAME]))

@@ -28,7 +28,7 @@ from fedsim.trainer.stepping import is_stackable
 from fedsim.trainer.workers import map_threads
 
 
-def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
+def plain_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
     """The plain descents of which a step consists; none where it is more than that, or the data ask for x."""
     if shift.active:
         return ()
@@ -39,12 +39,12 @@ def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientSt
     return () if model.ridge and mixed else steps
 
 
-def models_in_use(steps: tuple[GradientStep, ...]) -> int:
+def num_models_in_use(steps: tuple[GradientStep, ...]) -> int:
     """How many rows of a client are at hand while it steps: its models, mixtures, and what optimisers remember."""
     return sum((2 if step.mix_with and not step.outputs else 1) + len(step.state) for step in steps)
 
 
-def stacks(model: RowModel) -> bool:
+def is_model_stackable(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
     independent = not (model.statistics or model.mixes_samples or model.traits.random)
     return (

@@ -39,7 +39,7 @@ class PendingStep:
     updates: Tensor | None = None
 
 
-NEVER = PendingStep(torch.empty(0))
+NO_PENDING_STEP = PendingStep(torch.empty(0))
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Parameters:
     drift: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def as_seen(self, view: Callable[[Tensor], Tensor]) -> Parameters:
+    def map_views(self, view: Callable[[Tensor], Tensor]) -> Parameters:
         """Views of all."""
         state = {name: list(map(view, rows)) for name, rows in self.state.items()}
         return Parameters(list(map(view, self.parameters)), list(map(view, self.drift)), state)
 
 
-class InPlace(ABC):
+class InPlaceStep(ABC):
     """Parameters of c rows, which take every step that `begin` announces once, also where no sample meets them.
 
     Attributes:
@@ -73,16 +73,16 @@ class InPlace(ABC):
     scaled = False
 
     def __init__(self) -> None:
-        self.rows, self.due = Parameters(), NEVER
+        self.rows, self.pending_step = Parameters(), NO_PENDING_STEP
         self._is_taken, self._ones_buffer = True, torch.empty(0)
 
     def load(self, rows: Parameters) -> None:
         """Take over parameters of some rows."""
         self.rows = rows
 
-    def begin(self, due: PendingStep) -> None:
+    def begin(self, step: PendingStep) -> None:
         """A step of the first rows is to come."""
-        self.due, self._is_taken = due, False
+        self.pending_step, self._is_taken = step, False
 
     def apply_remaining(self) -> None:
         """The step, where it has not been taken: no sample met the parameters."""
@@ -110,9 +110,9 @@ class InPlace(ABC):
 
     def _active_rows(self, rows: list[Tensor], index: int) -> Tensor:
         """A parameter's rows that take the step."""
-        return rows[index][: len(self.due.rates)]
+        return rows[index][: len(self.pending_step.rates)]
 
-    def _ones_beside(self, outputs: Tensor) -> Tensor:
+    def _sample_ones(self, outputs: Tensor) -> Tensor:
         """[c', 1, N], of which the product with outputs [c', N, out] is their sum over the samples."""
         shape = (len(outputs), 1, outputs.shape[1])
         if self._ones_buffer.shape != shape or self._ones_buffer.dtype != outputs.dtype:
@@ -123,20 +123,26 @@ class InPlace(ABC):
         return self._active_rows(self.rows.drift, index) if self.rows.drift else None
 
 
-class PlainStep(InPlace):
+class PlainStep(InPlaceStep):
     """x ← (1 − ηλ) x − η (drift + gradient); λ is in `PendingStep.shrinking`, and −η gradient is what comes."""
 
     scaled = True
 
-    def _before(self, index: int) -> Tensor:
+    def _apply_drift(self, index: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
-        parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
-        if due.shrinking is not None:
-            parameter.mul_(broadcast_rows(due.shrinking, parameter))
-        return parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(due.rates, parameter), value=-1)
+        parameter, drift, step = (
+            self._active_rows(self.rows.parameters, index),
+            self._drift(index),
+            self.pending_step,
+        )
+        if step.shrinking is not None:
+            parameter.mul_(broadcast_rows(step.shrinking, parameter))
+        return (
+            parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(step.rates, parameter), value=-1)
+        )
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        parameter = self._before(index)
+        parameter = self._apply_drift(index)
         if gradient is not None:
             parameter.add_(gradient)
 
@@ -144,13 +150,13 @@ class PlainStep(InPlace):
         if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
-        self._before(0).baddbmm_(outputs.mT, inputs)
+        self._apply_drift(0).baddbmm_(outputs.mT, inputs)
         if len(self.rows.parameters) > 1:
-            self._before(1).baddbmm_(self._ones_beside(outputs), outputs)
+            self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
         self._is_taken = True
 
 
-class MomentumStep(InPlace):
+class MomentumStep(InPlaceStep):
     """v ← μ v + g, g = gradient + drift + λx; x ← x − η v, or x − η (g + μ v) with `nesterov`.
 
     With the velocity from before the step the latter is x + ημ v, and then − η (1 + μ) (μ v + g): g itself is needed
@@ -161,52 +167,54 @@ class MomentumStep(InPlace):
         super().__init__()
         self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
-    def _before(self, index: int) -> Tensor:
+    def _apply_drift(self, index: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
         parameter, velocity = (
             self._active_rows(self.rows.parameters, index),
             self._active_rows(self.rows.state["velocity"], index),
         )
-        drift, due, momentum = self._drift(index), self.due, self.momentum
+        drift, step, momentum = self._drift(index), self.pending_step, self.momentum
         if self.nesterov:
-            parameter.addcmul_(velocity, broadcast_rows(due.rates, parameter), value=momentum)
-        if due.decay is None:
+            parameter.addcmul_(velocity, broadcast_rows(step.rates, parameter), value=momentum)
+        if step.decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
-            forgets = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
-            velocity.mul_(broadcast_rows(momentum * forgets, parameter)).addcmul_(
-                parameter, broadcast_rows(due.decay, parameter)
+            nesterov_factor = 1 - step.rates * step.decay if self.nesterov else torch.ones_like(step.rates)
+            velocity.mul_(broadcast_rows(momentum * nesterov_factor, parameter)).addcmul_(
+                parameter, broadcast_rows(step.decay, parameter)
             )
         return velocity if drift is None else velocity.add_(drift)
 
-    def _after(self, index: int) -> None:
+    def _apply_velocity(self, index: int) -> None:
         parameter, velocity = (
             self._active_rows(self.rows.parameters, index),
             self._active_rows(self.rows.state["velocity"], index),
         )
         parameter.addcmul_(
-            velocity, broadcast_rows(self.due.rates, parameter), value=-1 - self.momentum if self.nesterov else -1
+            velocity,
+            broadcast_rows(self.pending_step.rates, parameter),
+            value=-1 - self.momentum if self.nesterov else -1,
         )
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        velocity = self._before(index)
+        velocity = self._apply_drift(index)
         if gradient is not None:
             velocity.add_(gradient)
-        self._after(index)
+        self._apply_velocity(index)
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
         if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
-        self._before(0).baddbmm_(outputs.mT, inputs)
-        self._after(0)
+        self._apply_drift(0).baddbmm_(outputs.mT, inputs)
+        self._apply_velocity(0)
         if len(self.rows.parameters) > 1:
-            self._before(1).baddbmm_(self._ones_beside(outputs), outputs)
-            self._after(1)
+            self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
+            self._apply_velocity(1)
         self._is_taken = True
 
 
-class AdamStep(InPlace):
+class AdamStep(InPlaceStep):
     """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
     (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.shrinking`."""
 
@@ -214,29 +222,33 @@ class AdamStep(InPlace):
         super().__init__()
         self.settings = settings
 
-    def begin(self, due: PendingStep) -> None:
-        super().begin(due)
-        assert due.updates is not None
-        first, second = (1 - beta**due.updates for beta in (self.settings.beta1, self.settings.beta2))
-        self._rates, self._root = due.rates / first, second.rsqrt()
+    def begin(self, step: PendingStep) -> None:
+        super().begin(step)
+        assert step.updates is not None
+        first, second = (1 - beta**step.updates for beta in (self.settings.beta1, self.settings.beta2))
+        self._rates, self._root = step.rates / first, second.rsqrt()
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
+        parameter, drift, step = (
+            self._active_rows(self.rows.parameters, index),
+            self._drift(index),
+            self.pending_step,
+        )
         first, second = (self._active_rows(self.rows.state[name], index) for name in ("first_moment", "second_moment"))
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
-        if due.decay is not None:
-            gradient.addcmul_(parameter, broadcast_rows(due.decay, parameter))
+        if step.decay is not None:
+            gradient.addcmul_(parameter, broadcast_rows(step.decay, parameter))
         if drift is not None:
             gradient.add_(drift)
         first.lerp_(gradient, 1 - self.settings.beta1)
         second.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
-        if due.shrinking is not None:
-            parameter.mul_(broadcast_rows(due.shrinking, parameter))
+        if step.shrinking is not None:
+            parameter.mul_(broadcast_rows(step.shrinking, parameter))
         scale = torch.sqrt(second, out=gradient).mul_(broadcast_rows(self._root, parameter)).add_(self.settings.eps)
         parameter.addcmul_(torch.div(first, scale, out=scale), broadcast_rows(self._rates, parameter), value=-1)
 
 
-def in_place(optimiser: HeavyBall | Moments | None) -> InPlace:
+def in_place(optimiser: HeavyBall | Moments | None) -> InPlaceStep:
     """Of a `Descent.optimiser`."""
     if optimiser is None:
         return PlainStep()

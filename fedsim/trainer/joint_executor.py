@@ -22,8 +22,8 @@ from fedsim.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-OF_RATES = frozenset({"rates", "schedule"})
-MOST_BYTES = 2**31  # of the rows that are laid side by side on a GPU
+RATE_ATTRIBUTES = frozenset({"rates", "schedule"})
+MAX_JOINT_BYTES = 2**31  # of the rows that are laid side by side on a GPU
 
 
 class JointExecutor:
@@ -70,8 +70,8 @@ class JointExecutor:
         """Places of those that fit together, none with more bytes than are allowed."""
         groups: list[list[int]] = []
         for index, work in enumerate(works):
-            fitting = (group for group in groups if self._fits(works[group[0]], work))
-            group = next(fitting, None)
+            fitting_groups = (group for group in groups if self._fits(works[group[0]], work))
+            group = next(fitting_groups, None)
             if group is None:
                 groups.append([index])
             else:
@@ -82,7 +82,7 @@ class JointExecutor:
         subgroups: list[list[int]] = [[]]
         total, limit = 0, self.most_bytes
         if limit is None:
-            limit = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MOST_BYTES
+            limit = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MAX_JOINT_BYTES
         for index in group:
             size = sum(value.numel() * value.element_size() for value in works[index].carry.values())
             if subgroups[-1] and total + size > limit:
@@ -138,16 +138,19 @@ class JointExecutor:
 
 def compatible(first: Trainer, second: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
-    ours, theirs = first.batches, second.batches
-    if ours.federation.ranks.count > 1 or (ours.work, ours.keyed) != (theirs.work, theirs.keyed):
+    first_batches, second_batches = first.batches, second.batches
+    if first_batches.federation.ranks.count > 1 or (first_batches.work, first_batches.keyed) != (
+        second_batches.work,
+        second_batches.keyed,
+    ):
         return False
     return (
         first.execution == second.execution
-        and structurally_equal(first.rule, second.rule, OF_RATES)
+        and structurally_equal(first.rule, second.rule, RATE_ATTRIBUTES)
         and same_model(first.model, second.model)
-        and ours.data.same_samples(theirs.data)
+        and first_batches.data.same_samples(second_batches.data)
         and structurally_equal(first.shift, second.shift)
-        and structurally_equal(ours.contamination, theirs.contamination)
+        and structurally_equal(first_batches.contamination, second_batches.contamination)
     )
 
 
@@ -178,10 +181,10 @@ def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
     carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
     step_count = max(len(work.rates) for work in works)
     rates = torch.cat([_pad_steps(work.rates, step_count) for work in works], dim=1)
-    before, replicates = 0, []
+    row_offset, replicates = 0, []
     for work in works:
-        replicates.append(work.replicate + before)
-        before += work.plan.batches.federation.replicates
+        replicates.append(work.replicate + row_offset)
+        row_offset += work.plan.batches.federation.replicates
     deployed_models = [work.deployed for work in works if work.deployed is not None]
     deployed = torch.cat(deployed_models) if deployed_models else None
     plan = Plan.concatenate([work.plan for work in works], data)

@@ -16,7 +16,7 @@ from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.objective import PlainObjective, by_rows
+from fedsim.trainer.objective import PlainObjective, loop_over_rows
 from fedsim.trainer.shifted_batches import ShiftedBatches
 from fedsim.trainer.workers import map_threads
 
@@ -39,11 +39,13 @@ class LoopExecutor:
     ) -> None:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
         self.contaminated = contaminated
-        self._answered = ShiftedBatches(rule, shift, rows=False)
+        self._shifted_batches = ShiftedBatches(rule, shift, rows=False)
         self._isolated = model.traits.isolated is not None
         self._objectives: queue.SimpleQueue[BufferRecordingObjective] = queue.SimpleQueue()
         for _ in range(workers):
-            self._objectives.put(BufferRecordingObjective(PlainObjective(model), by_rows if rule.batched else None))
+            self._objectives.put(
+                BufferRecordingObjective(PlainObjective(model), loop_over_rows if rule.batched else None)
+            )
 
     def padded_size(self, rows: int) -> int:
         """As `VmapExecutor.padded_size`."""
@@ -52,7 +54,7 @@ class LoopExecutor:
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
         losses = torch.zeros(len(chunk.steps), dtype=self.dtype, device=rates.device)
-        out = {name: torch.empty_like(value) for name, value in carry.items()}
+        end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
 
         def run_row(row: int) -> None:
             objective = self._objectives.get()
@@ -63,23 +65,23 @@ class LoopExecutor:
                 for step in range(int(chunk.steps[row])):
                     batch = first_row(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
-                        row_carry, theta = self._answered(row_carry, None if deployed is None else deployed[row])
-                        batch, theta = self._answered.shifted(batch, row_carry, theta)
+                        row_carry, theta = self._shifted_batches(row_carry, None if deployed is None else deployed[row])
+                        batch, theta = self._shifted_batches.shifted(batch, row_carry, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
                         batch = first_row(chunk.contaminate(chunk_of(batch), step, row, row + 1))
                     if step == 0 and self.rule.has_round_start:
-                        row_carry = self._begin(row_carry, batch, rates[0, row], objective)
+                        row_carry = self._start_round(row_carry, batch, rates[0, row], objective)
                     row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
                     losses[row] += loss
                 for name, value in row_carry.items():
-                    out[name][row] = value
+                    end_carry[name][row] = value
             finally:
                 self._objectives.put(objective)
 
         map_threads(run_row, range(len(chunk.steps)), self.workers)
-        return out, losses
+        return end_carry, losses
 
     def _step(
         self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective
@@ -90,7 +92,7 @@ class LoopExecutor:
         carry, loss = objective.step(self.rule, chunk_of(carry), chunk_of(batch), lr[None])
         return first_row(carry), loss[0]
 
-    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
+    def _start_round(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
         """Before the first step, likewise."""
         if not self.rule.batched:
             return objective.on_round_start(self.rule, carry, batch, lr)

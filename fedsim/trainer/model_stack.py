@@ -20,7 +20,7 @@ from fedsim.trainer.in_place import Parameters, PendingStep, broadcast_rows, in_
 from fedsim.trainer.objective import moved_columns
 from fedsim.trainer.stepping import with_stepping_layers
 
-Named = dict[str, Tensor]  # parameters by name, [c, …] each
+NamedParameters = dict[str, Tensor]  # parameters by name, [c, …] each
 
 
 def channels_last(model: RowModel) -> bool:
@@ -43,19 +43,26 @@ class StackedParameters:
         write_backs: pairs of what was stepped and where it is to be written in the end, where that is elsewhere.
     """
 
-    parameters: Named = field(default_factory=dict)
-    points: Named = field(default_factory=dict)
-    mixed_with: Named = field(default_factory=dict)
-    drift: Named = field(default_factory=dict)
-    state: dict[str, Named] = field(default_factory=dict)
+    parameters: NamedParameters = field(default_factory=dict)
+    points: NamedParameters = field(default_factory=dict)
+    mixed_with: NamedParameters = field(default_factory=dict)
+    drift: NamedParameters = field(default_factory=dict)
+    state: dict[str, NamedParameters] = field(default_factory=dict)
     updates: Tensor | None = None
     proximal: Tensor | None = None
     write_backs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def rows(self, names: Sequence[str]) -> Parameters:
         """Those of some names."""
-        parameters, drift = ([of[name] for name in names if of] for of in (self.parameters, self.drift))
-        return Parameters(parameters, drift, {key: [of[name] for name in names] for key, of in self.state.items()})
+        parameters, drift = (
+            [tensor_by_name[name] for name in names if tensor_by_name]
+            for tensor_by_name in (self.parameters, self.drift)
+        )
+        return Parameters(
+            parameters,
+            drift,
+            {key: [tensor_by_name[name] for name in names] for key, tensor_by_name in self.state.items()},
+        )
 
 
 class ModelStack:
@@ -74,10 +81,10 @@ class ModelStack:
         self.decay = descent.decay + model.ridge
         module = copy_module(model.training_module)
         names = {name for name, p in module.named_parameters() if p.requires_grad}
-        stepped = functools.partial(in_place, descent.optimiser)
-        self.module, self.layers = with_stepping_layers(module, not channels_last(model), stepped)
+        make_step = functools.partial(in_place, descent.optimiser)
+        self.module, self.layers = with_stepping_layers(module, not channels_last(model), make_step)
         self.plain = {name: p for name, p in self.module.named_parameters() if name in names}
-        self.plain_step = stepped()
+        self.plain_step = make_step()
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
         if channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -94,19 +101,19 @@ class ModelStack:
         with self._guard:
             return self.model.call(self.module, inputs)
 
-    def load(self, carry: Carry, mixed_with: Named | None, out: Carry) -> None:
+    def load(self, carry: Carry, mixed_with: NamedParameters | None, out: Carry) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out`; `mixed_with` are parameters
         [c, …] to mix them with."""
         loaded = self.loaded = StackedParameters(mixed_with=mixed_with or {})
-        loaded.proximal, loaded.drift = self._terms(carry)
+        loaded.proximal, loaded.drift = self._strategy_terms(carry)
         name = self.descent.name
         plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
-        parameters = self._views_of(carry[name], out[name], plain if mixed_with is None else {})
+        parameters = self._parameter_views(carry[name], out[name], plain if mixed_with is None else {})
         loaded.parameters = loaded.points = parameters
         if mixed_with is not None:
             loaded.points = {name: torch.empty_like(rows) for name, rows in parameters.items()} | plain
         for key in self.descent.state:
-            loaded.state[key] = self._views_of(carry[key], out[key], self.plain_state[key])
+            loaded.state[key] = self._parameter_views(carry[key], out[key], self.plain_state[key])
             out[key][:, self.model.trained :] = carry[key][:, self.model.trained :]
         if "updates" in self.descent.moves:
             loaded.updates = out["updates"].copy_(carry["updates"])
@@ -117,7 +124,7 @@ class ModelStack:
             put_tensors(self.module, self.model.statistics_of(carry[name][0]))
             self.statistics = out[name][0, self.model.trained :]
 
-    def _views_of(self, rows: Tensor, out: Tensor, plain: Named) -> Named:
+    def _parameter_views(self, rows: Tensor, out: Tensor, plain: NamedParameters) -> NamedParameters:
         """The parameters' columns of rows [c, d], where they are stepped: in `out` [c, d] if it is one row, else in
         tensors of their own, or in those of the module."""
         out_views = self._views_by_name(out)
@@ -138,17 +145,17 @@ class ModelStack:
         if self.model.statistics:
             self.statistics.copy_(moved_columns(self.model, self.module, self.statistics))
 
-    def _terms(self, carry: Carry) -> tuple[Tensor | None, Named]:
+    def _strategy_terms(self, carry: Carry) -> tuple[Tensor | None, NamedParameters]:
         """What a strategy adds to its own model's gradient: μ [c] of a proximal term, and the rest, which does not
         depend on x: its correction and −μ·anchor."""
         federal = carry if self.descent.name == "params" else {}
         proximal, drift = federal.get("proximal"), federal.get("correction")
         if proximal is not None:
-            towards = -proximal[:, None] * federal["anchor"]
-            drift = towards if drift is None else drift + towards
+            proximal_pull = -proximal[:, None] * federal["anchor"]
+            drift = proximal_pull if drift is None else drift + proximal_pull
         return proximal, {} if drift is None else self._views_by_name(drift)
 
-    def _views_by_name(self, rows: Tensor) -> Named:
+    def _views_by_name(self, rows: Tensor) -> NamedParameters:
         """[c, d] → parameters [c, …], views."""
         columns = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
         shapes = self.model.shapes.items()
@@ -158,22 +165,22 @@ class ModelStack:
         """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
         loaded, scale = self.loaded, self.descent.scale
         rates = rates if scale == 1 else rates * scale
-        due = self._due(rates)
+        pending_step = self._pending_step(rates)
         if loaded.mixed_with and mixing is not None:
-            due = dataclasses.replace(due, rates=rates * mixing)
+            pending_step = dataclasses.replace(pending_step, rates=rates * mixing)
             for name, point in loaded.points.items():
                 stepped_rows, partner_rows = (
                     loaded.parameters[name][: len(mixing)],
                     loaded.mixed_with[name][: len(mixing)],
                 )
                 torch.lerp(partner_rows, stepped_rows, broadcast_rows(mixing, point), out=point[: len(mixing)])
-        self.seed = -due.rates if self.plain_step.scaled else torch.ones_like(due.rates)
+        self.seed = -pending_step.rates if self.plain_step.scaled else torch.ones_like(pending_step.rates)
         for stepped in (*(layer.stepped for layer in self.layers), self.plain_step):
-            stepped.begin(due)
+            stepped.begin(pending_step)
         for dropout in self.dropouts:
             dropout.key = keys  # type: ignore[assignment]
 
-    def _due(self, rates: Tensor) -> PendingStep:
+    def _pending_step(self, rates: Tensor) -> PendingStep:
         """The step at these rates."""
         loaded, optimiser, count = self.loaded, self.descent.optimiser, len(rates)
         decay: float | Tensor = self.decay if loaded.proximal is None else self.decay + loaded.proximal[:count]

@@ -22,7 +22,7 @@ from fedsim.models import RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.copying import copy_module, put_tensors, tensor_of
 
-Answer = Callable[[Batch, Tensor], Batch]
+ShiftResponse = Callable[[Batch, Tensor], Batch]
 
 
 def refuse_whole_batches(model: RowModel) -> None:
@@ -47,7 +47,7 @@ def refuse_whole_batches(model: RowModel) -> None:
         raise ConfigError(f"model: its forward pass {action} a whole batch, {rule}; use another model, or local=sgd")
 
 
-def as_row(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
+def gradient_row(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
     """[d] gradients by parameters, in their order; zero in so many columns of statistics."""
     columns = [(g.to_dense() if g.layout != torch.strided else g).reshape(-1) for g in gradients]  # sparse embeddings
     return torch.cat([*columns, columns[0].new_zeros(statistics)] if statistics else columns)
@@ -76,19 +76,19 @@ class FunctionalObjective:
         return self.model.objective(output, batch, list(parameters.values())), statistics
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        by = grad_and_value(self._loss, has_aux=True)
-        gradients, (value, statistics) = by(self.model.unflatten(params), params, batch)
-        return as_row(gradients.values(), self.columns), value, statistics
+        gradient_and_value = grad_and_value(self._loss, has_aux=True)
+        gradients, (value, statistics) = gradient_and_value(self.model.unflatten(params), params, batch)
+        return gradient_row(gradients.values(), self.columns), value, statistics
 
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         return self._loss(self.model.unflatten(params), params, batch)
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
+    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, ...]:
         def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            return self._loss(parameters, params, answer(batch, as_row(parameters.values())))
+            return self._loss(parameters, params, answer(batch, gradient_row(parameters.values())))
 
         gradients, (value, statistics) = grad_and_value(loss, has_aux=True)(self.model.unflatten(params))
-        return as_row(gradients.values(), self.columns), value, statistics
+        return gradient_row(gradients.values(), self.columns), value, statistics
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
@@ -101,14 +101,14 @@ class FunctionalObjective:
         return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1), params[:0]
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        along = self.model.unflatten(vector)
+        direction = self.model.unflatten(vector)
 
         def slope(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             gradients, statistics = grad(self._loss, has_aux=True)(parameters, params, batch)
-            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum(), statistics
+            return torch.stack([(g * direction[name]).sum() for name, g in gradients.items()]).sum(), statistics
 
         product, statistics = grad(slope, has_aux=True)(self.model.unflatten(params))
-        return as_row(product.values(), self.columns), statistics
+        return gradient_row(product.values(), self.columns), statistics
 
     def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         global_output, global_statistics = self._predict(self.model.unflatten(params), params, batch)
@@ -119,9 +119,9 @@ class FunctionalObjective:
                 torch.lerp(global_output, personal_output, alpha), batch, list(parameters.values())
             ), personal_statistics
 
-        by = grad_and_value(loss, argnums=(0, 1), has_aux=True)
-        (gradients, slope), (value, personal_statistics) = by(self.model.unflatten(personal), alpha)
-        return as_row(gradients.values(), self.columns), slope, value, personal_statistics, global_statistics
+        gradient_and_value = grad_and_value(loss, argnums=(0, 1), has_aux=True)
+        (gradients, slope), (value, personal_statistics) = gradient_and_value(self.model.unflatten(personal), alpha)
+        return gradient_row(gradients.values(), self.columns), slope, value, personal_statistics, global_statistics
 
 
 class PlainObjective:
@@ -163,7 +163,7 @@ class PlainObjective:
             value, [*self.parameters, *extra_inputs], create_graph=create_graph, materialize_grads=True
         )
         count = len(self.parameters)
-        return as_row(gradients[:count], self.columns), *gradients[count:]
+        return gradient_row(gradients[:count], self.columns), *gradients[count:]
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -177,10 +177,10 @@ class PlainObjective:
             output, statistics = self._output(params, batch)
             return self.model.objective(output, batch, self.parameters), statistics
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
+    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             self._load(params, batch)
-            batch = answer(batch, as_row(self.parameters))
+            batch = answer(batch, gradient_row(self.parameters))
             output, statistics = self._forward(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
@@ -188,7 +188,7 @@ class PlainObjective:
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
-        sample_gradients = by_rows(self.gradient)
+        sample_gradients = loop_over_rows(self.gradient)
         samples = {name: value[:, None] for name, value in samples_of(batch).items()}  # batches of one
         gradients, values, _ = sample_gradients(params.expand(len(batch["x"]), -1), samples)
         return values, gradients, params[:0]
@@ -222,7 +222,7 @@ def moved_columns(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
     return model.flatten_statistics({name: tensor_of(module, name).detach() for name in model.statistics})
 
 
-def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+def loop_over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """What `vmap` makes of a function of tensors and dictionaries of them, row by row: results are stacked."""
 
     def of_row(argument: Tensor | Batch, row: int) -> Tensor | Batch:

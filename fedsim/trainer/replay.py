@@ -31,32 +31,37 @@ aten = torch.ops.aten
 
 RECORDING_COST_IN_CALLS = 40  # calls that cost as much as recording does
 MAX_RECORDINGS = 64  # recordings, by shapes
-COUNTED = 1024  # kinds of shapes
-OURS = ("fedsim", "torch", "torchvision")
-REFERENCES = (aten.detach.default, aten.alias.default)
-RESHAPES = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
-SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default, aten.new_ones.default)
+MAX_COUNTED_SHAPES = 1024  # kinds of shapes
+REPLAYABLE_PACKAGES = ("fedsim", "torch", "torchvision")
+ALIASING_OPERATIONS = (aten.detach.default, aten.alias.default)
+RESHAPING_OPERATIONS = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
+CONSTANT_TENSOR_OPERATIONS = (
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+)
 
 
 def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
     """Is a step of these the same operations every time?"""
     return not model.traits.random and all(
-        map(_is_known, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
+        map(_is_replayable_object, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
     )
 
 
-def _is_known(thing: Any) -> bool:
+def _is_replayable_object(component: Any) -> bool:
     """Is it, with what it is made of, of a class (or a function) whose steps read no Python state that changes?"""
-    if isinstance(thing, nn.Module):
-        hooks = any(value for name, value in vars(thing).items() if name.endswith("_hooks"))
-        if hooks or "forward" in vars(thing):
+    if isinstance(component, nn.Module):
+        hooks = any(value for name, value in vars(component).items() if name.endswith("_hooks"))
+        if hooks or "forward" in vars(component):
             return False
-    elif isinstance(thing, LocalRule | Shift):
-        inner = [attribute for attribute in vars(thing).values() if callable(attribute)]
-        if not all(map(_is_known, inner)):
+    elif isinstance(component, LocalRule | Shift):
+        inner = [attribute for attribute in vars(component).values() if callable(attribute)]
+        if not all(map(_is_replayable_object, inner)):
             return False
-    kind = thing if isinstance(thing, FunctionType) else type(thing)
-    return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in OURS
+    kind = component if isinstance(component, FunctionType) else type(component)
+    return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in REPLAYABLE_PACKAGES
 
 
 class Replay:
@@ -71,19 +76,19 @@ class Replay:
         self.function, self.worth = function, RECORDING_COST_IN_CALLS if worth is None else worth
         self._calls: dict[Hashable, int] = {}
         self._recorded: OrderedDict[Hashable, Callable[[list[Tensor]], Any]] = OrderedDict()
-        self._refused = False
+        self._is_refused = False
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._refused:
+        if self._is_refused:
             return self.function(*arguments)
         tensors: list[Tensor] = []
-        form = _form(arguments, tensors)
+        form = _argument_form(arguments, tensors)
         key = form, tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         recording = self._recorded.get(key)
         if recording is None:
             calls = self._calls[key] = self._calls.get(key, 0) + 1
             if calls <= self.worth:
-                if len(self._calls) > COUNTED:
+                if len(self._calls) > MAX_COUNTED_SHAPES:
                     self._calls.clear()
                 return self.function(*arguments)
             recording = self._record(key, form, tensors)
@@ -98,15 +103,15 @@ class Replay:
             recording = self._recorded[key] = self._build(form, tensors)
         except Exception as error:  # if the step itself is wrong it will say so
             log.debug("steps are not replayed: %s", error)
-            self._refused = True
+            self._is_refused = True
             return None
-        self._forget()
+        self._drop_oldest()
         return recording
 
     def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         return Recording(self.function, form, tensors)
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         """What has not been asked for longest, where too much is kept."""
         if len(self._recorded) > MAX_RECORDINGS:
             self._recorded.popitem(last=False)
@@ -116,57 +121,57 @@ class Recording:
     """The operations of a function on arguments of one form and these shapes."""
 
     def __init__(self, function: Callable[..., Any], form: Any, tensors: list[Tensor]) -> None:
-        returned: list[Any] = []
+        result_forms: list[Any] = []
 
         def flatly(*arguments: Tensor) -> list[Tensor]:
-            out: list[Tensor] = []
-            returned.append(_form(function(*_formed(form, iter(arguments))), out))
-            return out
+            result_tensors: list[Tensor] = []
+            result_forms.append(_argument_form(function(*_rebuild_arguments(form, iter(arguments))), result_tensors))
+            return result_tensors
 
         with torch.no_grad():
             traced = make_fx(flatly)(*tensors)
-        self.operations, self._returned = simplify(traced, tensors).forward, returned[-1]
+        self.operations, self._result_form = simplify(traced, tensors).forward, result_forms[-1]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         return self.result_of(self.operations(*tensors))
 
     def result_of(self, results: list[Tensor]) -> Any:
         """What the function returns, of these tensors."""
-        return _formed(self._returned, iter(results))
+        return _rebuild_arguments(self._result_form, iter(results))
 
 
-def _form(thing: Any, tensors: list[Tensor]) -> Any:
+def _argument_form(argument: Any, tensors: list[Tensor]) -> Any:
     """How it is made of tensors, which are appended in their order: hashable."""
-    if isinstance(thing, Tensor):
-        tensors.append(thing)
+    if isinstance(argument, Tensor):
+        tensors.append(argument)
         return Tensor
-    if isinstance(thing, dict):
-        return dict, tuple(thing), tuple([_form(value, tensors) for value in thing.values()])
-    return thing if thing is None else (tuple, tuple([_form(element, tensors) for element in thing]))
+    if isinstance(argument, dict):
+        return dict, tuple(argument), tuple([_argument_form(value, tensors) for value in argument.values()])
+    return argument if argument is None else (tuple, tuple([_argument_form(element, tensors) for element in argument]))
 
 
-def _formed(form: Any, tensors: Iterator[Tensor]) -> Any:
+def _rebuild_arguments(form: Any, tensors: Iterator[Tensor]) -> Any:
     """The same of other tensors."""
     if form is Tensor:
         return next(tensors)
     if form is None:
         return None
     if form[0] is dict:
-        return {name: _formed(element, tensors) for name, element in zip(form[1], form[2], strict=True)}
-    return tuple([_formed(element, tensors) for element in form[1]])
+        return {name: _rebuild_arguments(element, tensors) for name, element in zip(form[1], form[2], strict=True)}
+    return tuple([_rebuild_arguments(element, tensors) for element in form[1]])
 
 
 def simplify(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
     """Without what need not be done again: numbers that depend on shapes alone, views of the shape that there is."""
     graph = traced.graph
     for node in graph.nodes:
-        if node.target in RESHAPES or node.target in REFERENCES:
+        if node.target in RESHAPING_OPERATIONS or node.target in ALIASING_OPERATIONS:
             before, after = (of.meta.get("tensor_meta") for of in (node.args[0], node))
             if before and after and (before.shape, before.stride) == (after.shape, after.stride):
                 node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
     constants = _constants(graph)
-    values = _Values(traced)
+    values = _ValueRecorder(traced)
     values.run(*tensors)
     for index, node in enumerate(constants):
         if any(user not in constants for user in node.users):
@@ -203,15 +208,15 @@ def call_functions_of_torch(graph: fx.Graph, values: dict[fx.Node, Any]) -> None
 
 def reproduces(function: Callable[..., Any], arguments: Any, expected: Any) -> bool:
     """Does it return the same tensor, or tensors, laid out likewise?"""
-    positional, named = arguments
+    positional, keyword_arguments = arguments
     try:
-        results = function(*positional, **named)
+        results = function(*positional, **keyword_arguments)
     except (TypeError, RuntimeError, ValueError):
         return False
-    several = not isinstance(expected, Tensor)
-    if isinstance(results, Tensor) == several or (several and len(results) != len(expected)):
+    is_several = not isinstance(expected, Tensor)
+    if isinstance(results, Tensor) == is_several or (is_several and len(results) != len(expected)):
         return False
-    pairs = zip(results, expected, strict=True) if several else [(results, expected)]
+    pairs = zip(results, expected, strict=True) if is_several else [(results, expected)]
     return all(
         isinstance(result, Tensor)
         and (result.dtype, result.stride()) == (value.dtype, value.stride())
@@ -231,12 +236,14 @@ def _constants(graph: fx.Graph) -> list[fx.Node]:
         if (schema := getattr(node.target, "_schema", None)) and schema.is_mutable:
             return []
         inner = node.all_input_nodes
-        if node.target in SHAPED or (inner and all(input_node in constants for input_node in inner)):
+        if node.target in CONSTANT_TENSOR_OPERATIONS or (
+            inner and all(input_node in constants for input_node in inner)
+        ):
             constants[node] = None
     return list(constants)
 
 
-class _Values(fx.Interpreter):
+class _ValueRecorder(fx.Interpreter):
     """Notes what every node is."""
 
     def __init__(self, traced: fx.GraphModule) -> None:

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsim.models.dropout import KeyedDropout
-from fedsim.trainer.in_place import InPlace, Parameters
+from fedsim.trainer.in_place import InPlaceStep, Parameters
 
 # Layers without parameters that treat every number, or every sample, on its own.
-SAMPLEWISE = (
+SAMPLEWISE_LAYERS = (
     nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
     nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, KeyedDropout,
 )  # fmt: skip
 
 
-class _Step(torch.autograd.Function):
+class _LinearStep(torch.autograd.Function):
     """x [c, N, in] → x Wᵀ + b [c, N, out], in the type of x; the backward pass steps the layer's own [c, out, in] and
     [c, 1, out]."""
 
@@ -43,13 +43,13 @@ class _Step(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,), stepped = ctx.saved_tensors, ctx.layer.stepped
-        onward = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
-        stepped.descend_along(gradient, x)
-        return onward, None, None
+        (x,), step = ctx.saved_tensors, ctx.layer.stepped
+        input_gradient = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
+        step.descend_along(gradient, x)
+        return input_gradient, None, None
 
 
-def as_asked(x: Tensor) -> Tensor:
+def cast_for_autocast(x: Tensor) -> Tensor:
     """x in the type in which a linear layer of PyTorch would take it: autocast's, within one."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
@@ -67,7 +67,7 @@ class SteppingLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, stepped: InPlace) -> None:
+    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, stepped: InPlaceStep) -> None:
         super().__init__()
         prefix = f"{name}." if name else ""
         self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
@@ -77,26 +77,28 @@ class SteppingLinear(nn.Module):
     def load(self, rows: Callable[[Sequence[str]], Parameters], points: dict[str, Tensor]) -> None:
         """Take over parameters [c, …] of some rows: those which are stepped in place, by their names, and those at
         which the gradient is taken, the same ones or others."""
-        self.stepped.load(rows(self.names).as_seen(_matrices))
-        self.weight = _matrices(points[self.names[0]]).detach().requires_grad_()
-        self.bias = _matrices(points[self.names[1]]) if len(self.names) > 1 else None
+        self.stepped.load(rows(self.names).map_views(_as_matrices))
+        self.weight = _as_matrices(points[self.names[0]]).detach().requires_grad_()
+        self.bias = _as_matrices(points[self.names[1]]) if len(self.names) > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = len(self.stepped.due.rates)
-        out: Tensor = _Step.apply(as_asked(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)  # type: ignore[no-untyped-call]
-        return out.reshape(*x.shape[:-1], out.shape[-1])
+        rows = len(self.stepped.pending_step.rates)
+        output: Tensor = _LinearStep.apply(
+            cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self
+        )  # type: ignore[no-untyped-call]
+        return output.reshape(*x.shape[:-1], output.shape[-1])
 
 
 class SteppingConv2d(SteppingLinear):
     """Convolutions of c rows, as one batched matrix product over patches: [c·B, in, H, W] → [c·B, out, H', W']."""
 
-    def __init__(self, name: str, layer: nn.Conv2d, stepped: InPlace) -> None:
+    def __init__(self, name: str, layer: nn.Conv2d, stepped: InPlaceStep) -> None:
         super().__init__(name, layer, stepped)
         self.window: dict[str, Any] = {key: getattr(layer, key) for key in ("kernel_size", "dilation", "stride")}
         self.padding: Any = layer.padding
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = F.unfold(as_asked(x), padding=self.padding, **self.window).mT
+        patches = F.unfold(cast_for_autocast(x), padding=self.padding, **self.window).mT
         out = super().forward(patches).mT
         spans = zip(x.shape[2:], self.padding, *self.window.values(), strict=True)
         size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, p, k, d, step in spans]
@@ -104,12 +106,12 @@ class SteppingConv2d(SteppingLinear):
         return image
 
 
-def _matrices(parameters: Tensor) -> Tensor:
+def _as_matrices(parameters: Tensor) -> Tensor:
     """Weights [c, out, …] or biases [c, out] as matrices [c, out, in] or [c, 1, out], a view."""
     return parameters.flatten(2) if parameters.dim() > 2 else parameters[:, None]
 
 
-def in_one_line(module: nn.Module) -> bool:
+def is_sequential(module: nn.Module) -> bool:
     """Is every layer used once, one after another? So it is in `nn.Sequential`s, and in modules whose class says so by
     `samplewise = True` (which also promises to treat every sample on its own)."""
     inner = [m for m in module.modules() if next(m.children(), None) is not None]
@@ -123,8 +125,8 @@ def is_stackable(module: nn.Module, convolutions: bool) -> bool:
     """Can the samples of several rows go through together? Linear layers and what treats every sample on its own;
     `convolutions` says whether theirs may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
-    return in_one_line(module) and all(
-        make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1)
+    return is_sequential(module) and all(
+        make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE_LAYERS and getattr(m, "start_dim", 1) == 1)
         for m in leaves
     )
 
@@ -142,11 +144,11 @@ def make_stepping_layer(module: nn.Module, convolutions: bool) -> type[SteppingL
 
 
 def with_stepping_layers(
-    module: nn.Module, convolutions: bool, stepped: Callable[[], InPlace]
+    module: nn.Module, convolutions: bool, stepped: Callable[[], InPlaceStep]
 ) -> tuple[nn.Module, list[SteppingLinear]]:
     """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
     once; and those layers. `stepped` makes what steps the parameters of one."""
-    if not in_one_line(module):
+    if not is_sequential(module):
         return module, []
     exchanged = []
     for name, layer in list(module.named_modules()):

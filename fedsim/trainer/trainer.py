@@ -30,8 +30,8 @@ from fedsim.shift import Shift
 from fedsim.trainer.agreement import agreement_of
 from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.bfloat16 import warn_if_slower
-from fedsim.trainer.choose import Choice, candidates
-from fedsim.trainer.device_memory import out_of_memory, too_large_for_one
+from fedsim.trainer.choose import ExecutorChoice, candidates
+from fedsim.trainer.device_memory import out_of_memory, single_row_memory_error
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
 from fedsim.trainer.failing_rows import nan_where, run_without_failing
@@ -43,7 +43,7 @@ from fedsim.trainer.trial import TimedRows, fastest_executor
 
 log = logging.getLogger(__name__)
 
-Accept = Callable[[int, Cohort, Tensor], "np.ndarray | None"]
+AcceptRows = Callable[[int, Cohort, Tensor], "np.ndarray | None"]
 
 
 class Trainer:
@@ -88,8 +88,8 @@ class Trainer:
         self.executor_cache = {} if executor_cache is None else executor_cache
         self.choice = self.candidates[0]
         self.executor = self._make_executor(self.choice)
-        self._general: Executor | None = None
-        self._executor_chosen = self._halved = self._refused = False
+        self._general_executor: Executor | None = None
+        self._executor_chosen = self._is_halving_logged = self._is_refusal_logged = False
         self.remembered: Memory | None = None  # the last `memory` it made, that of the run
 
     def restrict_to_loop(self, reason: str) -> None:
@@ -106,13 +106,13 @@ class Trainer:
         (loop,) = self._resolve(dataclasses.replace(self.execution, executor="loop"))
         self.candidates = [dataclasses.replace(loop, reason=reason)]
         self.choice = self.candidates[0]
-        self.executor, self._general = self._make_executor(self.choice), None
+        self.executor, self._general_executor = self._make_executor(self.choice), None
 
     def restrict_to_one_worker(self) -> None:
         """Let no two threads take local steps at once, since a part uses PyTorch's global stream for a while."""
         self.candidates = [dataclasses.replace(choice, workers=1) for choice in self.candidates]
         self.choice = dataclasses.replace(self.choice, workers=1)
-        self.executor, self._general = self._make_executor(self.choice), None
+        self.executor, self._general_executor = self._make_executor(self.choice), None
 
     def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
         """The executor of this name for another rule and a model in another precision."""
@@ -121,17 +121,19 @@ class Trainer:
         )
         return executor(candidates(execution, model, rule, shift, 1, 1)[0], rule, model, shift, False)
 
-    def _make_executor(self, choice: Choice) -> Executor:
+    def _make_executor(self, choice: ExecutorChoice) -> Executor:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
 
     def _executor_for(self, carry: Carry) -> Executor:
         """The executor of such rows: some carries ask for more than the fused one can."""
         if not needs_general_executor(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
-        if self._general is None:
+        if self._general_executor is None:
             executor_name = "vmap" if self.model.no_vmap_reason is None else "loop"
-            self._general = self._make_executor(dataclasses.replace(self.choice, executor=executor_name, workers=1))
-        return self._general
+            self._general_executor = self._make_executor(
+                dataclasses.replace(self.choice, executor=executor_name, workers=1)
+            )
+        return self._general_executor
 
     @property
     def label(self) -> str:
@@ -161,13 +163,15 @@ class Trainer:
             self.choice = self._candidate(name, carry)
             self.executor = self._make_executor(self.choice)
 
-    def _candidate(self, name: str, carry: Carry) -> Choice:
+    def _candidate(self, name: str, carry: Carry) -> ExecutorChoice:
         return next(choice for choice in self._able_candidates(carry) if choice.executor == name)
 
-    def _able_candidates(self, carry: Carry) -> list[Choice]:
+    def _able_candidates(self, carry: Carry) -> list[ExecutorChoice]:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
-        able = [choice for choice in self.candidates if choice.executor != "fused" or not needs_general_executor(carry)]
-        return able or self.candidates
+        able_choices = [
+            choice for choice in self.candidates if choice.executor != "fused" or not needs_general_executor(carry)
+        ]
+        return able_choices or self.candidates
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
@@ -203,7 +207,7 @@ class Trainer:
         t: int,
         deployed: Tensor,
         memory: Memory | None = None,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
     ) -> Report:
         """A round's local work, done here; the arguments are those of `steps`."""
         return run_to_completion(self.steps(start, cohort, t, deployed, memory, accept))
@@ -216,7 +220,7 @@ class Trainer:
         t: int,
         deployed: Tensor,
         memory: Memory | None = None,
-        accept: Accept | None = None,
+        accept: AcceptRows | None = None,
         rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
         """A round's local work: what is to be done is handed out, and what was done taken in.
@@ -232,20 +236,22 @@ class Trainer:
             rounds: [n] that in which each row began, by which its samples are drawn and its rate is scheduled; None: t.
         """
         memory = self.memory(deployed) if memory is None else memory
-        handed = dict(start) if isinstance(start, dict) else {"params": start}
-        start, columns = handed["params"], self.model.columns
-        carry = (columns.expand(handed, cohort, memory) if columns.is_divided else handed) | memory.gather(cohort)
+        start_carry = dict(start) if isinstance(start, dict) else {"params": start}
+        start, columns = start_carry["params"], self.model.columns
+        carry = (columns.expand(start_carry, cohort, memory) if columns.is_divided else start_carry) | memory.gather(
+            cohort
+        )
         carry.pop(OWN, None)  # it is part of the row
         of_round = self.rule.round_state(carry["params"])
         carry |= of_round
         if self.rule.knows_round or self.shift.knows_round:
-            began = np.full(len(cohort), t) if rounds is None else rounds
-            carry["round"] = torch.as_tensor(began, dtype=torch.int64).to(start.device)
+            start_rounds = np.full(len(cohort), t) if rounds is None else rounds
+            carry["round"] = torch.as_tensor(start_rounds, dtype=torch.int64).to(start.device)
         plan = self.batches.plan(cohort, t, rounds)
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
-        server_model = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
-        answered = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
-        result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
+        server_model = columns.server_rows(deployed, memory, cohort.federation) if self.shift.active else deployed
+        deployed_rows = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
+        result = yield LocalTask(self, plan, carry, rates, cohort.replicate, deployed_rows)
         end, loss = result.carry, result.loss
         samples = self.rule.samples_used(result.samples, carry, end)
         label = f"local={type(self.rule).__name__}: samples_used"
@@ -256,7 +262,7 @@ class Trainer:
         if accepted_rows is not None:
             pick = torch.as_tensor(accepted_rows, device=loss.device)
             cohort, samples = cohort.subset(accepted_rows), samples[accepted_rows]
-            handed = {name: value[pick] for name, value in handed.items()}
+            start_carry = {name: value[pick] for name, value in start_carry.items()}
             start, loss, rates, steps, finite = (value[pick] for value in (start, loss, rates, steps, finite))
             weight = None if weight is None else weight[pick]
             end = {name: value[pick] for name, value in end.items()}
@@ -264,14 +270,29 @@ class Trainer:
         rows = end["params"]
         if columns.is_divided:
             columns.keep(rows, cohort, memory)
-            end = columns.restrict(end, handed)
+            end = columns.restrict(end, start_carry)
         if memory.writable:
             self.rule.after_round(memory.clients, cohort)
         for name in ("round", *of_round):
             end.pop(name, None)
-        sent, loss = server_model if answered is None else self.shift.newest_deployment(answered), loss / steps
+        deployed_model, loss = (
+            server_model if deployed_rows is None else self.shift.newest_deployment(deployed_rows),
+            loss / steps,
+        )
         return Report(
-            cohort, start, end, loss, self.rate(t), rates, samples, sent, finite, rows, weight, memory, deployed
+            cohort,
+            start,
+            end,
+            loss,
+            self.rate(t),
+            rates,
+            samples,
+            deployed_model,
+            finite,
+            rows,
+            weight,
+            memory,
+            deployed,
         )
 
     def rate(self, t: int) -> Tensor:
@@ -291,23 +312,23 @@ class Trainer:
     def _errors_in_a_sentence(self, work: LocalTask) -> Iterator[None]:
         """What a user's module, loss or rule raises in the middle of a run, with the round it happened in. A user's
         shift, contamination or rule may not draw from a global stream either."""
-        own_parts = [of for of in (self.rule, self.shift, self.batches.contamination) if not is_built_in(of)]
+        own_parts = [part for part in (self.rule, self.shift, self.batches.contamination) if not is_built_in(part)]
         before = streams.rng_state() if own_parts else None
         try:
             yield
         except (ConfigError, RunError, DivergenceError, MemoryError):
             raise
         except Exception as error:
-            users = [of for of in (self.model.training_module, self.rule, self.shift) if not is_built_in(of)]
+            users = [part for part in (self.model.training_module, self.rule, self.shift) if not is_built_in(part)]
             if not users:
                 raise
             message = first_line(error)[:300]
-            names = ", ".join(type(of).__name__ for of in users)
+            names = ", ".join(type(part).__name__ for part in users)
             raise RunError(
                 f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {message}"
             ) from error
         if before is not None and not streams.states_equal(before, streams.rng_state()):
-            names = " or ".join(type(of).__name__ for of in own_parts)
+            names = " or ".join(type(part).__name__ for part in own_parts)
             raise RunError(
                 f"local training ended in round {work.plan.t}: {names} drew from a global random stream, which depends "
                 "on all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and "
@@ -322,12 +343,12 @@ class Trainer:
         end = {name: torch.empty_like(value) for name, value in carry.items()}
         loss = torch.zeros(len(work), dtype=self.model.dtype, device=self.model.device)
         samples = np.zeros(len(work), dtype=np.int64)
-        first, everybody = 0, len(plan.batches.federation.sizes)
+        first, num_rows = 0, len(plan.batches.federation.sizes)
         while first < len(work):
             chunks = -(-len(work) // self.choice.chunk)
             size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
             count = len(rows := positions[first : first + size])
-            if count != everybody:  # who come in ever other numbers are filled up; of several runs all
+            if count != num_rows:  # who come in ever other numbers are filled up; of several runs all
                 rows = np.append(rows, np.repeat(rows[-1:], self._executor_for(carry).padded_size(count) - count))
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
             try:
@@ -339,11 +360,11 @@ class Trainer:
                 elif not isinstance(error, RuntimeError) or not out_of_memory(error):
                     raise
                 elif count == 1:
-                    raise too_large_for_one(self.model.device) from error
+                    raise single_row_memory_error(self.model.device) from error
                 else:
                     total = None
             if total is None:  # only here are the frames gone that held what the attempt had made
-                self._halve(count)
+                self._halve_chunk(count)
                 continue
             chunk_carry, total = {name: value[:count] for name, value in chunk_carry.items()}, total[:count]
             if count == len(work) and order is None:
@@ -367,34 +388,34 @@ class Trainer:
 
     def _run_without_failing(self, work: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
         """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
-        if not self._refused:
+        if not self._is_refusal_logged:
             reason = " ".join(str(error).split())
             log.warning("a local step of some clients failed (%s); their rows are treated as non-finite", reason)
-        self._refused = True
+        self._is_refusal_logged = True
         pick = torch.as_tensor(rows, device=self.model.device)
         start = {name: value[pick] for name, value in work.carry.items()}
         diverged = ~torch.isfinite(start["params"].sum(1)).cpu().numpy()
         result = run_without_failing(functools.partial(self._run, work), rows, diverged)
         if result is not None:
             return result
-        everyone = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
+        all_finite = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         loss = torch.full((len(rows),), math.nan, dtype=self.model.dtype, device=self.model.device)
-        return {name: nan_where(everyone, value) for name, value in start.items()}, loss
+        return {name: nan_where(all_finite, value) for name, value in start.items()}, loss
 
-    def _halve(self, rows: int) -> None:
+    def _halve_chunk(self, rows: int) -> None:
         """Chunks of half so many rows from now on; it is said once."""
         if (device := self.model.device).type == "cuda":
             torch.cuda.empty_cache()
         self.choice = dataclasses.replace(self.choice, chunk=rows // 2)
         if self.choice.compile == "graph":  # what was captured holds memory
             self.executor = self._make_executor(self.choice)
-        if not self._halved:
+        if not self._is_halving_logged:
             log.warning(
                 "out of memory on %s: chunks of %d rows become %d, or fewer; the results are the same, and "
                 "set trainer.chunk=%d to avoid the failed attempt",
                 *(device, rows, rows // 2, rows // 2),
             )
-        self._halved = True
+        self._is_halving_logged = True
 
 
 def own_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:

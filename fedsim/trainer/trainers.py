@@ -46,8 +46,8 @@ class Trainers:
         batches = Batches(self.data, rule.work, self.contamination, self.model.needs_keys, self.shift.redraw)
         rule.setup(self.data, self.shift, self.model)
         trainer = Trainer(rule, self.model, self.shift, batches, self.execution, self.executor_cache)
-        for reason, of in self._reasons:
-            if of is None or type(of) is type(rule):
+        for reason, rule_class in self._reasons:
+            if rule_class is None or type(rule_class) is type(rule):
                 trainer.restrict_to_loop(reason)
         if self._one_worker:
             trainer.restrict_to_one_worker()

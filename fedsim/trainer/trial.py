@@ -18,26 +18,26 @@ from torch import Tensor
 from fedsim.core.numerical import is_numerical
 from fedsim.data.samples import Plan
 from fedsim.local.rule import Carry
-from fedsim.trainer.choose import Choice
+from fedsim.trainer.choose import ExecutorChoice
 from fedsim.trainer.device_memory import out_of_memory
 from fedsim.trainer.executors import Executor
 
 MIN_STEP_SECONDS = 0.01  # seconds of a step below which nothing else is tried
 TARGET_STEP_SECONDS = 0.05  # of a step above which no more rows are taken: several share what a step costs beside them
-ROWS = 64  # at most
-REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
-MARGIN = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
+MAX_TIMED_ROWS = 64  # at most
+TIMING_REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
+MAX_TIME_RATIO = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
 HOPELESS_RATIO = 3.0  # times another's time: not timed again
 
-FASTEST_NAMES: dict[Hashable, str] = {}
+FASTEST_EXECUTOR_NAMES: dict[Hashable, str] = {}
 
-Contender = Callable[[int], None]
+TimedStep = Callable[[int], None]
 
 
 def fastest_name(
-    contenders: Mapping[str, Contender], rows: int, device: torch.device, min_count: int = 1, per_thread: bool = False
+    contenders: Mapping[str, TimedStep], rows: int, device: torch.device, min_count: int = 1, per_thread: bool = False
 ) -> str:
-    """The name of the quickest; the first where it takes no time to speak of, or no other is quicker by `MARGIN`.
+    """The name of the quickest; the first where it takes next to no time, or no other is quicker by `MAX_TIME_RATIO`.
 
     Args:
         contenders: name → what takes so many rows through a local step; the one of the stated rule first.
@@ -49,15 +49,15 @@ def fastest_name(
     clock = time.thread_time if per_thread else time.perf_counter
 
     def seconds(name: str, count: int) -> float:
-        return _seconds(contenders[name], count, device, clock)
+        return _time_contender(contenders[name], count, device, clock)
 
-    stated, start_count = next(iter(contenders)), min(rows, min_count)
-    count, elapsed = _rows_to_time(lambda count: seconds(stated, count), start_count, min(rows, ROWS))
+    rule_choice, start_count = next(iter(contenders)), min(rows, min_count)
+    count, elapsed = _rows_to_time(lambda count: seconds(rule_choice, count), start_count, min(rows, MAX_TIMED_ROWS))
     if elapsed < MIN_STEP_SECONDS:
-        return stated
-    best = {stated: math.inf}
+        return rule_choice
+    best = {rule_choice: math.inf}
     for name in contenders:
-        if name != stated:
+        if name != rule_choice:
             seconds(name, start_count)  # warms up
             if (
                 seconds(name, start_count) > HOPELESS_RATIO * elapsed
@@ -67,15 +67,15 @@ def fastest_name(
         seconds(name, count)  # warms up, with memory for so many rows
     _look_repeatedly(best, lambda name: seconds(name, count))
     winner = min(best, key=lambda name: best[name])
-    if best[winner] < MARGIN * best[stated]:
+    if best[winner] < MAX_TIME_RATIO * best[rule_choice]:
         return winner
-    return stated  # within the noise: a run is easier to repeat where the stated rule decides
+    return rule_choice  # within the noise: a run is easier to repeat where the stated rule decides
 
 
-def _seconds(contender: Contender, count: int, device: torch.device, clock: Callable[[], float]) -> float:
+def _time_contender(contender: TimedStep, count: int, device: torch.device, clock: Callable[[], float]) -> float:
     """What it takes for so many rows; infinite where the numbers or the memory do not allow it, since another one may
     still be able to."""
-    begin = clock()
+    start_time = clock()
     try:
         contender(count)
     except Exception as error:
@@ -84,7 +84,7 @@ def _seconds(contender: Contender, count: int, device: torch.device, clock: Call
         return math.inf
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # a GPU's work goes on after the call has returned
-    return clock() - begin
+    return clock() - start_time
 
 
 def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) -> tuple[int, float]:
@@ -99,11 +99,11 @@ def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) 
 
 
 def _look_repeatedly(best: dict[str, float], seconds: Callable[[str], float]) -> None:
-    """Lower the best times by `REPEATS` looks in turn, so that a slow moment of the machine meets all of them."""
-    for look in range(REPEATS):
+    """Lower the best times by `TIMING_REPEATS` looks in turn, so that a slow moment of the machine meets them all."""
+    for repetition in range(TIMING_REPEATS):
         limit = HOPELESS_RATIO * min(best.values())
         for name in best:
-            if look == 0 or best[name] <= limit:
+            if repetition == 0 or best[name] <= limit:
                 best[name] = min(best[name], seconds(name))
 
 
@@ -116,7 +116,7 @@ class TimedRows:
     deployed: Tensor | None
 
 
-def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> Contender:
+def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> TimedStep:
     """One step of the first rows of a round, of which nothing is kept."""
     order, rates, deployed = plan.load.order, all_rows.rates, all_rows.deployed
     positions = np.arange(len(plan.load.steps)) if order is None else order
@@ -131,8 +131,8 @@ def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> Contender
 
 
 def fastest_executor(
-    candidates: Sequence[Choice],
-    make_executor: Callable[[Choice], Executor],
+    candidates: Sequence[ExecutorChoice],
+    make_executor: Callable[[ExecutorChoice], Executor],
     plan: Plan,
     rows: TimedRows,
     like: Hashable,
@@ -149,13 +149,13 @@ def fastest_executor(
         return candidates[0].executor
     count = min(len(plan.load.steps), *(choice.chunk for choice in candidates))
     key = (like, tuple(candidates), int(plan.load.size.max()), count, tuple(sorted(rows.carry)))
-    if key not in FASTEST_NAMES:
+    if key not in FASTEST_EXECUTOR_NAMES:
         contenders = {choice.executor: timed_step(make_executor(choice), plan, rows) for choice in candidates}
-        FASTEST_NAMES[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
-    return FASTEST_NAMES[key]
+        FASTEST_EXECUTOR_NAMES[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
+    return FASTEST_EXECUTOR_NAMES[key]
 
 
-def benchmark(contenders: Mapping[str, Contender], rows: TimedRows, count: int, workers: int) -> str:
+def benchmark(contenders: Mapping[str, TimedStep], rows: TimedRows, count: int, workers: int) -> str:
     """The quickest of those that work in so many threads on so many rows."""
     device = rows.rates.device
     single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1

@@ -16,19 +16,21 @@ from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.captures import Captures
+from fedsim.trainer.captures import GraphReplay
 from fedsim.trainer.cuda_graph import capturing
 from fedsim.trainer.objective import FunctionalObjective
 from fedsim.trainer.replay import Replay, is_replayable
 from fedsim.trainer.shifted_batches import ShiftedBatches
 
-RECORDED = ("replay", "graph")
-OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
-SMALL = 2**16  # numbers of all rows: of more than these their arithmetic counts, not how often it is asked for
+RECORDING_COMPILE_MODES = ("replay", "graph")
+PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+SMALL_MODEL_NUMBERS = (
+    2**16
+)  # numbers of all rows: of more than these their arithmetic counts, not how often it is asked for
 Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 
 
-def own_results(step: Step) -> Step:
+def copy_results(step: Step) -> Step:
     """What CUDA graphs return lies in memory that the next replay writes to: keep copies."""
 
     def stepped(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
@@ -45,7 +47,7 @@ class VmapExecutor:
         self, rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool = False, compile: str = "never"
     ) -> None:
         self.rule, self.dtype, self.dimension, self.shift = rule, model.dtype, model.dimension, shift
-        self._answered = ShiftedBatches(rule, shift, rows=True)
+        self._shifted_batches = ShiftedBatches(rule, shift, rows=True)
         objective = BufferRecordingObjective(FunctionalObjective(model), vmap if rule.batched else None)
         lift: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step: Callable[..., Any] = lift(functools.partial(objective.step, rule))
@@ -54,20 +56,22 @@ class VmapExecutor:
         self._at_once = not (
             contaminated or rule.has_round_start or self._mixes_samples
         )  # nothing comes between answer and step
-        if compile != "never" and compile not in RECORDED:
+        if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
-            self._step = own_results(step) if compile == "reduce-overhead" else step
-        self._move: Callable[..., Any] = self._answer
-        self._answer_and_step: Callable[..., Any] = functools.partial(self._answer_and, self._step)
-        if compile in RECORDED and is_replayable(rule, model, shift):
-            functions = (self._move, self._begin, self._step, self._answer_and_step)
-            recorder = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
-            self._move, self._begin, self._step, self._answer_and_step = map(recorder, functions)
+            self._step = copy_results(step) if compile == "reduce-overhead" else step
+        self._shift_batch: Callable[..., Any] = self._shifted_batch
+        self._answer_and_step: Callable[..., Any] = functools.partial(self._shift_and_step, self._step)
+        if compile in RECORDING_COMPILE_MODES and is_replayable(rule, model, shift):
+            functions = (self._shift_batch, self._begin, self._step, self._answer_and_step)
+            recorder = (
+                Replay if compile == "replay" else functools.partial(GraphReplay, capture=capturing(model.device))
+            )
+            self._shift_batch, self._begin, self._step, self._answer_and_step = map(recorder, functions)
 
     def padded_size(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
         fourth number between two powers of two, so that few recordings serve whoever comes."""
-        if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL:
+        if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL_MODEL_NUMBERS:
             return rows
         spacing: int = max(1, 2 ** (rows.bit_length() - 3))
         return -(-rows // spacing) * spacing
@@ -84,60 +88,62 @@ class VmapExecutor:
         Returns:
             The carries after each row's last step, and the sum of losses over steps [c].
         """
-        alive = len(chunk.steps)
-        total = losses = torch.zeros(alive, dtype=self.dtype, device=rates.device)
+        num_active = len(chunk.steps)
+        total = losses = torch.zeros(num_active, dtype=self.dtype, device=rates.device)
         finished: list[Carry] = []
-        for step, going in enumerate(chunk.active_rows()):
-            if going < alive:
-                finished.append({name: value[going:] for name, value in carry.items()})
-                carry = {name: value[:going] for name, value in carry.items()}
-                rates, deployed = rates[:, :going], None if deployed is None else deployed[:going]
-                alive, total = going, losses[:going]
-            batch = chunk.batch(step, 0, alive, self.dtype)
+        for step, num_stepping in enumerate(chunk.active_rows()):
+            if num_stepping < num_active:
+                finished.append({name: value[num_stepping:] for name, value in carry.items()})
+                carry = {name: value[:num_stepping] for name, value in carry.items()}
+                rates, deployed = rates[:, :num_stepping], None if deployed is None else deployed[:num_stepping]
+                num_active, total = num_stepping, losses[:num_stepping]
+            batch = chunk.batch(step, 0, num_active, self.dtype)
             lr, theta = rates[step], deployed
             if self._at_once:
                 carry, loss = self._answer_and_step(carry, batch, lr, theta)
             else:
-                carry, batch = self._move(carry, batch, theta)
-                batch = chunk.contaminate(batch, step, 0, alive)
-                carry, loss = self._by_size(chunk.sizes[:alive, step], step, carry, batch, lr)
+                carry, batch = self._shift_batch(carry, batch, theta)
+                batch = chunk.contaminate(batch, step, 0, num_active)
+                carry, loss = self._step_by_batch_size(chunk.sizes[:num_active, step], step, carry, batch, lr)
             total += loss
         if finished:
             carries = [carry, *reversed(finished)]
             carry = {name: torch.cat([group_carry[name] for group_carry in carries]) for name in carry}
         return carry, losses
 
-    def _answer(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
+    def _shifted_batch(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
         """The batch as the data answer, and the carry with what they remember."""
         if not self.shift.active:
             return carry, batch
-        carry, theta = self._answered(carry, deployed)
-        batch, theta = self._answered.shifted(batch, carry, theta)
+        carry, theta = self._shifted_batches(carry, deployed)
+        batch, theta = self._shifted_batches.shifted(batch, carry, theta)
         return carry, batch | {"deployed": theta} if self.rule.knows_deployed else batch
 
-    def _answer_and(
+    def _shift_and_step(
         self, step: Step, carry: Carry, batch: Batch, lr: Tensor, deployed: Tensor | None
     ) -> tuple[Carry, Tensor]:
-        return step(*self._answer(carry, batch, deployed), lr)
+        return step(*self._shifted_batch(carry, batch, deployed), lr)
 
     def _steps(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         """One step of all rows at hand, after what the rule does before the first."""
         if step == 0 and self.rule.has_round_start:
             carry = self._begin(carry, batch, lr)
-        stepped: tuple[Carry, Tensor] = self._step(carry, batch, lr)
-        return stepped
+        step_result: tuple[Carry, Tensor] = self._step(carry, batch, lr)
+        return step_result
 
-    def _by_size(self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
+    def _step_by_batch_size(
+        self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor
+    ) -> tuple[Carry, Tensor]:
         """The same; where samples see their neighbours, rows with batches of equal size together, none padded."""
         if not (self._mixes_samples and np.ptp(sizes)):
             return self._steps(step, carry, batch, lr)
-        out = {name: torch.empty_like(value) for name, value in carry.items()}
+        end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
         losses = torch.empty_like(lr)
         for size in np.unique(sizes):
             rows = torch.as_tensor(np.flatnonzero(sizes == size), device=lr.device)
             group_batch = {name: value[rows] for name, value in batch.items()}
             group_batch = {
-                name: value if name in OF_CLIENTS else value[:, :size] for name, value in group_batch.items()
+                name: value if name in PER_CLIENT_ENTRIES else value[:, :size] for name, value in group_batch.items()
             }
             if not self.shift.active:
                 del group_batch["weight"]  # it told apart samples and padding
@@ -145,5 +151,5 @@ class VmapExecutor:
                 step, {n: value[rows] for n, value in carry.items()}, group_batch, lr[rows]
             )
             for name, value in group_carry.items():
-                out[name][rows] = value
-        return out, losses
+                end_carry[name][rows] = value
+        return end_carry, losses

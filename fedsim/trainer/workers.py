@@ -24,8 +24,8 @@ def map_threads(work: Callable[[Item], None], items: Sequence[Item], workers: in
     intra_op = torch.get_num_threads()
     torch.set_num_threads(1)  # the math library's count is the process's, so it is set here too
     try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(work, items):
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as thread_pool:
+            for _ in thread_pool.map(work, items):
                 pass
     finally:
         torch.set_num_threads(intra_op)

@@ -23,7 +23,7 @@ from fedsim.uplink.stage import Stage
 
 # Which two federations are neighbours, as the name that dp_accounting has for it → in words.
 ADD_OR_REMOVE, REPLACE, ZERO_OUT = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
-RELATIONS = {
+RELATION_DESCRIPTIONS = {
     ADD_OR_REMOVE: "one client added or removed",
     REPLACE: "one client replaced by another",
     ZERO_OUT: "one client's rows replaced by zeros",
@@ -44,7 +44,7 @@ class Mechanism:
     all three relations. One client moves the sum of rows by C, or by 2 C where it is replaced by another.
 
     Attributes:
-        relation: a key of `RELATIONS`.
+        relation: a key of `RELATION_DESCRIPTIONS`.
         sampling: KNOWN, POISSON or WITHOUT_REPLACEMENT.
         sum_multiplier: noise of the released sum (or row) over what one client can move it.
         count_multipliers: the same of each released count of rows within a clipping norm.
@@ -86,7 +86,7 @@ class Privacy:
             "said": self.statement,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "relation": None if mechanism is None else RELATIONS[mechanism.relation],
+            "relation": None if mechanism is None else RELATION_DESCRIPTIONS[mechanism.relation],
             "sampling": None if mechanism is None else mechanism.sampling,
         }
 
@@ -115,18 +115,18 @@ def privacy(
     reason = _refusal_reason(stages, noisy, availability, server_sees, list(leaks), rounds)
     if reason:
         return Privacy(f"no ε is claimed: {reason}")
-    stage, before = noisy[0], stages[: stages.index(noisy[0])]
-    counts = tuple(s.count_noise for s in (*before, stage) if isinstance(s, Clip) and s.quantile is not None)
+    stage, earlier_stages = noisy[0], stages[: stages.index(noisy[0])]
+    counts = tuple(s.count_noise for s in (*earlier_stages, stage) if isinstance(s, Clip) and s.quantile is not None)
     if isinstance(stage, TreeNoise):
         mechanism = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
         description = (
             "one client's rows replaced by zeros; each client participates at most once, in a round that the server "
             "knows; noise of a binary tree"
         )
-        return _of(mechanism, stage.delta, rounds, description)
+        return _privacy_of(mechanism, stage.delta, rounds, description)
     assert isinstance(stage, GaussianNoise)
-    remembers = remembers or any(_client_memory(s, availability) for s in before)
-    return _claimed(stage, counts, availability, server_sees, rounds, remembers)
+    remembers = remembers or any(_client_memory(s, availability) for s in earlier_stages)
+    return _claimed_epsilon(stage, counts, availability, server_sees, rounds, remembers)
 
 
 def _refusal_reason(
@@ -156,9 +156,11 @@ def _refusal_reason(
     if shared and server_sees == "rows":
         remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""
         return f"the strategy uses more of the rows than their sum, and only the sum has the noise{remedy}"
-    if availability.law == "multiset" or (_foreign(availability) and _max_participations(availability, rounds) > 1):
+    if availability.law == "multiset" or (
+        _is_user_process(availability) and _max_participations(availability, rounds) > 1
+    ):
         return "a client that is drawn twice in a round counts twice, and is clipped once"
-    if isinstance(stage, TreeNoise) and _comes_again(availability, rounds):
+    if isinstance(stage, TreeNoise) and _do_clients_repeat(availability, rounds):
         return (
             "the noise of a tree needs a bound on how often a client participates, which this availability does not "
             "give; where each client participates at most once, ε is that of ⌈log₂(T + 1)⌉ Gaussian mechanisms of this "
@@ -178,7 +180,7 @@ def _noiseless_memory(stage: Stage) -> str:
     return ""
 
 
-def _claimed(
+def _claimed_epsilon(
     stage: GaussianNoise,
     counts: tuple[float, ...],
     availability: Availability,
@@ -195,26 +197,26 @@ def _claimed(
         )
         if counts:
             description += "; the server is trusted with the counts of rows within the clipping norm"
-        return _of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, description)
+        return _privacy_of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, description)
     if type(availability) is UniformK and not remembers:
         mechanism = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
         description = (
             f"one client replaced by another; {availability.k} of {m} clients are sampled without replacement, and the "
             "sample is kept secret"
         )
-        return _of(mechanism, stage.delta, rounds, description)
-    if server_sees == "sum" and type(availability) is Bernoulli and _independent(availability):
-        q, empty = _coins(availability, rounds)
+        return _privacy_of(mechanism, stage.delta, rounds, description)
+    if server_sees == "sum" and type(availability) is Bernoulli and _has_independent_probabilities(availability):
+        q, empty = _sampling_bounds(availability, rounds)
         description = (
             f"one client added or removed; each client participates independently with probability at most {q:g}, and "
             "the sample is kept secret"
         )
-        return _of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, description, empty)
+        return _privacy_of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, description, empty)
     description = (
         "one client's rows replaced by zeros; no amplification by sampling: the server knows which clients "
         "participate, and every client is assumed to participate in every round"
     )
-    return _of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, description)
+    return _privacy_of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, description)
 
 
 def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
@@ -224,7 +226,7 @@ def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
     return (stage.multiplier**-2 - (2 * stage.count_noise) ** -2) ** -0.5
 
 
-def _independent(availability: Bernoulli) -> bool:
+def _has_independent_probabilities(availability: Bernoulli) -> bool:
     """Are the probabilities known not to depend on the data?"""
     return type(availability.base) in INDEPENDENT_BASES and type(availability.trajectory) in INDEPENDENT_TRAJECTORIES
 
@@ -234,7 +236,7 @@ def _client_memory(stage: Stage, availability: Availability) -> bool:
     return availability.federation is not None and bool(stage.memory(availability.federation, 1))
 
 
-def _foreign(availability: Availability) -> bool:
+def _is_user_process(availability: Availability) -> bool:
     """Is it a process of the user's own, whose counts may be above 1?"""
     return not type(availability).__module__.startswith("fedsim.")
 
@@ -244,7 +246,7 @@ def _max_participations(availability: Availability, rounds: int) -> float:
     return max(float(availability.counts(t).max(initial=0)) for t in range(rounds))
 
 
-def _comes_again(availability: Availability, rounds: int) -> bool:
+def _do_clients_repeat(availability: Availability, rounds: int) -> bool:
     """Does any client take part more than once in these rounds?"""
     times = np.zeros(availability.population.shape)
     for t in range(rounds):
@@ -254,7 +256,7 @@ def _comes_again(availability: Availability, rounds: int) -> bool:
     return False
 
 
-def _coins(availability: Bernoulli, rounds: int) -> tuple[float, float]:
+def _sampling_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     """The largest p_i^t, and a bound on the probability of any empty round: those add no noise, and are seen."""
     is_stationary = isinstance(availability.trajectory, Stationary)
     largest, empty = 0.0, 0.0
@@ -265,7 +267,7 @@ def _coins(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     return largest, min(1.0, empty * (rounds if is_stationary else 1))
 
 
-def _of(mechanism: Mechanism, delta: float, rounds: int, reason: str, empty: float = 0.0) -> Privacy:
+def _privacy_of(mechanism: Mechanism, delta: float, rounds: int, reason: str, empty: float = 0.0) -> Privacy:
     try:
         epsilon = epsilon_of(mechanism, delta, rounds)
     except ImportError:

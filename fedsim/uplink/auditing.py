@@ -29,12 +29,12 @@ from fedsim.uplink.chain import Uplink
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
 
 LONG, SHORT = 10.0, 0.999  # lengths of rows, in units of C: one that is clipped and one that is not
-COLUMNS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
-AT_ONCE = 2000  # worlds simulated together
+AUDITED_DIMENSIONS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
+WORLDS_AT_ONCE = 2000  # worlds simulated together
 
-ASSUMING_NOTHING = "Clopper-Pearson, no assumption about the noise"
-GAUSSIAN = "assuming a Gaussian trade-off of errors (μ-GDP)"
-ONE_ROUND = "one round that the canary is known to take part in (μ-GDP)"
+CLOPPER_PEARSON_ASSUMPTION = "Clopper-Pearson, no assumption about the noise"
+GAUSSIAN_ASSUMPTION = "assuming a Gaussian trade-off of errors (μ-GDP)"
+ONE_ROUND_ASSUMPTION = "one round that the canary is known to take part in (μ-GDP)"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Audit:
     @property
     def bound(self) -> float:
         """The largest lower bound on ε after all rounds."""
-        return max(finding.bound for finding in self.findings if finding.method != ONE_ROUND)
+        return max(finding.bound for finding in self.findings if finding.method != ONE_ROUND_ASSUMPTION)
 
     @property
     def violated(self) -> bool:
@@ -119,10 +119,15 @@ def audit(
     if checks.whole_number("--worlds", worlds) < 200:
         raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
     present = np.arange(worlds) % 2 == 0
-    starts = range(0, worlds, AT_ONCE)
+    starts = range(0, worlds, WORLDS_AT_ONCE)
     score_blocks = [
         _scores(
-            uplink, availability, mechanism, rounds, seed + np.arange(worlds)[a : a + AT_ONCE], present[a : a + AT_ONCE]
+            uplink,
+            availability,
+            mechanism,
+            rounds,
+            seed + np.arange(worlds)[a : a + WORLDS_AT_ONCE],
+            present[a : a + WORLDS_AT_ONCE],
         )
         for a in starts
     ]
@@ -135,17 +140,17 @@ def audit(
         )
     always = mechanism.sampling == KNOWN and bool((times == rounds).all())
     one_round = not always and not mechanism.tree  # where the canary is rare, most worlds show little of the whole
-    wrong = (1 - confidence) / (1 + (mechanism.sampling == KNOWN) + one_round)  # of each finding
-    plain = clopper_pearson(ratios[present], ratios[~present], claim.delta, wrong)
-    findings = [Finding(ASSUMING_NOTHING, claim.epsilon, *plain)]
+    error_probability = (1 - confidence) / (1 + (mechanism.sampling == KNOWN) + one_round)  # of each finding
+    plain = clopper_pearson(ratios[present], ratios[~present], claim.delta, error_probability)
+    findings = [Finding(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain)]
     if mechanism.sampling == KNOWN:
-        bound = gaussian_bound(ratios[present], ratios[~present], claim.delta, wrong)
-        findings.append(Finding(GAUSSIAN, claim.epsilon, *bound))
+        bound = gaussian_bound(ratios[present], ratios[~present], claim.delta, error_probability)
+        findings.append(Finding(GAUSSIAN_ASSUMPTION, claim.epsilon, *bound))
     if one_round:
         observed = ~np.isnan(single)
         round_epsilon = epsilon_of(replace(mechanism, sampling=KNOWN), claim.delta, 1)
-        bound = gaussian_bound(single[present & observed], single[~present & observed], claim.delta, wrong)
-        findings.append(Finding(ONE_ROUND, round_epsilon, *bound))
+        bound = gaussian_bound(single[present & observed], single[~present & observed], claim.delta, error_probability)
+        findings.append(Finding(ONE_ROUND_ASSUMPTION, round_epsilon, *bound))
     return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(findings))
 
 
@@ -162,11 +167,11 @@ def _scores(
     The second array is that of the first round in which the canary is known to take part, NaN where there is none; the
     third one is the number of these rounds.
     """
-    canary = _canary(availability, rounds)
+    canary = _canary_client(availability, rounds)
     federation, process = _worlds(availability, seeds)
     chain, memory = copy.deepcopy(uplink), Memory()
     chain.setup(federation, process)
-    chain.remember(memory, federation, torch.zeros(len(seeds), COLUMNS, dtype=federation.dtype))
+    chain.remember(memory, federation, torch.zeros(len(seeds), AUDITED_DIMENSIONS, dtype=federation.dtype))
     adversary = _Adversary(mechanism, chain, len(seeds), rounds)
     for t in range(rounds):
         counts, probabilities = np.array(process.counts(t)), process.probabilities(t)
@@ -174,9 +179,9 @@ def _scores(
         if mechanism.relation == ADD_OR_REMOVE:
             counts[~present, canary] = 0
         cohort = federation.cohort(counts, probabilities, t)
-        before = _norms(chain, memory, federation)
+        norms_before = _adaptive_norms(chain, memory, federation)
         sign = 1.0 if t % 2 == 0 or mechanism.tree else -1.0  # so that noise that repeats itself cancels
-        rows = _rows(cohort, before[-1][1], canary, present, mechanism, sign)
+        rows = _sent_rows(cohort, norms_before[-1][1], canary, present, mechanism, sign)
         placeholder = rows[:, 0]
         report = Report(
             cohort,
@@ -189,17 +194,17 @@ def _scores(
         )
         received = chain(report, memory).innovation
         if mechanism.by_row:
-            released = torch.zeros(len(seeds), dtype=rows.dtype)
-            mine = (cohort.client == canary) & (cohort.count > 0)
-            released[cohort.replicate[mine]] = received[mine, 0]
+            released_sum = torch.zeros(len(seeds), dtype=rows.dtype)
+            canary_mask = (cohort.client == canary) & (cohort.count > 0)
+            released_sum[cohort.replicate[canary_mask]] = received[canary_mask, 0]
         else:
-            released = cohort.sum(received)[:, 0]
-        total = sign * (released / before[-1][1]).double().numpy()
-        adversary.hear(total, _counts(chain, memory, before), takes_part, q, cohort.nonempty.numpy())
+            released_sum = cohort.sum(received)[:, 0]
+        total = sign * (released_sum / norms_before[-1][1]).double().numpy()
+        adversary.observe_round(total, _counts(chain, memory, norms_before), takes_part, q, cohort.nonempty.numpy())
     return adversary.score(), adversary.single, adversary.times
 
 
-def _canary(availability: Availability, rounds: int) -> int:
+def _canary_client(availability: Availability, rounds: int) -> int:
     """The client that takes part most often, in expectation."""
     return int(sum(availability.probabilities(t)[0] for t in range(rounds)).argmax())
 
@@ -228,7 +233,7 @@ def _worlds(availability: Availability, seeds: np.ndarray) -> tuple[Federation, 
     return federation, process
 
 
-def _adaptive(chain: Uplink) -> Iterator[tuple[int, Clip]]:
+def _adaptive_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
     """The stages up to the noise whose norm follows a count."""
     for number, stage in enumerate(chain.stages):
         if isinstance(stage, Clip) and stage.quantile is not None:
@@ -237,9 +242,9 @@ def _adaptive(chain: Uplink) -> Iterator[tuple[int, Clip]]:
             return
 
 
-def _norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
+def _adaptive_norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
     """Number and current norm [W] of the adaptive stages, and in the end of the stage with the noise."""
-    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive(chain)]
+    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive_stages(chain)]
     number, stage = next((k, s) for k, s in enumerate(chain.stages) if isinstance(s, (GaussianNoise, TreeNoise)))
     if adaptive and adaptive[-1][0] == number:
         return [*adaptive, adaptive[-1]]
@@ -249,7 +254,7 @@ def _norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[
 def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
     """[W] each noisy count of the round, read off how the norm moved."""
     noisy_counts = []
-    for (number, stage), (_, old) in zip(_adaptive(chain), before, strict=False):
+    for (number, stage), (_, old) in zip(_adaptive_stages(chain), before, strict=False):
         new = memory.server[f"uplink {number} norm"]
         assert stage.quantile is not None
         share = stage.quantile - torch.log(new.double() / old.double()) / stage.rate
@@ -257,23 +262,25 @@ def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> 
     return noisy_counts
 
 
-def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechanism: Mechanism, sign: float) -> Tensor:
+def _sent_rows(
+    cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechanism: Mechanism, sign: float
+) -> Tensor:
     """[n, COLUMNS] what everybody sends.
 
     The others send long rows in a direction of their own: they are clipped, so that the count of rows within the norm
     is the canary's alone. The canary's two rows are as far apart as clipping allows, in the sum and in the count.
     """
     norms = cohort.broadcast(norm)
-    rows = torch.zeros(len(cohort), COLUMNS, dtype=norm.dtype)
-    mine, canary_present = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
-    rows[:, 1] = torch.where(mine, 0.0, LONG * norms)
+    rows = torch.zeros(len(cohort), AUDITED_DIMENSIONS, dtype=norm.dtype)
+    canary_mask, canary_present = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
+    rows[:, 1] = torch.where(canary_mask, 0.0, LONG * norms)
     if mechanism.relation == ADD_OR_REMOVE:
         lengths = torch.where(canary_present, SHORT, 0.0)
     elif mechanism.relation == REPLACE:
         lengths = torch.where(canary_present, SHORT, -LONG)
     else:
         lengths = torch.where(canary_present, LONG, 0.0)
-    rows[:, 0] = torch.where(mine, sign * lengths * norms, 0.0)
+    rows[:, 0] = torch.where(canary_mask, sign * lengths * norms, 0.0)
     return rows
 
 
@@ -296,12 +303,12 @@ class _Adversary:
     def __init__(self, mechanism: Mechanism, chain: Uplink, worlds: int, rounds: int) -> None:
         stage = next(s for s in chain.stages if isinstance(s, (GaussianNoise, TreeNoise)))
         self.mechanism, self.z = mechanism, sum_multiplier(stage)
-        self.deviations = [s.count_noise for _, s in _adaptive(chain)]
+        self.deviations = [s.count_noise for _, s in _adaptive_stages(chain)]
         self.sum, self.single = np.zeros(worlds), np.full(worlds, np.nan)
         self.released, self.means = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
         self.nonempty, self.times = np.zeros(worlds, dtype=int), np.zeros(worlds, dtype=int)
 
-    def hear(
+    def observe_round(
         self, total: np.ndarray, counts: list[np.ndarray], takes_part: np.ndarray, q: np.ndarray, nonempty: np.ndarray
     ) -> None:
         """One round.
@@ -360,20 +367,23 @@ def _covariance(rounds: int) -> np.ndarray:
     nodes = [{(level, k >> level) for level in range(k.bit_length()) if k >> level & 1} for k in range(rounds + 1)]
     names = {name: column for column, name in enumerate(sorted(set().union(*nodes)))}
     sums = np.zeros((rounds + 1, max(1, len(names))))
-    for k, chosen in enumerate(nodes):
-        sums[k, [names[name] for name in chosen]] = 1.0
+    for k, node_set in enumerate(nodes):
+        sums[k, [names[name] for name in node_set]] = 1.0
     steps = np.diff(sums, axis=0)
     return np.asarray(steps @ steps.T)
 
 
-def most_likely(hits: int, trials: int, wrong: float) -> float:
-    """Upper end of Clopper and Pearson's one-sided interval for a probability, exceeded with probability `wrong`."""
+def clopper_pearson_upper_bound(num_hits: int, trials: int, error_probability: float) -> float:
+    """Upper end of Clopper and Pearson's one-sided interval for a probability, exceeded with "
+    "probability `error_probability`."""
     from scipy.stats import beta
 
-    return 1.0 if hits >= trials else float(beta.ppf(1 - wrong, hits + 1, trials - hits))
+    return 1.0 if num_hits >= trials else float(beta.ppf(1 - error_probability, num_hits + 1, trials - num_hits))
 
 
-def clopper_pearson(first: np.ndarray, second: np.ndarray, delta: float, wrong: float) -> tuple[float, float]:
+def clopper_pearson(
+    first: np.ndarray, second: np.ndarray, delta: float, error_probability: float
+) -> tuple[float, float]:
     """ε ≥ log((P₁(S) − δ) / P₂(S)) for S = {score > t}, or {score < t} with the neighbours exchanged; and its ceiling.
 
     One half of the worlds chooses direction and t, the other half gives the bound.
@@ -381,42 +391,53 @@ def clopper_pearson(first: np.ndarray, second: np.ndarray, delta: float, wrong: 
     Args:
         first, second: [n] scores of worlds with either neighbour, larger with the first one.
         delta: δ.
-        wrong: probability that the bound is too large, at most.
+        error_probability: probability that the bound is too large, at most.
     """
 
     def epsilon(first_scores: np.ndarray, second_scores: np.ndarray, t: float) -> float:
-        hit = 1 - most_likely(int((first_scores <= t).sum()), len(first_scores), wrong / 2) - delta
+        hit_probability = (
+            1
+            - clopper_pearson_upper_bound(int((first_scores <= t).sum()), len(first_scores), error_probability / 2)
+            - delta
+        )
         return (
-            math.log(hit / most_likely(int((second_scores > t).sum()), len(second_scores), wrong / 2))
-            if hit > 0
+            math.log(
+                hit_probability
+                / clopper_pearson_upper_bound(int((second_scores > t).sum()), len(second_scores), error_probability / 2)
+            )
+            if hit_probability > 0
             else -math.inf
         )
 
-    chosen, best = (first, second, 0.0), -math.inf
+    best_split, best = (first, second, 0.0), -math.inf
     for first_scores, second_scores in ((first, second), (-second, -first)):
-        pooled = np.concatenate([first_scores[::2], second_scores[::2]])
-        for t in np.quantile(pooled, np.concatenate([np.linspace(0.02, 0.98, 49), [0.985, 0.99, 0.995, 0.998]])):
+        candidate_thresholds = np.concatenate([first_scores[::2], second_scores[::2]])
+        for t in np.quantile(
+            candidate_thresholds, np.concatenate([np.linspace(0.02, 0.98, 49), [0.985, 0.99, 0.995, 0.998]])
+        ):
             if (value := epsilon(first_scores[::2], second_scores[::2], float(t))) > best:
-                chosen, best = (first_scores, second_scores, float(t)), value
-    first_scores, second_scores, t = chosen
-    none = most_likely(0, len(second_scores[1::2]), wrong / 2)
+                best_split, best = (first_scores, second_scores, float(t)), value
+    first_scores, second_scores, t = best_split
+    none = clopper_pearson_upper_bound(0, len(second_scores[1::2]), error_probability / 2)
     return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(0.0, math.log((1 - none) / none))
 
 
-def gaussian_bound(first: np.ndarray, second: np.ndarray, delta: float, wrong: float) -> tuple[float, float]:
+def gaussian_bound(
+    first: np.ndarray, second: np.ndarray, delta: float, error_probability: float
+) -> tuple[float, float]:
     """ε at δ of μ-GDP with μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), the errors of deciding by the sign of the score; and its ceiling.
 
     Args:
         first, second: [n] log-likelihood ratios of worlds with either neighbour.
         delta: δ.
-        wrong: probability that the bound is too large, at most, where the trade-off of errors is a Gaussian's.
+        error_probability: probability that the bound is too large, at most, if the trade-off of errors is a Gaussian's.
     """
     from dp_accounting import get_epsilon_gaussian
     from scipy.stats import norm
 
     def epsilon(false_positives: int, false_negatives: int) -> float:
-        alpha = most_likely(false_positives, len(second), wrong / 2)
-        beta = most_likely(false_negatives, len(first), wrong / 2)
+        alpha = clopper_pearson_upper_bound(false_positives, len(second), error_probability / 2)
+        beta = clopper_pearson_upper_bound(false_negatives, len(first), error_probability / 2)
         mu = float(norm.isf(alpha) - norm.ppf(beta))
         return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
 

@@ -79,23 +79,23 @@ class Uplink:
         if not self.stages:
             return report
         cohort = report.cohort
-        sent, end = report.innovation, report.end
+        sent_rows, end = report.innovation, report.end
         sends = np.flatnonzero(cohort.host.count > 0)
-        sender_index = None if len(sends) == len(cohort) else torch.as_tensor(sends, device=sent.device)
-        cohort, rows = (cohort, sent) if sender_index is None else (cohort.subset(sends), sent[sender_index])
+        sender_index = None if len(sends) == len(cohort) else torch.as_tensor(sends, device=sent_rows.device)
+        cohort, rows = (cohort, sent_rows) if sender_index is None else (cohort.subset(sends), sent_rows[sender_index])
         start = report.start if sender_index is None else report.start[sender_index]
         for number, stage in enumerate(self.stages):
-            arrived = stage(rows, StageContext(cohort, memory, number))
-            if (arrived.shape, arrived.dtype) != (rows.shape, rows.dtype):
-                same_shape = arrived.shape == rows.shape
+            arrived_rows = stage(rows, StageContext(cohort, memory, number))
+            if (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
+                same_shape = arrived_rows.shape == rows.shape
                 returned, expected = (
                     str(tensor.dtype).removeprefix("torch.") if same_shape else str(list(tensor.shape))
-                    for tensor in (arrived, rows)
+                    for tensor in (arrived_rows, rows)
                 )
                 raise ConfigError(f"uplink={type(stage).__name__} must return rows {expected}, and returns {returned}")
-            rows = arrived
+            rows = arrived_rows
         if sender_index is None:
             received, end = rows, start - rows
         else:
-            received, end = sent.index_copy(0, sender_index, rows), end.index_copy(0, sender_index, start - rows)
+            received, end = sent_rows.index_copy(0, sender_index, rows), end.index_copy(0, sender_index, start - rows)
         return dataclasses.replace(report, received=received, carry=report.carry | {"params": end})

@@ -19,8 +19,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.uplink.stage import Encoding, Stage, StageContext
 
-FEEDBACKS = ("none", "ef14", "ef21")
-Feedback = Annotated[str, OneOf(*FEEDBACKS)]
+FEEDBACK_KINDS = ("none", "ef14", "ef21")
+FeedbackKind = Annotated[str, OneOf(*FEEDBACK_KINDS)]
 
 
 class Compressor(Stage):
@@ -36,7 +36,7 @@ class Compressor(Stage):
         feedback: 'none', 'ef14' or 'ef21'.
     """
 
-    def __init__(self, feedback: Feedback = "none") -> None:
+    def __init__(self, feedback: FeedbackKind = "none") -> None:
         self.feedback = feedback
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
@@ -59,12 +59,12 @@ class Compressor(Stage):
         remembered = link.gather(self.feedback)
         if self.feedback == "ef14":
             compensated = rows + remembered
-            arrived = self.compress(compensated, link.keys)
-            link.scatter("ef14", compensated - arrived)
-            return arrived
-        arrived = remembered + self.compress(rows - remembered, link.keys)
-        link.scatter("ef21", arrived)
-        return arrived
+            arrived_rows = self.compress(compensated, link.keys)
+            link.scatter("ef14", compensated - arrived_rows)
+            return arrived_rows
+        arrived_rows = remembered + self.compress(rows - remembered, link.keys)
+        link.scatter("ef21", arrived_rows)
+        return arrived_rows
 
 
 class Sparse(Compressor):
@@ -82,7 +82,9 @@ class Sparse(Compressor):
         ),
     )
 
-    def __init__(self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: Feedback = "none") -> None:
+    def __init__(
+        self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: FeedbackKind = "none"
+    ) -> None:
         super().__init__(feedback)
         self.fraction = fraction
         self.k = k
@@ -98,7 +100,9 @@ class TopK(Sparse):
     The bytes are those of k values and of their places: 4 bytes each or a bit for every column, whatever is less.
     """
 
-    def __init__(self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: Feedback = "ef14") -> None:
+    def __init__(
+        self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: FeedbackKind = "ef14"
+    ) -> None:
         super().__init__(fraction, k, feedback)
 
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
@@ -149,8 +153,8 @@ class QSGD(Compressor):
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         norm = rows.norm(dim=1, keepdim=True)
         level = self.levels * rows.abs() / torch.where(norm > 0, norm, 1.0)
-        drawn = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
-        return norm * rows.sign() * (level + drawn).floor() / self.levels
+        uniform_numbers = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+        return norm * rows.sign() * (level + uniform_numbers).floor() / self.levels
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         return replace(
@@ -168,7 +172,7 @@ class Sign(Compressor):
         scaled: false: sign(G) alone, without the number (signSGD).
     """
 
-    def __init__(self, feedback: Feedback = "ef14", scaled: bool = True) -> None:
+    def __init__(self, feedback: FeedbackKind = "ef14", scaled: bool = True) -> None:
         super().__init__(feedback)
         self.scaled = scaled
 

@@ -60,8 +60,8 @@ class StageContext:
     def server_keys(self) -> Tensor:
         """[R] int64 the random key of each replicate's server in this round and stage."""
         seeds = self.cohort.federation.seed_of_replicate
-        nobody = torch.full_like(seeds, -1)
-        return rng.row_keys(seeds, rng.Purpose.UPLINK, nobody, self.cohort.round, self._stage)
+        no_client = torch.full_like(seeds, -1)
+        return rng.row_keys(seeds, rng.Purpose.UPLINK, no_client, self.cohort.round, self._stage)
 
     @property
     def lasting_keys(self) -> Tensor:

@@ -16,11 +16,11 @@ from torch import Tensor
 from fedsim.app.cli import run
 from fedsim.run.rules import Stop
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.metrics_csv import read_meanings
+from fedsim.run.tracking.metrics_csv import read_column_descriptions
 from fedsim.studies.plots.plot_cli import main as plot
 from fedsim.studies.reproduce.measures import read
 from fedsim.studies.results.differences import find_runs
-from fedsim.studies.results.run_measures import metric
+from fedsim.studies.results.run_measures import final_metric_measure
 from fedsim.studies.results.runs import load
 from fedsim.studies.results.selection import best_run
 
@@ -50,7 +50,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_columns_say_what_they_are_and_which_way_is_better(sweep: Path) -> None:
-    meanings = read_meanings(sweep / "lr=0.5" / "metrics.csv")
+    meanings = read_column_descriptions(sweep / "lr=0.5" / "metrics.csv")
     ways = {
         name: match[1] for name, what in meanings.items() if (match := re.search("; (higher|lower) is better$", what))
     }
@@ -140,7 +140,8 @@ def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:
     assert best_run(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
     assert best_run(runs, "test_f1").higher_is_better("test_f1")
     assert [
-        metric(name, runs).higher_is_better for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")
+        final_metric_measure(name, runs).higher_is_better
+        for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")
     ] == [
         1,
         0,

@@ -95,7 +95,7 @@ def test_every_experiment_composes(name: str) -> None:
 def test_every_experiment_composes_and_runs(name: str) -> None:
     with hydra_context():
         cfg, choices = compose((f"experiment={name}", "rounds=2", "tracking.progress=none", "device=cpu", "out=unused"))
-    per_choice.apply(cfg, choices)
+    per_choice.apply_choice_settings(cfg, choices)
     simulation, tracking, _ = build(cfg)
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 

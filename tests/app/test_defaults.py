@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from fedsim.app.config import _load, config_folder, groups
+from fedsim.app.config import _load_yaml, config_folder, groups
 
 VARIANTS = {
     "availability/trajectory=night": {"period", "low", "share", "zones"},
@@ -38,7 +38,7 @@ def test_configurations_say_the_defaults_of_classes() -> None:
     compared = 0
     for group, choices in groups().items():
         for choice in choices if group not in ("experiment", "sweep") else ():
-            settings = _load(config_folder() / group / f"{choice}.yaml")
+            settings = _load_yaml(config_folder() / group / f"{choice}.yaml")
             target = settings.pop("_target_", None)
             if not isinstance(target, str) or not target.startswith("fedsim."):
                 continue

@@ -11,7 +11,7 @@ from small_runs import QUICK
 
 from fedsim.app import folders
 from fedsim.app.cli import flags_first
-from fedsim.app.folders import ALONE, LONGEST_NAME, job_folder
+from fedsim.app.folders import MAX_NAME_LENGTH, SINGLE_RUN_FOLDER, job_folder
 
 LEAST = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean"]
 
@@ -24,7 +24,7 @@ def below(folder: Path) -> set[str]:
 def test_long_names_of_runs_are_cut_and_stay_distinct() -> None:
     names = [job_folder([f"lr={'1' * 300}{end}"]) for end in ("2", "3")]
     assert len(set(names)) == 2
-    assert all(len(name.encode()) <= LONGEST_NAME for name in names)
+    assert all(len(name.encode()) <= MAX_NAME_LENGTH for name in names)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_long_names_of_runs_are_cut_and_stay_distinct() -> None:
         (["strategy.beta=1", "local.beta=2"], ["local.beta"], "beta=1"),
         (["model._target_=mine.Net", "seeds=[0,1]"], [], "model=mine.Net,seeds=[0,1]"),
         (["rounds=10", "experiment=apfl"], [], "experiment=apfl,rounds=10"),
-        (["lr=0.1"], ["lr"], ALONE),
+        (["lr=0.1"], ["lr"], SINGLE_RUN_FOLDER),
     ],
 )
 def test_names_carry_what_varies_by_its_last_word(overrides: list[str], fixed: list[str], name: str) -> None:
@@ -94,7 +94,7 @@ def test_what_does_not_go_together_is_explained(fedsim, tmp_path: Path, argument
 def test_signs_that_a_system_forbids_are_not_in_a_folders_name(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["metrics=[{name:accuracy,top_k:3}]"]
     assert job_folder(overrides) == "metrics=[{name:accuracy,top_k:3}]"
-    monkeypatch.setattr(folders, "FORBIDDEN", ":")
+    monkeypatch.setattr(folders, "FORBIDDEN_CHARACTERS", ":")
     name = job_folder(overrides)
     assert ":" not in name
     assert name != job_folder(["metrics=[{name:accuracy,top_k:4}]"])

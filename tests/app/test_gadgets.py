@@ -14,10 +14,10 @@ import torch
 from fedsim.app.build import _instantiate
 from fedsim.app.kinds import KINDS
 from fedsim.core.errors import ConfigError
-from fedsim.core.targets import BUILT_IN, resolve
+from fedsim.core.targets import BUILT_IN_PACKAGES, resolve
 from fedsim.core.torchvision_import import torchvision
-from fedsim.evaluation.metrics.metric import METRIC
-from fedsim.models.kinds import LOSS
+from fedsim.evaluation.metrics.metric import METRIC_KIND
+from fedsim.models.kinds import LOSS_KIND
 
 CANARY = "canary"  # a file that none of these calls may make
 TOUCH = f"open({CANARY!r}, 'w').close()"
@@ -182,11 +182,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.run.Simulation": {},
     "fedsim.run.tracking.metrics_csv.MetricsCSV": {"path": CANARY, "columns": {}},
     "fedsim.run.tracking.tensorboard.SummaryWriter": {"log_dir": CANARY},
-    "fedsim.run.tracking.services.library": {"name": "antigravity"},
+    "fedsim.run.tracking.services.import_service": {"name": "antigravity"},
     "fedsim.data.datasets.cinic10.replacement_file": {"path": CANARY},
     "fedsim.load": {"folder": "."},
 }  # fmt: skip
-PLACES = {**KINDS, "model.loss": LOSS, "metrics": METRIC}
+PLACES = {**KINDS, "model.loss": LOSS_KIND, "metrics": METRIC_KIND}
 
 
 def test_there_are_enough_of_them() -> None:
@@ -268,7 +268,9 @@ def test_a_random_walk_meets_nothing_but_what_is_of_the_kind() -> None:
     torchvision()
     draw = random.Random(0)
     roots = [sys.modules[name] for name in ("fedsim", "torch", "torchvision") if name in sys.modules]
-    inner = [m for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in BUILT_IN and m is not None]
+    inner = [
+        m for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in BUILT_IN_PACKAGES and m is not None
+    ]
     accepted = 0
     for _ in range(4000):
         here: Any = draw.choice(roots if draw.random() < 0.3 else inner)

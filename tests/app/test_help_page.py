@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from fedsim.app.config import groups
-from fedsim.app.help_page import LINE_WIDTH, SECTIONS, page
+from fedsim.app.help_page import GROUPS_BY_SECTION, LINE_WIDTH, help_text
 
 
 def test_each_group_of_ours_has_one_section() -> None:
-    listed = [group for section in SECTIONS.values() for group in section]
+    listed = [group for section in GROUPS_BY_SECTION.values() for group in section]
     assert sorted(listed) == sorted(groups())
 
 
 def test_choices_are_aligned_and_complete() -> None:
     choices = groups() | {"mine": ["a", "b"]}
-    lines = page(choices).splitlines()
+    lines = help_text(choices).splitlines()
     assert max(map(len, lines)) <= LINE_WIDTH
     assert lines[-2:] == ["yours:", f"  mine{' ' * (max(map(len, choices)) - 2)}a, b"]
     start = 2 + max(map(len, choices)) + 2

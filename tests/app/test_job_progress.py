@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from fedsim.app import job_progress
-from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far, duration, leading_metric
+from fedsim.app.job_progress import (
+    JobProgress,
+    LockstepProgress,
+    best_so_far,
+    duration_text,
+    leading_metric,
+    yield_finished_futures,
+)
 
 
 class Clock:
@@ -66,18 +73,18 @@ def test_the_best_is_that_of_the_metrics_direction(metric: str, whose: str, tmp_
 
 
 def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_progress, "SILENCE", 0.02)
+    monkeypatch.setattr(job_progress, "SECONDS_BETWEEN_LOG_LINES", 0.02)
     said, hold = list[str](), threading.Event()
     progress = JobProgress(2, "runs", say=lambda text: (said.append(text), hold.set())[0])
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(lambda: 1), pool.submit(lambda: 2 if hold.wait(30) else 0)]
-        assert [future.result() for future in as_they_end(futures, progress, lambda: "more")] == [1, 2]
+        assert [future.result() for future in yield_finished_futures(futures, progress, lambda: "more")] == [1, 2]
     assert said[0].startswith("0/2 runs done after 0 s")
     assert said[0].endswith("; more")
 
 
 def test_words_for_times_and_metrics() -> None:
-    assert [duration(s) for s in (0.4, 80, 100, 6000)] == ["0 s", "80 s", "1.7 min", "1.7 h"]
+    assert [duration_text(s) for s in (0.4, 80, 100, 6000)] == ["0 s", "80 s", "1.7 min", "1.7 h"]
     assert leading_metric({"train_loss": 1.0, "test_loss": 2.0}) == ("test_loss", 2.0)
     assert leading_metric({"seconds": 1.0}) is None
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from small_runs import QUICK, configuration
 
 from fedsim.app.folding import combined, foldable_groups, per_seed_keys
-from fedsim.app.lockstep import KEPT, ComposedOnce
+from fedsim.app.lockstep import MAX_CACHED_CONFIGURATIONS, CachingConfigLoader
 
 SMALL = [*QUICK, "dataset=quadratics", "partition=natural", "model=mean", "trainer.trial=false", "seeds=[0,1]"]
 SWEEP = ["strategy=fedavg,fedpbc", "lr=0.05"]
@@ -39,13 +39,13 @@ def test_a_job_is_composed_for_the_check_and_the_launcher_at_once() -> None:
         def list_groups(self) -> str:
             return "all others are Hydra's"
 
-    loader, master = ComposedOnce(Loader()), OmegaConf.create()
-    jobs = [[f"lr={number}"] for number in range(KEPT + 2)]
+    loader, master = CachingConfigLoader(Loader()), OmegaConf.create()
+    jobs = [[f"lr={number}"] for number in range(MAX_CACHED_CONFIGURATIONS + 2)]
     first = [loader.load_sweep_config(master_config=master, sweep_overrides=job) for job in jobs]
     second = [loader.load_sweep_config(master, job) for job in jobs]
     assert [found.at for found in second] == jobs
-    assert [a is b for a, b in zip(first, second, strict=True)] == [True] * KEPT + [False] * 2
-    assert Loader.asked == [*jobs, *jobs[KEPT:]]
+    assert [a is b for a, b in zip(first, second, strict=True)] == [True] * MAX_CACHED_CONFIGURATIONS + [False] * 2
+    assert Loader.asked == [*jobs, *jobs[MAX_CACHED_CONFIGURATIONS:]]
     assert loader.list_groups() == "all others are Hydra's"
     assert loader.load_sweep_config(master, jobs[0]) is not first[0]  # a launcher has changed that one
 

@@ -26,11 +26,11 @@ from fedsim.local import APFL, SGD, PFedMe
 from fedsim.local.history import History
 from fedsim.models import Mean
 from fedsim.run.checkpoint import NAME
-from fedsim.run.divergence import remedy
+from fedsim.run.divergence import divergence_remedy
 from fedsim.run.wiring import resolve_device
 from fedsim.shift import Demand, Location
 from fedsim.strategies import FedAvg
-from fedsim.trainer.choose import WORKERS, workers
+from fedsim.trainer.choose import MAX_WORKERS, num_workers
 
 QUIET = Tracking(progress="none", tensorboard=False)
 ELSEWHERE = {  # a value of lr, and what is said of it
@@ -101,11 +101,11 @@ def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_thousand_million_workers_are_as_many_as_processors_can_use(caplog: pytest.LogCaptureFixture) -> None:
-    workers.cache_clear()
-    most = WORKERS * (os.cpu_count() or 1)
-    assert workers(10**9) == most
+    num_workers.cache_clear()
+    most = MAX_WORKERS * (os.cpu_count() or 1)
+    assert num_workers(10**9) == most
     assert f"processors; {most} workers are used" in caplog.text
-    assert workers(2) == 2
+    assert num_workers(2) == 2
 
 
 def of_newcomers(**parts: object) -> Simulation:
@@ -161,7 +161,7 @@ def test_a_trace_of_three_under_newcomers(tmp_path: Path) -> None:
     ],
 )
 def test_a_remedy_is_a_key_that_the_run_has(rule: SGD, strategy: FedAvg, said: str) -> None:
-    assert remedy(rule, strategy) == said
+    assert divergence_remedy(rule, strategy) == said
 
 
 class Log(nn.Module):
@@ -196,9 +196,9 @@ def test_a_model_that_begins_as_no_number_is_refused() -> None:
 
 
 def test_a_checkpoint_is_promised_only_where_there_is_one(tmp_path: Path) -> None:
-    assert cli._go_on(tmp_path) == "run the same command again"
+    assert cli._resume_hint(tmp_path) == "run the same command again"
     (tmp_path / NAME).touch()
-    assert cli._go_on(tmp_path) == f"go on with the same command and resume={tmp_path}"
+    assert cli._resume_hint(tmp_path) == f"go on with the same command and resume={tmp_path}"
 
 
 def test_no_last_good_checkpoint_where_none_exists(fedsim, tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_pictures_call_clients_and_classes_by_their_names() -> None:
     )
     run = Run(Path("run"), [], {}, known)
     for drawing, wanted in (
-        (pictures.partitions([run]), ["007", "976906", "a name that is …", "no", "yes"]),
-        (pictures.availability([run]), ["007", "976906"]),
+        (pictures.partition_figure([run]), ["007", "976906", "a name that is …", "no", "yes"]),
+        (pictures.availability_figure([run]), ["007", "976906"]),
     ):
         drawing.canvas.draw()
         shown = [
@@ -111,7 +111,7 @@ def test_clients_are_drawn_on_what_was_held_out_of_them_where_all_runs_have_that
         ([run(True)], "accuracy on samples held out of the client (%)", [70.0]),
         ([run(True), run(False)], "accuracy on the client's own training samples (%)", [10.0, 20.0]),
     ):
-        (axes,) = pictures.accuracies(runs).axes
+        (axes,) = pictures.accuracy_boxes(runs).axes
         assert axes.get_xlabel() == label
         np.testing.assert_allclose(np.asarray(axes.collections[0].get_offsets())[:, 0], dots)
 
@@ -134,7 +134,7 @@ def test_a_panel_of_classes_is_as_wide_as_they_are_many() -> None:
     def width(classes: int) -> float:
         shares = np.full((2, classes), 1 / classes)
         known = Clients(number=2, accuracy=None, samples=None, class_fractions=shares, present=None)
-        drawing = pictures.partitions([Run(Path("run"), [], {}, known)])
+        drawing = pictures.partition_figure([Run(Path("run"), [], {}, known)])
         assert drawing is not None
         return drawing.get_figwidth()
 

@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fedsim as package
-from fedsim.app.commands.audit import configuration
-from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
-from fedsim.app.per_choice import apply, with_plus
+from fedsim.app.commands.audit import audited_configuration
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, config_folder, register_resolvers, run_identity
+from fedsim.app.per_choice import add_plus_prefix, apply_choice_settings
 from fedsim.core.errors import ConfigError
 
 RULES = {  # the rules of one shift, and what each has of its own
@@ -37,7 +37,7 @@ def composed(*overrides: str) -> tuple[DictConfig, dict[str, str]]:
     """A configuration with its choices, settings per choice not yet applied."""
     register_resolvers()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cfg = compose("config", with_plus(overrides), return_hydra_config=True)
+        cfg = compose("config", add_plus_prefix(overrides), return_hydra_config=True)
     choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         cfg.pop("hydra")
@@ -49,7 +49,7 @@ def applied(*overrides: str, block: dict[str, Any] | None = None) -> DictConfig:
     cfg, choices = composed(*overrides)
     if block is not None:
         cfg.when = OmegaConf.create(block)
-    apply(cfg, choices, overrides)
+    apply_choice_settings(cfg, choices, overrides)
     return cfg
 
 
@@ -62,7 +62,7 @@ def test_the_six_rules_of_one_sweep_are_the_runs_alone(fedsim: Callable[..., End
         assert fedsim(tmp_path, f"local={rule}", *SHARED, *settings, f"out={rule}").code == 0
         ours, alone = (package.load(tmp_path / folder) for folder in (f"sweep/local={rule}", rule))
         configs = [OmegaConf.load(run.folder / "config.yaml") for run in (ours, alone)]
-        assert identity(configs[0], WITHOUT_EFFECT) == identity(configs[1], WITHOUT_EFFECT)  # type: ignore[arg-type]
+        assert run_identity(configs[0], KEYS_WITHOUT_EFFECT) == run_identity(configs[1], KEYS_WITHOUT_EFFECT)  # type: ignore[arg-type]
         for name in ("train_loss", "performative_risk"):
             assert ours.curve(name)[1].tolist() == alone.curve(name)[1].tolist(), (rule, name)
     again = fedsim(tmp_path, "-m", f"local={rules}", *SHARED, *PER_CHOICE, "out=sweep")
@@ -123,7 +123,7 @@ def test_what_does_not_exist_is_refused_and_nothing_is_set(overrides: list[str],
     cfg, choices = composed(*overrides)
     before = OmegaConf.to_yaml(cfg)
     with pytest.raises(ConfigError) as refused:
-        apply(cfg, choices, overrides)
+        apply_choice_settings(cfg, choices, overrides)
     assert problem in str(refused.value)
     assert OmegaConf.to_yaml(cfg) == before
 
@@ -137,6 +137,6 @@ def test_the_quickstart_takes_another_base_and_partition(override: str) -> None:
 
 
 def test_an_audit_has_the_settings_of_its_choices_too() -> None:
-    cfg = configuration(["strategy=fedavg", "when.strategy.fedavg.clients=7", "when.strategy.fedawe.clients=8"])
+    cfg = audited_configuration(["strategy=fedavg", "when.strategy.fedavg.clients=7", "when.strategy.fedawe.clients=8"])
     assert cfg.clients == 7
     assert "when" not in cfg

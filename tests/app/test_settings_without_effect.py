@@ -19,7 +19,7 @@ from fedsim.app.build import build
 from fedsim.availability import Bernoulli
 from fedsim.availability.clock import Devices
 from fedsim.availability.probabilities import Uniform
-from fedsim.core.effects import EffectiveIf, differs_from_default, parameters, without_effect
+from fedsim.core.effects import EffectiveIf, differs_from_default, parameters, sentences_without_effect
 from fedsim.data.datasets import Digits, Synthetic
 from fedsim.models import Linear
 from fedsim.strategies import FedAsync, FedAvg, FedLaAvg, FedOpt
@@ -256,11 +256,11 @@ def test_what_has_no_default_or_cannot_be_compared_counts_as_given():
 
 
 def test_a_class_of_ones_own_declares_some_too():
-    assert list(without_effect("strategy", Halved(often=2), None)) == [
+    assert list(sentences_without_effect("strategy", Halved(often=2), None)) == [
         "strategy.often=2 has no effect without strategy.half=true"
     ]
-    assert not list(without_effect("strategy", Halved(True, often=2), None))
-    assert not list(without_effect("strategy", Halved(often=1), None))
+    assert not list(sentences_without_effect("strategy", Halved(True, often=2), None))
+    assert not list(sentences_without_effect("strategy", Halved(often=1), None))
 
 
 def test_nobody_who_can_take_part_is_said_at_the_start(caplog):

@@ -61,7 +61,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
             return compose(*given, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(cli, "_job", job)
+            patch.setattr(cli, "_run_job", job)
             patch.setattr(sweep.SweepCallback, "records", None)
             patch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
             patch.setattr(sys, "argv", ["fedsim", *arguments, f"hydra.run.dir={tmp_path / 'run'}"])
@@ -91,7 +91,7 @@ def test_one_composition_gives_what_two_give(
 ) -> None:
     once, count = call(*arguments)
     assert compositions is None or count == compositions
-    monkeypatch.setattr(cli, "composed_once", contextlib.nullcontext)
+    monkeypatch.setattr(cli, "reuse_composition", contextlib.nullcontext)
     twice, count = call(*arguments)
     assert once == twice
     assert "lr" in once or "nokey" in once
@@ -123,8 +123,8 @@ def test_groups_are_those_that_hydra_lists(monkeypatch: pytest.MonkeyPatch, caps
             assert not group or choices.get(group, []) == options
         return choices
 
-    of_help_page = help_page.choices_of
-    monkeypatch.setattr(help_page, "choices_of", listed)
+    of_help_page = help_page.choices_by_group
+    monkeypatch.setattr(help_page, "choices_by_group", listed)
     monkeypatch.setattr(sys, "argv", ["fedsim", "--help"])
     with pytest.raises(SystemExit) as end:
         cli._hand_to_hydra()

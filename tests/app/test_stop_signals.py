@@ -37,7 +37,7 @@ def interrupts() -> Iterator[None]:
 
 def records(folder: Path) -> dict[int, dict[str, Any]]:
     """What each run of a sweep has recorded, by its number."""
-    return {int(path.stem): json.loads(path.read_text()) for path in (folder / sweep.RECORDS).glob("*.json")}
+    return {int(path.stem): json.loads(path.read_text()) for path in (folder / sweep.RECORDS_FOLDER).glob("*.json")}
 
 
 def send(owner: Any, name: str, when: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import Ended
 
-from fedsim.app.sweep_progress import TOTAL, best, position
+from fedsim.app.sweep_progress import TOTAL_RUNS_FILE, best_run_text, progress_text
 
 
 def ended(records: Path, number: int, status: str, **final: float | None) -> tuple[Path, list[str]]:
@@ -46,23 +46,23 @@ def test_the_best_run_is_that_of_the_objective(
     ended(records, 5, "done", test_accuracy=None, test_loss=None)
     ended(records, 6, "running")
     now = ended(records, 3, "running", test_accuracy=0.5, test_loss=0.5)
-    assert best(records, *now, objective, direction) == f"; best so far: {expected}"
+    assert best_run_text(records, *now, objective, direction) == f"; best so far: {expected}"
 
 
 def test_of_one_run_nothing_is_said(tmp_path: Path) -> None:
     now = ended(tmp_path / ".runs", 0, "running", test_accuracy=0.5)
-    assert best(tmp_path / ".runs", *now, None) == ""
-    assert best(tmp_path / ".runs", *now, "no_such_metric") == ""
+    assert best_run_text(tmp_path / ".runs", *now, None) == ""
+    assert best_run_text(tmp_path / ".runs", *now, "no_such_metric") == ""
 
 
 def test_the_time_left_is_in_proportion(tmp_path: Path) -> None:
     records = tmp_path / ".runs"
     ended(records, 0, "done")
-    assert position(records, 1) == "[2]"
-    (records / TOTAL).write_text(json.dumps([4, time.time() - 120]))
-    assert position(records, 1) == "[2/4], about 2.0 min left:"
+    assert progress_text(records, 1) == "[2]"
+    (records / TOTAL_RUNS_FILE).write_text(json.dumps([4, time.time() - 120]))
+    assert progress_text(records, 1) == "[2/4], about 2.0 min left:"
     ended(records, 2, "running")
-    assert position(records, 1) == "[2/4]"
+    assert progress_text(records, 1) == "[2/4]"
 
 
 SMALL = ["clients=6", "rounds=1", "local_steps=1", "tracking.tensorboard=false", "tracking.progress=none"]

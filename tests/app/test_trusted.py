@@ -87,7 +87,7 @@ def test_hydras_own_section_of_a_file_calls_nothing(
     theirs.mkdir(parents=True)
     (theirs / "nice.yaml").write_text(f"# @package _global_\nhydra:\n  {section}\n")
     search = [f"hydra.searchpath=[{tmp_path / 'theirs'}]", "experiment=nice"]
-    with hydra_section.looked_at(), initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with hydra_section.refuse_unsafe_compositions(), initialize_config_dir(str(config_folder()), version_base="1.3"):
         compose("config", return_hydra_config=True)
         with pytest.raises(ConfigError, match=said):
             compose("config", search, return_hydra_config=True)

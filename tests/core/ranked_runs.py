@@ -24,7 +24,7 @@ from fedsim.core.federation import Cohort
 from fedsim.data.contamination import Gaussian
 from fedsim.data.datasets import Dataset, GaussianMean, Pricing
 from fedsim.data.partition import Natural
-from fedsim.evaluation.diagnostics import NAMES
+from fedsim.evaluation.diagnostics import DIAGNOSTIC_NAMES
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PerFedAvg, ProFL
 from fedsim.models import MLP, Linear, Mean
@@ -147,7 +147,7 @@ CASES = {
     "fedawe": lambda: {"strategy": FedAWE(0.7, clip=0.2), "model": functools.partial(MLP, hidden=(5,))},
     "fedau": lambda: {"strategy": FedAU(cutoff=2), "execution": double("loop", workers=2)},
     "uplink": lambda: {"uplink": Uplink(TopK(k=5), QSGD(3))},
-    "diagnostics": lambda: VALIDATED | {"evaluation": EvaluationOptions(every=2, diagnostics=NAMES)},
+    "diagnostics": lambda: VALIDATED | {"evaluation": EvaluationOptions(every=2, diagnostics=DIAGNOSTIC_NAMES)},
     "metrics": lambda: {
         "evaluation": EvaluationOptions(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),
         "personal": Personal(over="all"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.core import ConfigError, Federation
-from fedsim.core.heterogeneity import of_moments
+from fedsim.core.heterogeneity import match_moments
 from fedsim.data.datasets import GaussianMean
 from fedsim.data.samples import Drawn
 from fedsim.models import Mean, RowModel
@@ -19,7 +19,7 @@ from fedsim.shift import Location
 def test_moments_are_exact(clients, mean, variance, seed):
     draw = np.random.default_rng(seed)
     weights, draws = draw.dirichlet(np.ones(clients)), draw.standard_normal(clients)
-    found = of_moments("key", mean, variance, weights, draws)
+    found = match_moments("key", mean, variance, weights, draws)
     assert weights @ found == pytest.approx(mean, abs=1e-9)
     assert weights @ (found - weights @ found) ** 2 == pytest.approx(variance, rel=1e-9)
 

@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim import Simulation, Tracking
 from fedsim.core import ConfigError, checks
-from fedsim.core.speaking import PlainFormatter, plain_scalars
+from fedsim.core.speaking import PlainFormatter, unwrap_numpy_scalars
 from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
@@ -24,7 +24,7 @@ SCALARS = [
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=repr)
 def test_a_scalar_is_printed_without_its_type(scalar: np.generic) -> None:
-    text = plain_scalars(f"{[scalar]} { ({scalar: scalar}) }")
+    text = unwrap_numpy_scalars(f"{[scalar]} { ({scalar: scalar}) }")
     assert "np." not in text
     if not isinstance(scalar, (np.datetime64, np.timedelta64, np.complex64, np.float32)):
         assert text == f"{[scalar.item()]} { ({scalar.item(): scalar.item()}) }"
@@ -32,7 +32,7 @@ def test_a_scalar_is_printed_without_its_type(scalar: np.generic) -> None:
 
 def test_what_is_no_scalar_stays() -> None:
     for text in ("np.random is global", "call np.unique(x)", "the array np.array([1])", "plain"):
-        assert plain_scalars(text) == text
+        assert unwrap_numpy_scalars(text) == text
 
 
 def test_errors_and_log_lines_print_no_types() -> None:

@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-from fedsim.core.speaking import PlainFormatter, code_span, in_markdown, printable, tolerate_broken_pipes
+from fedsim.core.speaking import PlainFormatter, code_span, escape_markdown, escape_unprintable, tolerate_broken_pipes
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m a\rb\x00 \u202egnp.exe"
 
 
 def test_control_characters_are_printed_as_escapes() -> None:
-    shown = printable(HOSTILE)
+    shown = escape_unprintable(HOSTILE)
     assert "\x1b" not in shown
     assert shown.startswith(r"\x1b]0;owned\x07\x1b[2J\x9b31m")
     assert r"\u202e" in shown
-    assert printable("θ ± 3 %\n− é") == "θ ± 3 %\n− é"
+    assert escape_unprintable("θ ± 3 %\n− é") == "θ ± 3 %\n− é"
 
 
 @tolerate_broken_pipes()
@@ -57,7 +57,7 @@ def test_standard_output_errors_and_logs_escape_them(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_markdown_shows_a_name_as_it_is(name: str, text: str) -> None:
-    assert in_markdown(name) == text
+    assert escape_markdown(name) == text
 
 
 def test_code_keeps_to_its_fence() -> None:

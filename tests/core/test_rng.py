@@ -54,7 +54,7 @@ def test_replicates_of_equal_seed_share_one_draw() -> None:
         drawn.append(generator)
         return generator.random(4)
 
-    found = rng.of_seeds([3, 5, 3, 3], draw, Purpose.AVAILABILITY, 7)
+    found = rng.draws_by_seed([3, 5, 3, 3], draw, Purpose.AVAILABILITY, 7)
     each = [rng.generator(seed, Purpose.AVAILABILITY, 7).random(4) for seed in (3, 5, 3, 3)]
     assert np.array_equal(found, each)
     assert len(drawn) == 2

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.core.snapshot import LARGE, differing_paths, snapshot
+from fedsim.core.snapshot import LARGE_ARRAY_BYTES, differing_paths, snapshot
 
 SHARED: dict[str, Any] = {"n": 0}
 
@@ -118,7 +118,7 @@ def test_what_makes_no_difference_is_no_change() -> None:
 
 
 def test_a_large_tensor_is_known_by_how_often_it_was_written_to() -> None:
-    large = torch.zeros(LARGE // 4 + 1)
+    large = torch.zeros(LARGE_ARRAY_BYTES // 4 + 1)
     before = snapshot([large])
     large[1] = 1  # not one of the sampled elements
     assert differing_paths(before, snapshot([large])) == ["[0]"]

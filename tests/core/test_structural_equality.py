@@ -102,7 +102,7 @@ def test_what_a_property_remembers_and_what_is_left_out_do_not_count():
     assert one.remembered == 1
     assert structurally_equal(one, other)
     assert not structurally_equal(Thing(1, other=2), Thing(1, other=3))
-    assert structurally_equal(Thing(1, other=2), Thing(1, other=3), but=frozenset({"other"}))
+    assert structurally_equal(Thing(1, other=2), Thing(1, other=3), skipped_names=frozenset({"other"}))
 
 
 def test_objects_that_hold_themselves():

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsim import load
 from fedsim.core import ConfigError
-from fedsim.core.targets import RENAMED, Kind, current_name, current_names, parse, resolve, trust_packages
+from fedsim.core.targets import RENAMED_MODULES, Kind, current_name, current_names, parse, resolve, trust_packages
 from fedsim.data.datasets import Dataset, Digits
 
 MODULE = Kind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
@@ -46,11 +46,11 @@ def test_what_is_of_no_such_kind_is_refused(target: str, said: str) -> None:
         resolve("model._target_", target, MODULE)
 
 
-@pytest.mark.parametrize("old", RENAMED)
+@pytest.mark.parametrize("old", RENAMED_MODULES)
 def test_a_package_is_found_by_the_name_it_had(old: str) -> None:
     assert importlib.util.find_spec(old) is None
-    assert importlib.util.find_spec(RENAMED[old]) is not None
-    assert current_name(f"{old}.Name") == f"{RENAMED[old]}.Name"
+    assert importlib.util.find_spec(RENAMED_MODULES[old]) is not None
+    assert current_name(f"{old}.Name") == f"{RENAMED_MODULES[old]}.Name"
 
 
 def test_folders_of_earlier_versions_are_read() -> None:

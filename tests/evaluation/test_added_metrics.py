@@ -16,7 +16,7 @@ from torch import nn
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets import Dataset
 from fedsim.models import Linear
-from fedsim.models.losses import IGNORED
+from fedsim.models.losses import IGNORED_LABEL
 from fedsim.strategies import FedAvg
 
 torchvision()  # torchmetrics imports it, and it may need help
@@ -171,7 +171,7 @@ def test_labels_of_positions_count_where_there_are_any():
     draw = np.random.default_rng(3)
     x, y = (torch.as_tensor(draw.integers(0, 6, (1100, 7))) for _ in range(2))
     for row, length in zip(y, draw.integers(1, 8, 1100), strict=True):
-        row[length:] = IGNORED
+        row[length:] = IGNORED_LABEL
     dataset = Dataset("text", x[:50], y[:50], x[50:], y[50:], classes=6)
     macro = {"name": "f1_score", "average": "macro"}
     simulation = of(dataset, Tokens, ["perplexity", macro, "jaccard_index", "auroc"])
@@ -179,7 +179,7 @@ def test_labels_of_positions_count_where_there_are_any():
     found = simulation.evaluator(models).metrics
     for r, row in enumerate(models):
         scores, labels = outputs_of(simulation, row, x[50:]).flatten(0, 1), y[50:].flatten()
-        there = labels != IGNORED
+        there = labels != IGNORED_LABEL
         p, labels = scores[there].softmax(1).numpy(), labels[there].numpy()
         for name, value in {
             "perplexity": np.exp(-np.log(p[np.arange(len(labels)), labels]).mean()),

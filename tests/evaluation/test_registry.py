@@ -11,14 +11,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.data.datasets import Digits
-from fedsim.evaluation import COLUMNS, registry
+from fedsim.evaluation import COLUMN_DESCRIPTIONS, registry
 from fedsim.evaluation.columns import MEASURED, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
-from fedsim.evaluation.registry import METRICS, UNDIRECTED, describe
+from fedsim.evaluation.registry import METRICS, UNKNOWN_DIRECTION_TEXT, describe
 from fedsim.models import Linear
-from fedsim.run.tracking.metrics_csv import read_meanings
-from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.style import measured_in
+from fedsim.run.tracking.metrics_csv import read_column_descriptions
+from fedsim.studies.plots.html_report import report_html
+from fedsim.studies.plots.style import metric_axis_label
 from fedsim.studies.results.differences import find_runs
 
 NO_CURVE = {"round", "seed", "samples", "seconds"}
@@ -39,10 +39,10 @@ def test_an_entry_is_whole_and_all_take_it(column: str) -> None:
     assert metric.tag is None or metric.tag.endswith(f"/{column}")
     assert is_higher_better(column) == (metric.better == "higher")
     assert metric.heading.startswith(metric.label)
-    assert measured_in(column).replace(r"$\theta^{\mathrm{PS}}$", "θ^PS").replace(
+    assert metric_axis_label(column).replace(r"$\theta^{\mathrm{PS}}$", "θ^PS").replace(
         r"$\theta^{\mathrm{PO}}$", "θ^PO"
     ) == (metric.heading)
-    assert {**PERSONAL_COLUMNS, **COLUMNS}.get(column, metric.description) == metric.description
+    assert {**PERSONAL_COLUMNS, **COLUMN_DESCRIPTIONS}.get(column, metric.description) == metric.description
 
 
 def test_no_two_metrics_share_a_label_or_a_tag() -> None:
@@ -54,9 +54,9 @@ def test_no_two_metrics_share_a_label_or_a_tag() -> None:
 
 
 def test_columns_of_a_file_are_those_of_the_registry_in_its_order() -> None:
-    assert [*COLUMNS][:3] == ["round", "seed", "test_loss"]
-    assert {**COLUMNS, **PERSONAL_COLUMNS}.keys() == METRICS.keys() - registry.DIAGNOSTICS.keys()
-    assert list(MEASURED) == list(registry.MEASURED)
+    assert [*COLUMN_DESCRIPTIONS][:3] == ["round", "seed", "test_loss"]
+    assert {**COLUMN_DESCRIPTIONS, **PERSONAL_COLUMNS}.keys() == METRICS.keys() - registry.DIAGNOSTICS.keys()
+    assert list(MEASURED) == list(registry.MODEL_METRICS)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_names_that_are_made_of_others(column: str, heading: str, tag: str, bett
 
 
 def test_what_a_users_metric_means_says_which_way_is_better() -> None:
-    meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y" + UNDIRECTED}
+    meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y" + UNKNOWN_DIRECTION_TEXT}
     assert describe("test_x").better == "lower"  # nothing is known
     assert describe("test_x", meanings).better == "higher"
     assert describe("test_y", meanings).better is None
@@ -110,12 +110,12 @@ def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
     Simulation(Digits(), Linear, clients=4, rounds=2, evaluation=evaluation).run(
         tmp_path, tracking=Tracking(progress="none")
     )
-    meanings = read_meanings(tmp_path / "metrics.csv")
+    meanings = read_column_descriptions(tmp_path / "metrics.csv")
     assert "staleness_max" in meanings
     for column, meaning in meanings.items():
         assert METRICS[column].description == meaning if column in METRICS else "over" in meaning
     tags = EventAccumulator(str(tmp_path / "seed_0")).Reload().Tags()["scalars"]
     assert set(tags) == {tag for column in meanings if (tag := describe(column).tag)}
-    page = html(find_runs([tmp_path]))
+    page = report_html(find_runs([tmp_path]))
     for column in find_runs([tmp_path])[0].metrics:
         assert f"<code>{column}</code>" in page

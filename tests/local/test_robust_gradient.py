@@ -34,7 +34,7 @@ def test_all_clients_at_once_are_each_client_alone(
     d: int, options: tuple[int, float, float], power: bool, monkeypatch: pytest.MonkeyPatch, robust
 ) -> None:
     if power:
-        monkeypatch.setattr(robust_gradient, "SMALL_SIDE", 0)
+        monkeypatch.setattr(robust_gradient, "MAX_DIAGONALISED_SIDE", 0)
     for seed, (fraction, distance) in enumerate([(0.1, 8.0), (0.2, 15.0), (0.4, 60.0), (0.0, 0.0)]):
         g, mask, _ = clients(seed, (50, 3, 61, 20), d, fraction, distance)
         kept = RobustGradient(*options)(torch.as_tensor(g), torch.as_tensor(mask)).numpy()
@@ -50,7 +50,7 @@ def test_scores_of_wide_tall_and_large_matrices_are_those_of_the_decomposition(
     x = np.random.default_rng(0).standard_normal((5, 12, d)) * np.geomspace(3, 1, d)
     expected = np.stack([((m @ np.linalg.svd(m)[2][0]) ** 2) for m in x])
     np.testing.assert_allclose(scores(torch.as_tensor(x)), expected, rtol=1e-9)
-    monkeypatch.setattr(robust_gradient, "SMALL_SIDE", 0)
+    monkeypatch.setattr(robust_gradient, "MAX_DIAGONALISED_SIDE", 0)
     np.testing.assert_allclose(scores(torch.as_tensor(x)), expected, rtol=1e-4)
 
 

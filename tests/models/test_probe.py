@@ -180,7 +180,7 @@ def test_rounding_alone_is_no_other_number(strange: bool, monkeypatch: pytest.Mo
     torch.manual_seed(0)
     model = RowModel(Grouped(nn.Conv2d(1, 8, (1, 3), padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)))
     model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
-    monkeypatch.setattr(probe_module, "ALIKE", 1e-9)
+    monkeypatch.setattr(probe_module, "PROBE_TOLERANCE", 1e-9)
     looks: list[torch.dtype] = []
     asked = RowModel.initial
     monkeypatch.setattr(RowModel, "initial", lambda self, seeds: looks.append(self.dtype) or asked(self, seeds))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedsim.core import ConfigError
-from fedsim.models.randomness import ALPHA, KeyedRandomness
+from fedsim.models.randomness import ALPHA_DROPOUT_VALUE, KeyedRandomness
 
 X = torch.linspace(-2, 2, 24, dtype=torch.float64).reshape(2, 3, 4)
 ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True).double()
@@ -116,10 +116,10 @@ def test_alpha_dropout_keeps_mean_and_variance_and_puts_its_value() -> None:
     out = under(torch.tensor(2), lambda x: F.alpha_dropout(x, 0.25, True), x)
     assert out.mean().item() == pytest.approx(0, abs=0.03)
     assert out.std().item() == pytest.approx(1, rel=0.03)
-    a = (0.75 * (1 + 0.25 * ALPHA**2)) ** -0.5
-    dropped = torch.isclose(out, torch.tensor(a * ALPHA * 0.75, dtype=out.dtype))
+    a = (0.75 * (1 + 0.25 * ALPHA_DROPOUT_VALUE**2)) ** -0.5
+    dropped = torch.isclose(out, torch.tensor(a * ALPHA_DROPOUT_VALUE * 0.75, dtype=out.dtype))
     assert dropped.double().mean().item() == pytest.approx(0.25, abs=0.02)
-    torch.testing.assert_close(out[~dropped], a * (x[~dropped] - ALPHA * 0.25))
+    torch.testing.assert_close(out[~dropped], a * (x[~dropped] - ALPHA_DROPOUT_VALUE * 0.25))
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -18,14 +18,14 @@ from fedsim.data.contamination import Contamination, FeatureNoise, Gaussian, Lab
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import IID
 from fedsim.local import SGD
-from fedsim.models.losses import IGNORED
+from fedsim.models.losses import IGNORED_LABEL
 from fedsim.shift import Location
 
 WORDS, LENGTH = 7, 5
 DRAW = np.random.default_rng(0)
 TOKENS = torch.as_tensor(DRAW.integers(0, WORDS, (24, LENGTH)))
 NEXT = torch.as_tensor(DRAW.integers(0, WORDS, (24, LENGTH)))
-NEXT[::3, 2:] = IGNORED
+NEXT[::3, 2:] = IGNORED_LABEL
 IMAGES = torch.as_tensor(DRAW.standard_normal((24, 2, 4, 4)))
 PIXELS = torch.as_tensor(DRAW.integers(0, 3, (24, 4, 4)))
 LABELS = torch.as_tensor(DRAW.integers(0, 3, 24))
@@ -63,8 +63,8 @@ def test_a_language_model_learns_the_next_token(executor: str) -> None:
     module = module_of(simulation, Language, result.state.model[0])
     with torch.no_grad():
         output = module(TOKENS[16:])
-    losses = F.cross_entropy(output.movedim(-1, 1), NEXT[16:], reduction="none", ignore_index=IGNORED)
-    there = NEXT[16:] != IGNORED
+    losses = F.cross_entropy(output.movedim(-1, 1), NEXT[16:], reduction="none", ignore_index=IGNORED_LABEL)
+    there = NEXT[16:] != IGNORED_LABEL
     expected = (losses.sum(1) / there.sum(1)).mean().item()
     hits = ((output.argmax(-1) == NEXT[16:]).sum(1).double() / there.sum(1)).mean().item()
     assert result.history[-1]["test_loss"] == pytest.approx(expected, abs=1e-12)

@@ -18,7 +18,7 @@ import yaml
 
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import rng
-from fedsim.core.heterogeneity import of_moments
+from fedsim.core.heterogeneity import match_moments
 from fedsim.data.datasets import GaussianMean
 from fedsim.data.datasets.gaussian import unequal_weights
 from fedsim.local import SGD, Constant, Inverse
@@ -42,8 +42,8 @@ class Clients:
         self.p = np.full(count, 1 / count) if weights is None else weights
         epsilons = rng.generator(0, rng.Purpose.SHIFT).standard_normal(count)
         means = rng.generator(0, rng.Purpose.DATA).standard_normal(count)
-        self.epsilons = of_moments("shift.variance", 0.9, shift, self.p, epsilons)
-        self.means = of_moments("dataset.variance", 10.0, data, self.p, means)
+        self.epsilons = match_moments("shift.variance", 0.9, shift, self.p, epsilons)
+        self.means = match_moments("dataset.variance", 10.0, data, self.p, means)
 
     @property
     def pull(self) -> np.ndarray:

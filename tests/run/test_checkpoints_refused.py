@@ -85,7 +85,9 @@ def test_a_model_that_leaves_the_numbers_ends_the_run_and_spares_the_checkpoint(
     strategy, executor, tmp_path, Scripted, monkeypatch
 ):
     """Client 2 holds a rotten sample and comes in round 3, in the replicate of seed 8 only."""
-    monkeypatch.setattr("fedsim.run.simulation.content", lambda run: {})  # which knows a healed sample for another
+    monkeypatch.setattr(
+        "fedsim.run.simulation.content_fingerprints", lambda run: {}
+    )  # which knows a healed sample for another
 
     def run(rotten: float, resume: bool = False):
         dataset = Quadratics(clients=4, points=[0.0, 1.0, rotten, 3.0])

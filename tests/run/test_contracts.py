@@ -19,7 +19,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.partition import IID, Natural
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.run.contracts import brings_foreign
+from fedsim.run.contracts import contains_user_code
 from fedsim.run.wiring import clients_of
 from fedsim.shift import Shift
 from fedsim.strategies import FedAvg, State, Strategy
@@ -251,9 +251,9 @@ class PartOfUser:
 
 def test_a_part_of_a_users_is_found_in_lists_and_dictionaries() -> None:
     for holder in (PartOfUser(), [1, PartOfUser()], (PartOfUser(),), {"a": PartOfUser()}, [[PartOfUser()]]):
-        assert brings_foreign(holder)
+        assert contains_user_code(holder)
     for holder in (None, [], [1, "a"], {"a": np.zeros(2)}, [torch.zeros(1)], SGD(lr=0.1, steps=1)):
-        assert not brings_foreign(holder)
+        assert not contains_user_code(holder)
 
 
 def test_owners_are_clients_unless_a_partition_says_otherwise() -> None:

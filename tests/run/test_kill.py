@@ -167,10 +167,10 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(
     """/dev/full answers every write as a full disk does; here it is opened where a file is written beside its place."""
     small(rounds=3).run(tmp_path, tracking=QUIET)
     before = (tmp_path / file).read_bytes()
-    full, opened = (tmp_path / file).with_suffix(".partial"), files._open_new
+    full, opened = (tmp_path / file).with_suffix(".partial"), files._new_file_opener
     monkeypatch.setattr(
         files,
-        "_open_new",
+        "_new_file_opener",
         lambda path, flags: os.open("/dev/full", os.O_WRONLY) if path == str(full) else opened(path, flags),
     )
     with pytest.raises((OutputError, ConfigError), match=rf"{re.escape(str(tmp_path / file))}.*No space left"):

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from fedsim.run import stopping
-from fedsim.run.stopping import ASKING, StopSignals
+from fedsim.run.stopping import STOP_SIGNAL_NUMBERS, StopSignals
 
 
 @pytest.mark.parametrize("leaving", [True, False])
@@ -15,7 +15,7 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
     leaving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM just before the first handler is put back, as a launcher sends it to ranks that have lost another."""
-    before = [signal.getsignal(number) for number in ASKING]
+    before = [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS]
     put_back, arrived = signal.signal, []
 
     def slowly(number, handler):
@@ -30,16 +30,16 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
     try:
         signals.restore_handlers(leaving)
         assert signals.signal == signal.SIGTERM
-        after = [signal.getsignal(number) for number in ASKING]
+        after = [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS]
         assert after[0] == before[0]
         assert after[1] == (signal.SIG_IGN if leaving else before[1])
     finally:
-        for number, handler in zip(ASKING, before, strict=True):
+        for number, handler in zip(STOP_SIGNAL_NUMBERS, before, strict=True):
             put_back(number, handler)
 
 
 def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
-    before = [signal.getsignal(number) for number in ASKING]
+    before = [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS]
     one, other = StopSignals(), StopSignals()
     one.listen()
     other.listen()
@@ -47,4 +47,4 @@ def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
     signal.raise_signal(signal.SIGTERM)
     assert (one.signal, other.signal) == (None, signal.SIGTERM)
     other.restore_handlers(leaving=False)
-    assert [signal.getsignal(number) for number in ASKING] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS] == before

@@ -15,8 +15,8 @@ from killing import child
 from resumable import QUIET, Coins, simulation_of
 
 from fedsim.core import ConfigError, lock
-from fedsim.core.lock import NAME, Lock, check_free
-from fedsim.core.lock import _lock as lock_file
+from fedsim.core.lock import LOCK_FILE_NAME, Lock, check_folder_free
+from fedsim.core.lock import _try_lock as lock_file
 from fedsim.run.together import Lockstep
 
 
@@ -55,18 +55,18 @@ def test_a_live_process_keeps_its_folder_and_a_dead_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     if not locks:  # as on a network file system whose server has none
-        monkeypatch.setattr(lock, "_lock", lambda file: False)
+        monkeypatch.setattr(lock, "_try_lock", lambda file: False)
     pid, ear = held_by_another(tmp_path)
     try:
         with pytest.raises(ConfigError, match=f"in use by process {pid} on "):
             Lock(tmp_path)
         with pytest.raises(ConfigError, match=f"in use by process {pid} on "):
-            check_free(tmp_path)
+            check_folder_free(tmp_path)
     finally:
         kill(pid)
         os.close(ear)
-    assert (tmp_path / NAME).exists()
-    check_free(tmp_path)
+    assert (tmp_path / LOCK_FILE_NAME).exists()
+    check_folder_free(tmp_path)
     Lock(tmp_path).release()
     assert not list(tmp_path.iterdir())
 
@@ -118,20 +118,22 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_parents_folder(tmp_p
 def test_without_locks_the_files_word_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict, free: bool
 ) -> None:
-    monkeypatch.setattr(lock, "_lock", lambda file: False)
-    (tmp_path / NAME).write_text(json.dumps(lock._this_process() | changed))
+    monkeypatch.setattr(lock, "_try_lock", lambda file: False)
+    (tmp_path / LOCK_FILE_NAME).write_text(json.dumps(lock._process_identity() | changed))
     if free:
         Lock(tmp_path).release()
         assert not list(tmp_path.iterdir())
     else:
-        with pytest.raises(ConfigError, match=re.escape(f"delete {tmp_path / NAME} if you know that it has ended")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"delete {tmp_path / LOCK_FILE_NAME} if you know that it has ended")
+        ):
             Lock(tmp_path)
 
 
 @pytest.mark.parametrize("locks", [True, False], ids=["with locks", "without locks"])
 def test_of_many_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
     if not locks:
-        monkeypatch.setattr(lock, "_lock", lambda file: False)
+        monkeypatch.setattr(lock, "_try_lock", lambda file: False)
     inside, most, taken = [0], [0], [0]
 
     def work() -> None:
@@ -157,7 +159,7 @@ def test_of_many_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("dear")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / NAME).symlink_to(tmp_path / "mine")
+    (tmp_path / "out" / LOCK_FILE_NAME).symlink_to(tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"out=.*cannot be written"):
         simulation_of(rounds=1).run(tmp_path / "out", tracking=QUIET)
     assert (tmp_path / "mine").read_text() == "dear"
@@ -176,7 +178,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_does_not_notic
     result = simulation_of(availability=Coins(3, second)).run(folder, tracking=QUIET)
     assert [f"is in use by process {os.getpid()}" in text for text in said] == [True, True]
     assert (result.state.model == straight.state.model).all()
-    assert not (folder / NAME).exists()
+    assert not (folder / LOCK_FILE_NAME).exists()
 
 
 def test_a_killed_runs_folder_is_free(tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_a_killed_runs_folder_is_free(tmp_path: Path) -> None:
         simulation_of(availability=Coins(3, lambda: os.kill(os.getpid(), signal.SIGKILL))).run(tmp_path, tracking=QUIET)
 
     assert child(work).killed
-    assert (tmp_path / NAME).exists()
+    assert (tmp_path / LOCK_FILE_NAME).exists()
     assert simulation_of().run(tmp_path, resume=True, tracking=QUIET).history[-1]["round"] == 6
 
 
@@ -199,7 +201,7 @@ def test_runs_in_lockstep_own_their_folders_too(tmp_path: Path) -> None:
     seen: list[list[str]] = []
 
     def look() -> None:
-        seen.append(sorted(path.parent.name for path in tmp_path.glob(f"*/{NAME}")))
+        seen.append(sorted(path.parent.name for path in tmp_path.glob(f"*/{LOCK_FILE_NAME}")))
 
     runs = [simulation_of(rounds=3, availability=Coins(1, look)) for _ in range(2)]
     ended = dict(
@@ -207,7 +209,7 @@ def test_runs_in_lockstep_own_their_folders_too(tmp_path: Path) -> None:
     )
     assert [ended[n].history[-1]["round"] for n in (0, 1)] == [3, 3]
     assert seen == [["0", "1"]] * 2
-    assert not list(tmp_path.rglob(NAME))
+    assert not list(tmp_path.rglob(LOCK_FILE_NAME))
     mine = Lock(tmp_path / "0")
     ended = dict(
         Lockstep()([lambda n=n: simulation_of(rounds=3).steps(tmp_path / str(n), False, QUIET) for n in (0, 1)])

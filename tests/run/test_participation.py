@@ -141,7 +141,7 @@ def test_absent_clients_by_the_nearest_samples_there_are(Scripted, where) -> Non
 def test_utility_is_what_a_client_gains_per_round_in_which_it_could_take_part(Scripted) -> None:
     simulation = simulation_of(Scripted, data())
     result = simulation.run(tracking=QUIET)
-    first, last = simulation.model.initial((0, 1)).double(), result.rows
+    first, last = simulation.model.initial((0, 1)).double(), result.final_models
     for r in range(2):
         each = []
         for i in range(5):

@@ -117,33 +117,33 @@ def test_a_frozen_part_that_changed_is_refused(tmp_path: Path) -> None:
         Simulation(classes(), frozen(0.2), clients=3, rounds=2).run(tmp_path, resume=True, tracking=QUIET)
 
 
-@pytest.mark.parametrize("size", [5, content.BLOCK + 3, 2 * content.BLOCK])
+@pytest.mark.parametrize("size", [5, content.NUMBERS_PER_BLOCK + 3, 2 * content.NUMBERS_PER_BLOCK])
 def test_last_bits_are_no_change_and_one_entry_is(size: int) -> None:
     """Another processor rounds sums differently; of a million entries one that is another is seen."""
     x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     nudged = np.nextafter(x, np.where(np.random.default_rng(99).random(size) < 0.5, -9, 9).astype(np.float32))
     was = json.loads(json.dumps(content.fingerprint(x)))
-    assert content.match(was, content.fingerprint(nudged))
+    assert content.fingerprints_match(was, content.fingerprint(nudged))
     for entry in (0, size // 2, size - 1):
         other = x.copy()
         other[entry] += 0.01
-        assert not content.match(was, content.fingerprint(other))
-    assert not content.match(was, content.fingerprint(x[::-1].copy()))
-    assert not content.match(was, content.fingerprint(x[:, None]))
+        assert not content.fingerprints_match(was, content.fingerprint(other))
+    assert not content.fingerprints_match(was, content.fingerprint(x[::-1].copy()))
+    assert not content.fingerprints_match(was, content.fingerprint(x[:, None]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool])
 def test_numbers_of_every_type_are_looked_at_as_they_are(dtype: torch.dtype) -> None:
     values = torch.tensor([0, 1, 1, 0]).to(dtype)
-    array = content._array(values)
+    array = content._host_array(values)
     assert array.tolist() == values.tolist()
     assert array.dtype == (np.float32 if dtype == torch.bfloat16 else values.numpy().dtype)
 
 
 def test_of_very_much_every_kth_row_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(content.MOST, False, 100)
+    monkeypatch.setitem(content.MAX_FINGERPRINTED_NUMBERS, False, 100)
     x = torch.arange(1000.0).view(100, 10)
-    assert torch.equal(torch.as_tensor(content._array(x)), x[::10])
+    assert torch.equal(torch.as_tensor(content._host_array(x)), x[::10])
 
 
 def test_another_version_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset, Quadratics
-from fedsim.evaluation import COLUMNS
+from fedsim.evaluation import COLUMN_DESCRIPTIONS
 from fedsim.local import SGD
 from fedsim.models import MLP, Mean
 from fedsim.run.tracking import Tracking
@@ -60,7 +60,7 @@ def test_metrics_csv_says_what_each_column_is_and_reads_back_exactly(finished):
     folder, result = finished
     lines = (folder / "metrics.csv").read_text().splitlines()
     names = list(result.history[0])
-    assert lines[: len(names)] == [f"# {name}: {COLUMNS[name]}" for name in names]
+    assert lines[: len(names)] == [f"# {name}: {COLUMN_DESCRIPTIONS[name]}" for name in names]
     assert lines[len(names)].split(",") == names
     assert read_metrics(folder / "metrics.csv") == result.history
     assert [(row["round"], row["seed"]) for row in result.history] == [(t, s) for t in EVALUATED for s in SEEDS]

@@ -21,7 +21,7 @@ from fedsim.availability.clock import Devices
 from fedsim.core import ConfigError
 from fedsim.evaluation.personal import Personal
 from fedsim.run import tracker
-from fedsim.run.run_files import BEST
+from fedsim.run.run_files import BEST_MODELS
 from fedsim.run.tracking import Tracking
 
 T = 12
@@ -214,7 +214,7 @@ def test_it_is_chosen_on_validation_samples_where_there_are_some(tmp_path: Path)
     best = fedsim.load(tmp_path / "held").summary["best"]
     assert best["metric"] == "global_validation_accuracy"
     simulation_of(rounds=4).run(tmp_path / "none", tracking=QUIET)
-    assert not (tmp_path / "none" / BEST).exists()
+    assert not (tmp_path / "none" / BEST_MODELS).exists()
     assert "best" not in fedsim.load(tmp_path / "none").summary
 
 
@@ -226,7 +226,7 @@ def test_the_best_model_of_a_resumed_run_is_that_of_the_uninterrupted(at: int, t
     simulation_of(rounds=at, stop=stop).run(tmp_path / "parts", tracking=QUIET)
     parts = simulation_of(rounds=T, stop=stop).run(tmp_path / "parts", resume=True, tracking=QUIET)
     assert parts.extra["best"] == whole.extra["best"]
-    one, other = (load_file(tmp_path / name / BEST)["model"] for name in ("whole", "parts"))
+    one, other = (load_file(tmp_path / name / BEST_MODELS)["model"] for name in ("whole", "parts"))
     assert torch.equal(one, other)
 
 
@@ -235,10 +235,10 @@ def test_a_best_file_that_is_ahead_of_its_checkpoint_changes_nothing(tmp_path: P
     stop = Stop(metric="train_loss")
     simulation_of(rounds=T, stop=stop).run(tmp_path / "whole", tracking=QUIET)
     simulation_of(rounds=5, stop=stop).run(tmp_path / "parts", tracking=QUIET)
-    ahead = (tmp_path / "whole" / BEST).read_bytes()
-    (tmp_path / "parts" / BEST).write_bytes(ahead)
+    ahead = (tmp_path / "whole" / BEST_MODELS).read_bytes()
+    (tmp_path / "parts" / BEST_MODELS).write_bytes(ahead)
     simulation_of(rounds=T, stop=stop).run(tmp_path / "parts", resume=True, tracking=QUIET)
-    assert (tmp_path / "parts" / BEST).read_bytes() == ahead
+    assert (tmp_path / "parts" / BEST_MODELS).read_bytes() == ahead
 
 
 def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
@@ -246,12 +246,12 @@ def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
 ) -> None:
     stop = Stop(metric="train_loss")
     simulation_of(rounds=2, stop=stop).run(tmp_path, tracking=QUIET)
-    content = bytearray((tmp_path / BEST).read_bytes())
+    content = bytearray((tmp_path / BEST_MODELS).read_bytes())
     content[-1] ^= 4
-    (tmp_path / BEST).write_bytes(content)
+    (tmp_path / BEST_MODELS).write_bytes(content)
     result = simulation_of(rounds=4, stop=stop).run(tmp_path, resume=True, tracking=QUIET)
     assert (
-        f"{BEST} cannot be read (it is damaged: the checksum of model differs); the best model is searched"
+        f"{BEST_MODELS} cannot be read (it is damaged: the checksum of model differs); the best model is searched"
         in caplog.text
     )
     assert min(result.extra["best"]["rounds"]) > 2
@@ -260,7 +260,7 @@ def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
 def test_a_new_run_in_an_old_folder_has_no_old_best(tmp_path: Path) -> None:
     simulation_of(rounds=3, stop=Stop(metric="train_loss")).run(tmp_path, tracking=QUIET)
     simulation_of(rounds=2).run(tmp_path, tracking=QUIET)
-    assert not (tmp_path / BEST).exists()
+    assert not (tmp_path / BEST_MODELS).exists()
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def by_hand(case: Case, run: Simulation, folder: Path) -> Numbers:
                         theta = models[r].clone() if shift.deploy == "round" else carry["params"].clone()
                         batch = shift(batch, theta)
                     if contamination is not None:
-                        keys = chunk_of(run, r, client, t).keys.of_step(rng.Purpose.CONTAMINATION, step, slice(0, 1))
+                        keys = chunk_of(run, r, client, t).keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(0, 1))
                         rotten = contamination.at(t)({name: value[None] for name, value in batch.items()}, keys)
                         batch = {name: value[0] for name, value in rotten.items()}
                     lr = torch.tensor(rule.rates[0] * rule.schedule.factor(t, step, 2), dtype=torch.float64)

@@ -23,9 +23,9 @@ KNOWN = {(one.group, one.name): one for one in catalogue.algorithms()}
 def test_the_page_is_up_to_date_and_has_every_algorithm() -> None:
     page = SCRIPT["PAGE"].read_text(encoding="utf-8")
     assert page == SCRIPT["page"](), "out of date: python scripts/algorithms_page.py writes it again"
-    for group in catalogue.KINDS:
+    for group in catalogue.LISTED_GROUPS:
         for name in groups()[group]:
-            assert name in catalogue.CHOSEN or f"\n| [`{name}`](#{group}{name}) | " in page, f"{group}={name}"
+            assert name in catalogue.NON_ALGORITHMS or f"\n| [`{name}`](#{group}{name}) | " in page, f"{group}={name}"
 
 
 SAID = {
@@ -70,8 +70,8 @@ SAID = {
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_said_is_what_classes_say_and_do(name) -> None:
     one = KNOWN[tuple(name.split("="))]
-    assert (one.paper, one.remembers, one.sends, one.assumes) == SAID[name]
-    assert KNOWN["strategy", "p_fedavg"].assumes == "availability=full"
+    assert (one.paper, one.memory_text, one.traffic_text, one.assumptions_text) == SAID[name]
+    assert KNOWN["strategy", "p_fedavg"].assumptions_text == "availability=full"
 
 
 def test_tests_are_found_through_the_tables_they_go_through() -> None:

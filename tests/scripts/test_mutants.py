@@ -94,7 +94,7 @@ def test_every_area_of_the_package_is_drawn_from(mutants) -> None:
     ("file", "where", "expected"),
     [
         ("fedsim/trainer/joint_executor.py", "JointExecutor._together", "run/test_together.py"),
-        ("fedsim/data/partition/class_split.py", "ClassSplit._deal", "data/partition/test_label_skew.py"),
+        ("fedsim/data/partition/class_split.py", "ClassSplit._assign_classes", "data/partition/test_label_skew.py"),
         ("fedsim/strategies/fedau.py", "FedAU.aggregate", "strategies/test_memory_against_formulas.py"),
         ("fedsim/local/profl.py", "ProFL.learn", "local/test_performative_rules.py"),
         ("fedsim/studies/results/paired.py", "paired", "studies/results/test_tables_of_runs.py"),

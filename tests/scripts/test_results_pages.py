@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 import fedsim
-from fedsim.evaluation.columns import COLUMNS
+from fedsim.evaluation.columns import COLUMN_DESCRIPTIONS
 from fedsim.studies.reproduce.ledger import papers as ledgers
 from fedsim.studies.reproduce.recipe import recipe_folder
 
@@ -220,7 +220,7 @@ def test_arguments_become_sections_whose_links_lead_on(
 def test_every_test_that_an_argument_names_exists(page: Path) -> None:
     """`test_it`, or `tests/FILE.py::test_it` of that file; a column of metrics.csv may begin with test_ too."""
     files = {file: set(re.findall(r"^ *def (test_\w+)", file.read_text(), re.M)) for file in ROOT.glob("tests/**/*.py")}
-    known = set().union(*files.values()) | set(COLUMNS)
+    known = set().union(*files.values()) | set(COLUMN_DESCRIPTIONS)
     for path, name in re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", page.read_text(encoding="utf-8")):
         assert name in (files.get(ROOT / path, set()) if path else known), f"{page.name}: {path} {name}"
     for path in re.findall(r"`(tests/[\w/]+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8")):

@@ -29,7 +29,7 @@ def houses(shift):
 def test_a_number_for_each_client_is_not_spread(options):
     assert attached(Demand(GIVEN, **options), Pricing(3), Mean).gammas.tolist() == GIVEN
     players = attached(Players(GIVEN, coupling=0.0, **options), Market(3), Mean)
-    assert torch.equal(players.answer, -torch.diag(torch.tensor(GIVEN, dtype=torch.float64)))
+    assert torch.equal(players.response_matrix, -torch.diag(torch.tensor(GIVEN, dtype=torch.float64)))
     assert houses(Response(GIVEN, **options)).gammas.tolist() == GIVEN
     assert HousePrices(3, coefficient=GIVEN, **options).coefficients[:, 0].tolist() == GIVEN
     for kind in (Strategic, Elastic):

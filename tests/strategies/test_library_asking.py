@@ -12,7 +12,7 @@ from naive_strategies import BY_DATA, CLIENTS, UNIFORM
 
 from fedsim.local import SGD
 from fedsim.strategies import AFL, QFFL, FedAvg, MimeLite
-from fedsim.strategies.afl import onto_simplex
+from fedsim.strategies.afl import project_onto_simplex
 
 
 class NaiveQFFL(Naive):
@@ -114,8 +114,8 @@ def test_afl_goes_on_when_all_who_are_there_count_for_nothing(federated, play):
     simulation = federated(AFL(0.9, 0.3, average=False), counts=everybody())
     cohort = simulation.federation.cohort(everybody()[0], everybody()[0], 0)
     values, before = torch.ones(len(cohort), dtype=torch.float64), torch.zeros(len(cohort), dtype=torch.float64)
-    assert (onto_simplex(cohort, values, before) == 0).all()
-    assert onto_simplex(cohort, values * math.nan, before + 1 / CLIENTS).isnan().all()
+    assert (project_onto_simplex(cohort, values, before) == 0).all()
+    assert project_onto_simplex(cohort, values * math.nan, before + 1 / CLIENTS).isnan().all()
 
 
 def test_mime_lite_without_momentum_is_fedavg_and_with_one_full_step_is_centralised_momentum(models, federated, play):

@@ -14,7 +14,7 @@ import fedsim.strategies as library
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Full, Uniform
 from fedsim.core import ConfigError, Federation
-from fedsim.core.per_seed import Numbers, PerSeed, per_seed
+from fedsim.core.per_seed import NumberOrListPerSeed, PerSeed, per_seed
 from fedsim.local import APFL, SGD
 from fedsim.run.together import run_together
 from fedsim.run.tracking import Tracking
@@ -45,7 +45,7 @@ def settings(made: type) -> dict[str, typing.Any]:
 
 def lists(made: type) -> list[str]:
     """Its settings that take a list."""
-    return [name for name, hint in settings(made).items() if hint in (Numbers, Numbers | None)]
+    return [name for name, hint in settings(made).items() if hint in (NumberOrListPerSeed, NumberOrListPerSeed | None)]
 
 
 FOUND = {

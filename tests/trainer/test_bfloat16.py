@@ -199,7 +199,7 @@ def test_what_is_slower_here_is_said(monkeypatch, caplog, precision, trial_is_on
         asked.append(list(contenders))
         return winner
 
-    monkeypatch.setattr(trial, "FASTEST_NAMES", {})
+    monkeypatch.setattr(trial, "FASTEST_EXECUTOR_NAMES", {})
     monkeypatch.setattr(trial, "fastest_name", fastest)
     with caplog.at_level(logging.WARNING):
         simulation = simulation_of(MODELS["mlp"][0], execution=rounded(precision=precision, trial=trial_is_on))

@@ -15,7 +15,7 @@ from fedsim import Execution
 from fedsim.core import ConfigError
 from fedsim.local import SGD
 from fedsim.trainer import choose, replay, vmap_executor
-from fedsim.trainer.captures import Captures
+from fedsim.trainer.captures import GraphReplay
 from fedsim.trainer.cuda_graph import check_graphs
 
 
@@ -74,7 +74,7 @@ def test_arguments_and_results_are_nobody_elses(device: StandIn) -> None:
         calls.append(len(x))
         return x * more["rate"], {"rate": more["rate"], "twice": x + x}
 
-    function = Captures(moved, 0, capture=device)
+    function = GraphReplay(moved, 0, capture=device)
     found, given = [], []
     for value in (1.0, 2.0, 3.0):
         x, rate = torch.full((2,), value), torch.full((2,), 10.0)
@@ -91,7 +91,7 @@ def test_arguments_and_results_are_nobody_elses(device: StandIn) -> None:
 
 
 def test_strides_of_arguments_may_be_any(device: StandIn) -> None:
-    function = Captures(lambda x, y: (x.reshape(-1) + 1, y.sum()), 0, capture=device)
+    function = GraphReplay(lambda x, y: (x.reshape(-1) + 1, y.sum()), 0, capture=device)
     for shape in ((4, 3), (3, 4)):
         for _ in range(2):
             x, y = torch.rand(shape), torch.rand(3)
@@ -103,7 +103,7 @@ def test_strides_of_arguments_may_be_any(device: StandIn) -> None:
 
 def test_what_is_held_is_bounded_and_the_oldest_goes_first(device: StandIn) -> None:
     """A call of n rows holds 8n bytes: n of arguments and n of results, four bytes each."""
-    function = Captures(lambda x: x * 2, 0, capture=device, most_bytes=8 * 10)
+    function = GraphReplay(lambda x: x * 2, 0, capture=device, most_bytes=8 * 10)
 
     def held() -> list[int]:
         return [len(kept.inputs[0]) for kept in function._recorded.values()]
@@ -125,13 +125,17 @@ def test_what_is_held_is_bounded_and_the_oldest_goes_first(device: StandIn) -> N
 
 
 def test_what_is_too_large_is_not_captured_and_said_once(device: StandIn, caplog: pytest.LogCaptureFixture) -> None:
-    function = Captures(lambda x: x * 2, 0, capture=device, most_bytes=8 * 10)
+    function = GraphReplay(lambda x: x * 2, 0, capture=device, most_bytes=8 * 10)
     with caplog.at_level(logging.WARNING):
         for n in (11, 12, 11, 10):
             x = torch.rand(n)
             assert torch.equal(function(x), x * 2)
     assert caplog.text.count("cannot be captured and runs operation by operation (it would hold") == 1
-    assert sorted(type(kept).__name__ for kept in function._recorded.values()) == ["Capture", "Recording", "Recording"]
+    assert sorted(type(kept).__name__ for kept in function._recorded.values()) == [
+        "RecordedGraph",
+        "Recording",
+        "Recording",
+    ]
 
 
 def test_what_the_device_does_not_take_down_is_replayed(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +143,7 @@ def test_what_the_device_does_not_take_down_is_replayed(caplog: pytest.LogCaptur
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     calls = []
-    function = Captures(lambda x: (calls.append(0), x * 2)[1], 0, capture=unable)
+    function = GraphReplay(lambda x: (calls.append(0), x * 2)[1], 0, capture=unable)
     with caplog.at_level(logging.WARNING):
         for n in (2, 3, 2, 3):
             x = torch.rand(n)
@@ -149,7 +153,7 @@ def test_what_the_device_does_not_take_down_is_replayed(caplog: pytest.LogCaptur
 
 
 def test_numbers_of_the_hosts_are_not_frozen(device: StandIn, caplog: pytest.LogCaptureFixture) -> None:
-    function = Captures(lambda x, y: x * 2, 0, capture=device)
+    function = GraphReplay(lambda x, y: x * 2, 0, capture=device)
     with caplog.at_level(logging.WARNING):
         assert function(torch.ones(2), torch.ones(2, device="meta")).tolist() == [2, 2]
     assert "arguments lie on several devices" in caplog.text
@@ -157,7 +161,7 @@ def test_numbers_of_the_hosts_are_not_frozen(device: StandIn, caplog: pytest.Log
 
 
 def test_what_cannot_be_traced_is_done_as_ever_and_said(device: StandIn, caplog: pytest.LogCaptureFixture) -> None:
-    function = Captures(lambda x: x if float(x.sum()) > 0 else -x, 0, capture=device)
+    function = GraphReplay(lambda x: x if float(x.sum()) > 0 else -x, 0, capture=device)
     with caplog.at_level(logging.WARNING):
         for value in (1.0, -1.0, 2.0):
             assert function(torch.tensor([value])).tolist() == [abs(value)]
@@ -166,9 +170,9 @@ def test_what_cannot_be_traced_is_done_as_ever_and_said(device: StandIn, caplog:
 
 def test_a_lack_of_memory_lets_go_of_what_was_captured(device: StandIn) -> None:
     trainer = means(SGD(**WORK), compile="graph").trainer
-    assert isinstance(trainer.executor._answer_and_step, Captures)
+    assert isinstance(trainer.executor._answer_and_step, GraphReplay)
     before = trainer.executor
-    trainer._halve(6)
+    trainer._halve_chunk(6)
     assert trainer.executor is not before
     assert trainer.choice.chunk == 3
     assert trainer.choice.describe() == "vmap executor, up to 3 rows at once (captured as CUDA graphs)"

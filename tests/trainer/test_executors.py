@@ -32,7 +32,7 @@ from fedsim.core import Report
 from fedsim.data.datasets import CropFlip, Dataset
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.trainer.choose import Choice
+from fedsim.trainer.choose import ExecutorChoice
 
 
 def naive(simulation: Simulation, build, loss, start: torch.Tensor, cohort, t: int, lr, **options):
@@ -204,4 +204,4 @@ def test_dropout_masks_belong_to_a_client_a_step_and_a_round():
 
 @pytest.mark.parametrize(("rows", "mode"), [(1, "row by row in 3 threads"), (2, "up to 2 rows at once")])
 def test_a_choice_is_described_as_it_runs(rows: int, mode: str) -> None:
-    assert Choice("vmap", rows, 3, "asked for").describe() == f"vmap executor, {mode} (asked for)"
+    assert ExecutorChoice("vmap", rows, 3, "asked for").describe() == f"vmap executor, {mode} (asked for)"

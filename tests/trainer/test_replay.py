@@ -198,9 +198,9 @@ def test_classes_of_others_are_replayed_if_they_say_so(monkeypatch: pytest.Monke
 def test_shifts_inside_others_are_looked_at() -> None:
     outer = Location(0.5)
     outer.inner = Location(0.4)
-    assert replay._is_known(outer)
+    assert replay._is_replayable_object(outer)
     outer.inner = type("Own", (Location,), {"__module__": "own"})(0.4)
-    assert not replay._is_known(outer)
+    assert not replay._is_replayable_object(outer)
 
 
 def test_recordings_call_functions_of_torch_and_give_the_same_bits() -> None:

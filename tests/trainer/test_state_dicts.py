@@ -20,7 +20,7 @@ from fedsim.core import CheckpointError, ConfigError
 from fedsim.local import APFL, PerFedAvg, PFedMe
 from fedsim.models.selectors import ByName, Normalisation
 from fedsim.run import Stop
-from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS
+from fedsim.run.run_files import BEST_MODELS, CHECKPOINT, CONSTANTS
 from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAWE
 from fedsim.studies.results import export_cli as export
@@ -191,8 +191,8 @@ def test_a_changed_bit_is_told_where_a_model_is_loaded_and_only_where_it_matters
     with pytest.raises(CheckpointError, match=rf"{CHECKPOINT} is damaged: {mine} has changed since it was written"):
         run.client_model(0, 0)
     with_a_changed_bit(tmp_path / CHECKPOINT, "model")
-    with_a_changed_bit(tmp_path / BEST, "model")
-    for which, name in (("last", CHECKPOINT), ("best", BEST)):
+    with_a_changed_bit(tmp_path / BEST_MODELS, "model")
+    for which, name in (("last", CHECKPOINT), ("best", BEST_MODELS)):
         with pytest.raises(CheckpointError, match=f"{name} is damaged: model has changed since it was written"):
             run.model(0, which)
         with pytest.raises(CheckpointError, match=f"{name} is damaged"):

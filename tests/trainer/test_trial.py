@@ -13,7 +13,7 @@ from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.trainer import trial
-from fedsim.trainer.trial import MIN_STEP_SECONDS, ROWS, fastest_name
+from fedsim.trainer.trial import MAX_TIMED_ROWS, MIN_STEP_SECONDS, fastest_name
 
 CPU = torch.device("cpu")
 
@@ -62,9 +62,9 @@ def test_the_quickest_wins(monkeypatch, seconds, winner):
 
 
 def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
-    clock = Clock(monkeypatch, vmap=per_row(MIN_STEP_SECONDS / ROWS / 2), loop=per_row(0.0))
+    clock = Clock(monkeypatch, vmap=per_row(MIN_STEP_SECONDS / MAX_TIMED_ROWS / 2), loop=per_row(0.0))
     assert fastest_name(clock.contenders(), 1000, CPU) == "vmap"
-    assert max(clock.rows["vmap"]) == ROWS
+    assert max(clock.rows["vmap"]) == MAX_TIMED_ROWS
     assert not clock.rows["loop"]
 
 
@@ -82,7 +82,7 @@ def test_who_needs_longer_for_few_rows_than_others_for_all_is_not_given_all(monk
     assert clock.rows["loop"] == [1, 1]
     clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.09))  # below three times 64 rows of vmap
     assert fastest_name(clock.contenders(), 64, CPU) == "vmap"
-    assert max(clock.rows["loop"]) == ROWS
+    assert max(clock.rows["loop"]) == MAX_TIMED_ROWS
 
 
 def test_a_moment_of_noise_does_not_decide(monkeypatch):
@@ -125,7 +125,7 @@ def told(monkeypatch):
         told.winner = winner
         return answers
 
-    monkeypatch.setattr(trial, "FASTEST_NAMES", {})
+    monkeypatch.setattr(trial, "FASTEST_EXECUTOR_NAMES", {})
     monkeypatch.setattr(trial, "fastest_name", answer)
     return told
 
@@ -156,7 +156,7 @@ def test_a_resumed_run_goes_on_with_what_was_found(told, tmp_path):
     half = simulation_of()
     half.rounds = 1
     half.run(tmp_path)
-    trial.FASTEST_NAMES.clear()
+    trial.FASTEST_EXECUTOR_NAMES.clear()
     asked = told("vmap")
     before = len(asked)
     resumed = simulation_of()

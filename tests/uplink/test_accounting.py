@@ -14,7 +14,15 @@ from fedsim.availability import Bernoulli, Cyclic, Full, Probability, Trajectory
 from fedsim.availability.availability import Availability
 from fedsim.local import Momentum
 from fedsim.uplink import QSGD, Clip, GaussianNoise, TopK, TreeNoise
-from fedsim.uplink.accounting import ADD_OR_REMOVE, KNOWN, POISSON, RELATIONS, REPLACE, WITHOUT_REPLACEMENT, ZERO_OUT
+from fedsim.uplink.accounting import (
+    ADD_OR_REMOVE,
+    KNOWN,
+    POISSON,
+    RELATION_DESCRIPTIONS,
+    REPLACE,
+    WITHOUT_REPLACEMENT,
+    ZERO_OUT,
+)
 
 DELTA = 1e-5
 RELATION = {
@@ -194,5 +202,5 @@ def test_a_claim_names_its_relation(name: str) -> None:
     said = case.simulation().privacy(case.rounds)
     assert said.epsilon > 0
     told = said.as_json()
-    assert told["relation"] in RELATIONS.values()
+    assert told["relation"] in RELATION_DESCRIPTIONS.values()
     assert told["relation"] in said.statement or said.statement.count("each row by itself, replaced by another") == 1

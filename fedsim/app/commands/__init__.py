@@ -7,7 +7,7 @@ import sys
 
 from fedsim.core.errors import ConfigError
 
-WORDS = {
+COMMAND_DESCRIPTIONS = {
     "info": "versions, devices, threads, extras, and where data are looked for",
     "data": "what each data set needs and whether it is there; `fedsim data NAME` gets it",
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
@@ -19,7 +19,7 @@ WORDS = {
 }
 
 # Words whose modules lie elsewhere: they read finished runs, and the command line imports nothing that does.
-ELSEWHERE = {
+COMMAND_MODULES = {
     "export": "fedsim.studies.results.export_cli",
     "table": "fedsim.studies.results.table_cli",
     "watch": "fedsim.studies.watch.watch_cli",
@@ -27,9 +27,9 @@ ELSEWHERE = {
 }
 
 
-def run_command(word: str, arguments: list[str]) -> None:
-    """Carry out one of `WORDS`, whose module is imported now: most of them need PyTorch, which takes seconds."""
+def run_command(command: str, arguments: list[str]) -> None:
+    """Carry out one of `COMMAND_DESCRIPTIONS`. Its module is imported now: most need PyTorch, which takes seconds."""
     try:
-        importlib.import_module(ELSEWHERE.get(word, f"fedsim.app.commands.{word}")).main(arguments)
+        importlib.import_module(COMMAND_MODULES.get(command, f"fedsim.app.commands.{command}")).main(arguments)
     except ConfigError as error:
-        sys.exit(f"fedsim {word}: {error}")
+        sys.exit(f"fedsim {command}: {error}")

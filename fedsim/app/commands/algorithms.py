@@ -22,10 +22,10 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.commands.assumed import assumptions_of
 from fedsim.app.comments import first_comment
-from fedsim.app.config import config_folder, groups, target
+from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.availability import Full, Population
 from fedsim.core import checks
 from fedsim.core.columns import OWN
@@ -37,11 +37,13 @@ from fedsim.local import LocalRule
 from fedsim.models.selectors import Selector
 from fedsim.uplink import Uplink
 
-KINDS = ("strategy", "local", "columns", "uplink", "attack")
+LISTED_GROUPS = ("strategy", "local", "columns", "uplink", "attack")
 CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
 PROCESS_CLIENTS = 100  # clients of the availability processes
-PAPER = re.compile(r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)")
-CHOSEN = ("none", "custom", "all", "by_name")  # no algorithms
+PAPER_PATTERN = re.compile(
+    r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)"
+)
+NON_ALGORITHMS = ("none", "custom", "all", "by_name")  # no algorithms
 
 
 @dataclass(frozen=True)
@@ -69,22 +71,24 @@ class Algorithm:
         """The first source that is named: by the choice's file, the class's first paragraph, its module, or below."""
         docstring, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
         for text in (self.summary, docstring.split("\n\n")[0], (module and module.__doc__) or "", docstring):
-            if match := PAPER.search(text):
+            if match := PAPER_PATTERN.search(text):
                 return " ".join(match[1].split()).split(":")[0]
         return ""
 
     @property
-    def remembers(self) -> str:
+    def memory_text(self) -> str:
         """What is kept from round to round, beside the server's model."""
         tensors = [(name, list(value.shape), value.dtype) for name, value in _remembered_tensors(self).items()]
-        return ", ".join(f"{name}: {_in_words(shape, kind)}" for name, shape, kind in tensors) or "nothing"
+        return ", ".join(f"{name}: {_tensor_size_text(shape, kind)}" for name, shape, kind in tensors) or "nothing"
 
     @property
-    def sends(self) -> str:
+    def traffic_text(self) -> str:
         """What travels in a round for a client that takes part, d the numbers of a model; in float32."""
         if self.group == "strategy":
-            down, up = (_vectors(getattr(self.instance, f"vectors_{way}")) for way in ("down", "up"))
-            return f"{down} down, {up} up"
+            vectors_down_text, vectors_up_text = (
+                _vector_count_text(getattr(self.instance, f"vectors_{direction}")) for direction in ("down", "up")
+            )
+            return f"{vectors_down_text} down, {vectors_up_text} up"
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
         if self.group == "local":
@@ -94,10 +98,10 @@ class Algorithm:
         return f"{code.bytes} bytes up where d = 1000"
 
     @property
-    def assumes(self) -> str:
+    def assumptions_text(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            assumptions = [*_availability_laws(self.instance), *_rules(self.instance)]
+            assumptions = [*_availability_laws(self.instance), *_compatible_rules(self.instance)]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
             return "; ".join(assumptions) or "nothing"
@@ -105,14 +109,19 @@ class Algorithm:
             return "one client that holds all data" if self.instance.pooled else assumptions_of(self.instance)
         if self.group == "columns":
             return next(
-                (description for description, module in _models().items() if _fits(self.instance, module)), "nothing"
+                (
+                    description
+                    for description, module in _example_models().items()
+                    if _selector_fits(self.instance, module)
+                ),
+                "nothing",
             )
         return "clients that send (not local_only)"
 
 
 def main(arguments: list[str]) -> None:
     """Print the catalogue, or all that is said of those that are named."""
-    parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {WORDS['algorithms']}.")
+    parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {COMMAND_DESCRIPTIONS['algorithms']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="choices, such as fedawe or uplink=topk")
     options = parser.parse_args(arguments)
     catalogue = list(algorithms())
@@ -123,31 +132,32 @@ def main(arguments: list[str]) -> None:
         if (algorithm.group, algorithm.name) in [(group or algorithm.group, name) for group, name in selection]:
             print(
                 f"{algorithm.group}={algorithm.name}: {algorithm.summary}\n\n{inspect.getdoc(algorithm.kind)}\n\n"
-                f"{details(algorithm)}\n{in_range(algorithm)}\n"
+                f"{algorithm_details(algorithm)}\n{allowed_values_text(algorithm)}\n"
             )
     if not selection:
         print(
             "\n\n".join(
-                f"{group}\n" + "\n".join(line(algorithm) for algorithm in catalogue if algorithm.group == group)
-                for group in KINDS
+                f"{group}\n"
+                + "\n".join(algorithm_line(algorithm) for algorithm in catalogue if algorithm.group == group)
+                for group in LISTED_GROUPS
             )
         )
         print("\n`fedsim algorithms NAME` describes an algorithm.")
 
 
-def line(algorithm: Algorithm) -> str:
+def algorithm_line(algorithm: Algorithm) -> str:
     """One algorithm in a line."""
     names_paper = algorithm.paper and algorithm.paper not in algorithm.summary
     return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if names_paper else ''}"
 
 
-def details(algorithm: Algorithm) -> str:
+def algorithm_details(algorithm: Algorithm) -> str:
     """What is known of one beside its docstring."""
-    facts = {"remembers": algorithm.remembers, "sends": algorithm.sends, "assumes": algorithm.assumes}
+    facts = {"remembers": algorithm.memory_text, "sends": algorithm.traffic_text, "assumes": algorithm.assumptions_text}
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
 
 
-def in_range(algorithm: Algorithm) -> str:
+def allowed_values_text(algorithm: Algorithm) -> str:
     """What its parameters may be, as its constructor declares them."""
     lines = [f"{name}: {allowed_text(hint)}" for name, hint in declared_hints(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
@@ -156,7 +166,9 @@ def in_range(algorithm: Algorithm) -> str:
 @functools.cache
 def algorithms() -> tuple[Algorithm, ...]:
     """All of them, group by group."""
-    return tuple(_algorithm_of(group, name) for group in KINDS for name in groups()[group] if name not in CHOSEN)
+    return tuple(
+        _algorithm_of(group, name) for group in LISTED_GROUPS for name in groups()[group] if name not in NON_ALGORITHMS
+    )
 
 
 def _algorithm_of(group: str, name: str) -> Algorithm:
@@ -170,7 +182,7 @@ def _algorithm_of(group: str, name: str) -> Algorithm:
 
 
 @functools.cache
-def _federation() -> Federation:
+def _example_federation() -> Federation:
     return Federation((0,), CLIENTS, np.ones(CLIENTS), full_data_oracle=_empty_gradients)
 
 
@@ -181,7 +193,7 @@ def _empty_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
 
 def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
     """Names and tensors of all that it keeps."""
-    federation, model = _federation(), torch.zeros(1, COLUMNS)
+    federation, model = _example_federation(), torch.zeros(1, COLUMNS)
     if algorithm.group == "columns":
         return {OWN: federation.zeros(0)}  # how much depends on the model
     if algorithm.group == "strategy":
@@ -199,7 +211,7 @@ def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 @functools.cache
-def _models() -> dict[str, nn.Module]:
+def _example_models() -> dict[str, nn.Module]:
     """What a model has → one that has little more, from the least on."""
     first_layer, second_layer = (nn.Linear(2, 2) for _ in range(2))
     return {
@@ -209,7 +221,7 @@ def _models() -> dict[str, nn.Module]:
     }
 
 
-def _fits(selector: Selector, module: nn.Module) -> bool:
+def _selector_fits(selector: Selector, module: nn.Module) -> bool:
     try:
         selector.private_parameters(module, [name for name, _ in module.named_parameters()])
     except ConfigError:
@@ -217,7 +229,7 @@ def _fits(selector: Selector, module: nn.Module) -> bool:
     return True
 
 
-def _in_words(shape: list[int], kind: torch.dtype) -> str:
+def _tensor_size_text(shape: list[int], kind: torch.dtype) -> str:
     """What a tensor of this shape is, of three clients and a model of five numbers."""
     quantity, owner = (
         ("number" if len(shape) < 2 else "row"),
@@ -230,66 +242,72 @@ def _in_words(shape: list[int], kind: torch.dtype) -> str:
     return f"a {quantity} of {owner}" if quantity in ("number", "row") else f"{quantity} of {owner}"
 
 
-def _vectors(count: int) -> str:
+def _vector_count_text(count: int) -> str:
     return "nothing" if not count else f"{4 * count} d bytes"
 
 
 def _availability_laws(strategy: Any) -> Iterator[str]:
     """Availability processes under which it runs, where it does not under all."""
     runs: list[str] = []
-    refuses: list[str] = []
-    for name, process in _processes().items():
+    refusing_processes: list[str] = []
+    for name, process in _availability_processes().items():
         try:
             strategy.check(process)
             runs.append(name)
         except ConfigError:
-            refuses.append(name)
-    if refuses:
-        fewer = len(runs) <= len(refuses)
-        if refuses == ["unknown"]:
+            refusing_processes.append(name)
+    if refusing_processes:
+        fewer = len(runs) <= len(refusing_processes)
+        if refusing_processes == ["unknown"]:
             yield "the true p_i^t are known"
         else:
-            yield f"availability={', '.join(runs)}" if fewer else f"availability none of {', '.join(refuses)}"
+            yield (
+                f"availability={', '.join(runs)}" if fewer else f"availability none of {', '.join(refusing_processes)}"
+            )
 
 
 @functools.cache
-def _processes() -> dict[str, Any]:
+def _availability_processes() -> dict[str, Any]:
     """Availability processes that need no files; of those that are one class with others, one."""
     processes: dict[str, Any] = {}
     for name in groups()["availability"]:
         if name != "custom":
             with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
-                processes[name] = get_class(target("availability", name))()
-    processes["unknown"] = UnknownProbabilities()
+                processes[name] = get_class(choice_target("availability", name))()
+    processes["unknown"] = UnknownProbabilityAvailability()
     for process in processes.values():
         process.setup(Population((0,), PROCESS_CLIENTS))
     return processes
 
 
-class UnknownProbabilities(Full):
+class UnknownProbabilityAvailability(Full):
     """Nobody knows its probabilities."""
 
     law = "unknown"
     unknown_reason = "is a record"
 
 
-def _rules(strategy: Any) -> Iterator[str]:
+def _compatible_rules(strategy: Any) -> Iterator[str]:
     """Local rules with which it runs, where it does not with all: those it refuses, and those that do not use what it
     hands to clients."""
-    nobody = _federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
-    state = strategy.initial(torch.zeros(1, COLUMNS), _federation())
-    start = strategy.start(state, nobody)
-    handed = set(start) - {"params"} if isinstance(start, dict) else set()
+    empty_cohort = _example_federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
+    state = strategy.initial(torch.zeros(1, COLUMNS), _example_federation())
+    start = strategy.start(state, empty_cohort)
+    carry_keys = set(start) - {"params"} if isinstance(start, dict) else set()
     runs: list[str] = []
-    refuses: list[str] = []
+    refusing_processes: list[str] = []
     for algorithm in algorithms():
         if algorithm.group != "local" or algorithm.instance.pooled:
             continue
         try:
             strategy.check_local(algorithm.instance)
-            fits = handed <= algorithm.instance.supported_keys
+            is_compatible = carry_keys <= algorithm.instance.supported_keys
         except ConfigError:
-            fits = False
-        (runs if fits else refuses).append(algorithm.name)
-    if refuses:
-        yield f"local={', '.join(runs)}" if len(runs) <= len(refuses) else f"local none of {', '.join(refuses)}"
+            is_compatible = False
+        (runs if is_compatible else refusing_processes).append(algorithm.name)
+    if refusing_processes:
+        yield (
+            f"local={', '.join(runs)}"
+            if len(runs) <= len(refusing_processes)
+            else f"local none of {', '.join(refusing_processes)}"
+        )

@@ -27,7 +27,7 @@ def shifting_dataset(**options: object) -> Simulation:
     return Simulation(GaussianMean(3), Mean, clients=3, shift=Location(references="none", **options))  # type: ignore[arg-type]
 
 
-RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
+RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
     "nothing": lambda: Simulation(Quadratics(3, 2), Mean, clients=3),
     "classes": lambda: Simulation(labelled_dataset(), Linear, clients=3),
     "columns that keep something": lambda: Simulation(
@@ -41,8 +41,8 @@ RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that 
 
 def assumptions_of(rule: LocalRule) -> str:
     """In words; what it refuses even with the most stands in its docstring."""
-    for description in RUNS:
-        run = _built(description)
+    for description in RUN_BY_ASSUMPTION:
+        run = _build_component(description)
         try:
             copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it keeps what it learns of the model
         except ConfigError:
@@ -52,5 +52,5 @@ def assumptions_of(rule: LocalRule) -> str:
 
 
 @functools.cache
-def _built(name: str) -> Simulation:
-    return RUNS[name]()
+def _build_component(name: str) -> Simulation:
+    return RUN_BY_ASSUMPTION[name]()

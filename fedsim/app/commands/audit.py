@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.composition import compose, hydra_context
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
     from fedsim.uplink.accounting import Privacy
     from fedsim.uplink.auditing import Audit
 
-MOST_ROUNDS = 20  # that are audited unless asked for more
-MOST_EPSILON = {True: 12.0, False: 6.0}  # after these rounds; where it is known who takes part, and where it is not
+MAX_AUDITED_ROUNDS = 20  # that are audited unless asked for more
+MAX_AUDITED_EPSILON = {
+    True: 12.0,
+    False: 6.0,
+}  # after these rounds; where it is known who takes part, and where it is not
 
 
 def main(arguments: list[str]) -> None:
     """Audit a run, or the run that overrides describe; ends with 1 where the claim is wrong."""
-    parser = argparse.ArgumentParser("fedsim audit", description=f"Compute {WORDS['audit']}.")
+    parser = argparse.ArgumentParser("fedsim audit", description=f"Compute {COMMAND_DESCRIPTIONS['audit']}.")
     parser.add_argument(
         "what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides as for a run (KEY=VALUE …)"
     )
     parser.add_argument(
-        "--rounds", type=int, help=f"how many are audited (as many as the run has, up to {MOST_ROUNDS})"
+        "--rounds", type=int, help=f"how many are audited (as many as the run has, up to {MAX_AUDITED_ROUNDS})"
     )
     parser.add_argument("--worlds", type=int, default=20_000, help="how many are simulated (20000)")
     parser.add_argument("--confidence", type=float, default=0.95, help="of the lower bound (0.95)")
@@ -46,7 +49,7 @@ def main(arguments: list[str]) -> None:
     from fedsim.uplink.auditing import audit
 
     start = time.perf_counter()
-    simulation = build(configuration(options.what))[0]
+    simulation = build(audited_configuration(options.what))[0]
     claim, rounds = audited_claim(simulation, options.rounds)
     result = audit(
         simulation.uplink, simulation.availability, claim, rounds, options.worlds, options.confidence, options.seed
@@ -56,7 +59,7 @@ def main(arguments: list[str]) -> None:
         sys.exit("fedsim audit: the lower bound exceeds the ε that is claimed: the run is less private than it says")
 
 
-def configuration(arguments: list[str]) -> DictConfig:
+def audited_configuration(arguments: list[str]) -> DictConfig:
     """Of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
     first, config_path = arguments[0], Path(arguments[0]) / CONFIG
     if Path(first).is_dir():
@@ -87,14 +90,16 @@ def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, 
 
     if rounds is not None and not 0 < rounds <= simulation.rounds:
         raise ConfigError(f"--rounds {rounds} must be at least 1 and at most the run's rounds={simulation.rounds}")
-    number = checks.whole_number("--rounds", rounds) if rounds is not None else min(simulation.rounds, MOST_ROUNDS)
+    number = (
+        checks.whole_number("--rounds", rounds) if rounds is not None else min(simulation.rounds, MAX_AUDITED_ROUNDS)
+    )
     while True:
         claim = simulation.privacy(number)
         if claim is None:
             raise ConfigError("there is nothing to audit: no stage of uplink adds noise; give uplink=gaussian or tree")
         if claim.epsilon is None or claim.mechanism is None:
             raise ConfigError(f"there is nothing to audit: {claim.statement}")
-        if rounds is not None or number == 1 or claim.epsilon <= MOST_EPSILON[claim.mechanism.sampling == KNOWN]:
+        if rounds is not None or number == 1 or claim.epsilon <= MAX_AUDITED_EPSILON[claim.mechanism.sampling == KNOWN]:
             return claim, number
         number //= 2
 
@@ -108,9 +113,10 @@ def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds:
         lines.append(f"audited: {claim.statement}")
     lines += ["", f"{'':58}  claimed ε  lower bound  at most"]
     for finding in audit_result.findings:
-        mark = "  VIOLATED" if finding.violated else ""
+        violation_mark = "  VIOLATED" if finding.violated else ""
         lines.append(
-            f"{finding.method:58}  {finding.claimed:9.3f}  {finding.bound:11.3f}  {finding.ceiling:7.1f}{mark}"
+            f"{finding.method:58}  {finding.claimed:9.3f}  {finding.bound:11.3f}  "
+            f"{finding.ceiling:7.1f}{violation_mark}"
         )
     lines += [
         "",

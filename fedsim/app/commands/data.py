@@ -10,21 +10,21 @@ from pathlib import Path
 
 from hydra.utils import get_class
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.comments import first_comment
-from fedsim.app.config import config_folder, groups, target
+from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
 from fedsim.data.datasets import Dataset, OwnData, Text
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.vision import error_text
 
-OWN = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
+USER_DATA_CLASSES = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
 
 
 def main(arguments: list[str]) -> None:
     """List all data sets, or look after those that are named."""
-    parser = argparse.ArgumentParser("fedsim data", description=f"Show {WORDS['data']}.")
+    parser = argparse.ArgumentParser("fedsim data", description=f"Show {COMMAND_DESCRIPTIONS['data']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to get, and to read as a check")
     parser.add_argument("--root", help="folder of the files (default: the variable FEDSIM_DATA, else ./data)")
     options = parser.parse_args(arguments)
@@ -33,17 +33,17 @@ def main(arguments: list[str]) -> None:
         checks.choice("NAME", name, datasets())
     if not options.names:
         print(f"data sets are looked for in {root} ({origin})\n")
-        print("\n".join(line(name, root) for name in datasets()))
+        print("\n".join(dataset_line(name, root) for name in datasets()))
         print("\n`fedsim data NAME` downloads a data set, or says what to do without a network.")
     for name in options.names:
         print(f"{name}: {availability_note(name)}")
-        get(name, root)
+        fetch_and_read(name, root)
 
 
 @functools.cache
 def datasets() -> dict[str, type[Dataset]]:
     """The choices of the group `dataset`, and their classes."""
-    return {name: get_class(target("dataset", name)) for name in groups()["dataset"] if name != "custom"}
+    return {name: get_class(choice_target("dataset", name)) for name in groups()["dataset"] if name != "custom"}
 
 
 def root_and_origin(root: str | None) -> tuple[Path, str]:
@@ -57,10 +57,10 @@ def availability_note(name: str) -> str:
     return first_comment(config_folder() / "dataset" / f"{name}.yaml")
 
 
-def line(name: str, root: Path) -> str:
+def dataset_line(name: str, root: Path) -> str:
     """One data set in the list."""
     files = datasets()[name].files
-    if issubclass(datasets()[name], OWN):
+    if issubclass(datasets()[name], USER_DATA_CLASSES):
         return f"  {name:20} your files          {availability_note(name)}"
     if files is None:
         return f"  {name:20} ready               {availability_note(name)}"
@@ -71,25 +71,25 @@ def line(name: str, root: Path) -> str:
         paths += f"; needs {files.module}: pip install 'fedsim-torch[{files.extra}]'"
     return (
         f"  {name:20} {'found' if existing_files else 'missing':8}"
-        f"{size(existing_files) if existing_files else '':>9}  {paths}"
+        f"{total_file_size(existing_files) if existing_files else '':>9}  {paths}"
     )
 
 
-def size(paths: list[Path]) -> str:
+def total_file_size(paths: list[Path]) -> str:
     """Of all files; folders, which may hold 100,000 of them, are not walked through."""
     if any(path.is_dir() for path in paths):
         return "a folder"
     return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"
 
 
-def get(name: str, root: Path) -> None:
+def fetch_and_read(name: str, root: Path) -> None:
     """Fetch a data set if it is absent, and read it.
 
     Raises:
         MissingDataError: where it cannot be had; the message says what to do.
     """
     kind = datasets()[name]
-    if issubclass(kind, OWN):
+    if issubclass(kind, USER_DATA_CLASSES):
         print(f"  is read from your own files: fedsim dataset={name} dataset.path=…")
         return
     if kind.files is None:
@@ -106,7 +106,7 @@ def get(name: str, root: Path) -> None:
 def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
     """Download what is missing."""
     filenames = " and ".join(files.forms[-1])
-    if files.by_hand:
+    if files.is_manual_download:
         raise MissingDataError(
             f"{name} cannot be fetched without a login; put {filenames} from {files.source} in {root}"
         )

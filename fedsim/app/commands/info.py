@@ -10,40 +10,43 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 
-PACKAGE = "fedsim-torch"
+DISTRIBUTION_NAME = "fedsim-torch"
 
 
 def main(arguments: list[str]) -> None:
     """Print versions, devices, threads, extras and the data that were found."""
-    argparse.ArgumentParser("fedsim info", description=f"Show {WORDS['info']}.").parse_args(arguments)
-    for name, value in facts():
+    argparse.ArgumentParser("fedsim info", description=f"Show {COMMAND_DESCRIPTIONS['info']}.").parse_args(arguments)
+    for name, value in environment_facts():
         print(f"{name:12} {value}")
 
 
-def facts() -> Iterator[tuple[str, str]]:
+def environment_facts() -> Iterator[tuple[str, str]]:
     """Name and value of every line."""
     import torch
 
     import fedsim
     from fedsim.app.commands.data import datasets, root_and_origin
-    from fedsim.models.precision import told_of_units
-    from fedsim.run.tracking.environment import commit, versions
+    from fedsim.models.precision import bfloat16_units_text
+    from fedsim.run.tracking.environment import commit_hash, package_versions
 
-    revision = commit()
+    revision = commit_hash()
     yield "fedsim", fedsim.__version__ + (f", commit {revision[:12]}{'+' * revision.endswith('+')}" if revision else "")
     yield "python", f"{platform.python_version()} on {platform.platform()}"
-    for name, version in versions().items():
-        if name != PACKAGE:
+    for name, version in package_versions().items():
+        if name != DISTRIBUTION_NAME:
             yield name, version or "not installed"
-    yield "cpu", f"{processors()} cores, {gigabytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"
-    yield "bfloat16", f"units of the processor: {told_of_units()}"
+    yield "cpu", f"{usable_cores()} cores, {gigabytes_text(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"
+    yield "bfloat16", f"units of the processor: {bfloat16_units_text()}"
     variable = os.environ.get("OMP_NUM_THREADS")
     yield "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS{f'={variable}' if variable else ' is not set'})"
     for number in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(number)
-        yield f"cuda:{number}", f"{torch.cuda.get_device_name(number)}, {gigabytes(total)}, {gigabytes(free)} free"
+        free_bytes, total_bytes = torch.cuda.mem_get_info(number)
+        yield (
+            f"cuda:{number}",
+            f"{torch.cuda.get_device_name(number)}, {gigabytes_text(total_bytes)}, {gigabytes_text(free_bytes)} free",
+        )
     if not torch.cuda.is_available():
         yield (
             "cuda",
@@ -58,20 +61,20 @@ def facts() -> Iterator[tuple[str, str]]:
         yield f"[{name}]", f"not installed: {', '.join(missing)}" if missing else "installed"
 
 
-def processors() -> int:
+def usable_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gigabytes(number: int) -> str:
+def gigabytes_text(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
 def extras() -> dict[str, list[str]]:
     """Every extra of the package, and those of its distributions that are absent."""
     try:
-        extra_names = importlib.metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
-        requirements = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or []]
+        extra_names = importlib.metadata.metadata(DISTRIBUTION_NAME).get_all("Provides-Extra") or []
+        requirements = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION_NAME) or []]
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
         return {}
     base = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]

@@ -18,7 +18,7 @@ from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
-LATE = ("drop", "partial", "deliver")
+LATE_POLICIES = ("drop", "partial", "deliver")
 
 
 @dataclass
@@ -128,11 +128,11 @@ class Devices(Clock):
         server: NonNegative = 0.0,
         deadline: Positive | None = None,
         first: Count | None = None,
-        late: Annotated[str, OneOf(*LATE)] = "drop",
+        late: Annotated[str, OneOf(*LATE_POLICIES)] = "drop",
     ) -> None:
-        self.compute = _several(compute)
-        self.down = None if down is None else _several(down)
-        self.up = None if up is None else _several(up)
+        self.compute = _has_several_values(compute)
+        self.down = None if down is None else _has_several_values(down)
+        self.up = None if up is None else _has_several_values(up)
         self.compute_spread = compute_spread
         self.jitter = jitter
         self.link_spread = link_spread
@@ -151,33 +151,38 @@ class Devices(Clock):
         self.seeds, self.clients = seeds, m
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
-        draws = rng.of_seeds(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
-        slow, fast = _lognormal(self.compute_spread, draws[:, 0]), _lognormal(self.link_spread, draws[:, 1])
+        draws = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
+        slow, fastest = (
+            _lognormal_numbers(self.compute_spread, draws[:, 0]),
+            _lognormal_numbers(self.link_spread, draws[:, 1]),
+        )
         self.sample = (by_group("clock.compute", self.compute, m) * slow).reshape(-1)
-        ways = (("clock.down", self.down), ("clock.up", self.up))
+        link_speeds = (("clock.down", self.down), ("clock.up", self.up))
         self.byte = [
-            np.zeros(len(seeds) * m) if rate is None else (1 / (by_group(key, rate, m) * fast)).reshape(-1)
-            for key, rate in ways
+            np.zeros(len(seeds) * m) if rate is None else (1 / (by_group(key, rate, m) * fastest)).reshape(-1)
+            for key, rate in link_speeds
         ]
 
     def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
         sample = self.sample[virtual]
         if self.jitter:
-            drawn = rng.of_seeds(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
-            sample = sample * _lognormal(self.jitter, drawn.reshape(-1)[virtual])
+            normals = rng.draws_by_seed(
+                self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t
+            )
+            sample = sample * _lognormal_numbers(self.jitter, normals.reshape(-1)[virtual])
         return Times(down * self.byte[0][virtual] + up * self.byte[1][virtual], sample)
 
     def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
         if self.deadline is None:
             return np.ones(len(virtual))
-        remaining_time, needed = self.deadline - times.link, samples * self.sample[virtual]
+        remaining_time, needed_time = self.deadline - times.link, samples * self.sample[virtual]
         if not self.jitter:
-            return (needed <= remaining_time).astype(float)
+            return (needed_time <= remaining_time).astype(float)
         from scipy.special import ndtr  # here: other clocks need not wait for it
 
-        sigma = _sigma(self.jitter)
+        sigma = _lognormal_sigma(self.jitter)
         with np.errstate(divide="ignore", invalid="ignore"):
-            probability = ndtr(np.log(remaining_time / needed) / sigma + sigma / 2)
+            probability = ndtr(np.log(remaining_time / needed_time) / sigma + sigma / 2)
         return np.where(remaining_time > 0, probability, 0.0)
 
 
@@ -208,16 +213,16 @@ class DeadlineFilter(Availability):
         return self.process.counts(t)
 
 
-def _several(value: float | list[float]) -> list[float]:
+def _has_several_values(value: float | list[float]) -> list[float]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _sigma(spread: float) -> float:
+def _lognormal_sigma(spread: float) -> float:
     """Of a log-normal variable with this coefficient of variation."""
     return float(np.sqrt(np.log1p(spread**2)))
 
 
-def _lognormal(spread: float, normal: np.ndarray) -> np.ndarray:
+def _lognormal_numbers(spread: float, normal: np.ndarray) -> np.ndarray:
     """Of mean 1 and this coefficient of variation, from standard normal numbers."""
-    sigma = _sigma(spread)
+    sigma = _lognormal_sigma(spread)
     return np.asarray(np.exp(sigma * normal - sigma**2 / 2))

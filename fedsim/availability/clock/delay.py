@@ -31,10 +31,10 @@ class Delay(Validated):
     def uniforms(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """[n] uniform numbers in [0, 1) of these clients in round t."""
         m = self.federation.clients
-        drawn = rng.of_seeds(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
-        return drawn.reshape(-1)[virtual]
+        draws = rng.draws_by_seed(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
+        return draws.reshape(-1)[virtual]
 
-    def of(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
+    def values_per_client(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
         """[n] what is given for all clients, or for groups of them."""
         m = self.federation.clients
         return by_group(key, values, m)[virtual % m]
@@ -72,10 +72,10 @@ class ConstantDelay(Delay):
         by_group("delay.rounds", self.delay_values, federation.clients)
 
     def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        return self.of("delay.rounds", self.delay_values, virtual).astype(np.int64)
+        return self.values_per_client("delay.rounds", self.delay_values, virtual).astype(np.int64)
 
 
-class _WithMean(Delay):
+class _MeanDelay(Delay):
     def __init__(self, mean: Positive | list[Positive] = 2.0) -> None:
         self.mean = list(mean) if isinstance(mean, (list, tuple)) else [mean]
 
@@ -84,7 +84,7 @@ class _WithMean(Delay):
         by_group("delay.mean", self.mean, federation.clients)
 
 
-class GeometricDelay(_WithMean):
+class GeometricDelay(_MeanDelay):
     """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in each round an update in flight arrives with
     probability 1 − q.
 
@@ -93,7 +93,7 @@ class GeometricDelay(_WithMean):
     """
 
     def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        mean = self.of("delay.mean", self.mean, virtual)
+        mean = self.values_per_client("delay.mean", self.mean, virtual)
         return np.floor(np.log1p(-self.uniforms(t, virtual)) / np.log(mean / (1 + mean))).astype(np.int64)
 
 
@@ -123,7 +123,7 @@ class UniformDelay(Delay):
         return self.least + np.floor(self.uniforms(t, virtual) * (self.most - self.least + 1)).astype(np.int64)
 
 
-class LognormalDelay(_WithMean):
+class LognormalDelay(_MeanDelay):
     """⌊X⌋ of a log-normal X.
 
     Args:
@@ -140,5 +140,5 @@ class LognormalDelay(_WithMean):
 
         sigma = np.sqrt(np.log1p(self.spread**2))
         normal = ndtri(np.clip(self.uniforms(t, virtual), 1e-300, None))
-        drawn = self.of("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
-        return np.floor(drawn).astype(np.int64)
+        draws = self.values_per_client("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
+        return np.floor(draws).astype(np.int64)

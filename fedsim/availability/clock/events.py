@@ -15,11 +15,11 @@ from fedsim.core.errors import ConfigError
 START_ORDER, FAILURE = 0, 1  # counters of Purpose.EVENT
 
 
-def _asynchronous(component: Events, run: object) -> bool:
+def _is_asynchronous(component: Events, run: object) -> bool:
     return component.asynchronous
 
 
-def _synchronous(component: Events, run: object) -> bool:
+def _is_synchronous(component: Events, run: object) -> bool:
     return not component.asynchronous
 
 
@@ -52,9 +52,9 @@ class Events(Devices):
     effective_if: Declarations = (
         EffectiveIf("link_spread", lambda component, run: component.down or component.up, "{at}.down or {at}.up"),
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
-        EffectiveIf("late", _synchronous, "a synchronous strategy"),
-        EffectiveIf("first", _synchronous, "a synchronous strategy"),
-        EffectiveIf("concurrency", _asynchronous, "{at}.arrivals, or an asynchronous strategy"),
+        EffectiveIf("late", _is_synchronous, "a synchronous strategy"),
+        EffectiveIf("first", _is_synchronous, "a synchronous strategy"),
+        EffectiveIf("concurrency", _is_asynchronous, "{at}.arrivals, or an asynchronous strategy"),
     )
 
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
@@ -129,13 +129,15 @@ class Events(Devices):
 
     def start_order(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """Positions of these virtual clients in the random order in which they start from model t."""
-        drawn = rng.of_seeds(self.seeds, lambda draw: draw.random(self.clients), rng.Purpose.EVENT, t, START_ORDER)
-        return np.argsort(drawn.reshape(-1)[virtual], kind="stable")
+        draws = rng.draws_by_seed(self.seeds, lambda draw: draw.random(self.clients), rng.Purpose.EVENT, t, START_ORDER)
+        return np.argsort(draws.reshape(-1)[virtual], kind="stable")
 
     def failure_times(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """[n] the fraction of its task after which each of these virtual clients fails; inf where it does not."""
         if not self.failure:
             return np.full(len(virtual), np.inf)
-        drawn = rng.of_seeds(self.seeds, lambda draw: draw.random((2, self.clients)), rng.Purpose.EVENT, t, FAILURE)
-        fails, fraction = (drawn[:, k].reshape(-1)[virtual] for k in range(2))
-        return np.where(fails < self.failure, fraction, np.inf)
+        draws = rng.draws_by_seed(
+            self.seeds, lambda draw: draw.random((2, self.clients)), rng.Purpose.EVENT, t, FAILURE
+        )
+        fails_mask, fraction = (draws[:, k].reshape(-1)[virtual] for k in range(2))
+        return np.where(fails_mask < self.failure, fraction, np.inf)

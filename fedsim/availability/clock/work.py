@@ -50,10 +50,10 @@ class UniformWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        u = rng.of_seeds(seeds, lambda draw: draw.random(m), rng.Purpose.WORK, t).reshape(-1)[virtual]
+        u = rng.draws_by_seed(seeds, lambda draw: draw.random(m), rng.Purpose.WORK, t).reshape(-1)[virtual]
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
-        drawn = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
-        return np.asarray(drawn * unit)
+        drawn_units = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
+        return np.asarray(drawn_units * unit)
 
 
 class GeometricWork(Work):
@@ -67,5 +67,5 @@ class GeometricWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        drawn = rng.of_seeds(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
-        return np.asarray(drawn[virtual // m])
+        drawn_units = rng.draws_by_seed(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
+        return np.asarray(drawn_units[virtual // m])

@@ -51,7 +51,7 @@ class NoContamination(Contamination):
         return batch
 
 
-Entry = Annotated[str, OneOf("x", "y")]  # inputs or targets
+ContaminatedEntry = Annotated[str, OneOf("x", "y")]  # inputs or targets
 
 
 class Huber(Contamination):
@@ -94,8 +94,15 @@ class Huber(Contamination):
 
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         slots = torch.arange(batch["x"].shape[1], device=keys.device)
-        drawn, fraction = rng.uniform(keys[:, None], slots, torch.float64), self.fractions[batch["client"]][:, None]
-        contaminated = is_among_lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
+        uniform_numbers, fraction = (
+            rng.uniform(keys[:, None], slots, torch.float64),
+            self.fractions[batch["client"]][:, None],
+        )
+        contaminated = (
+            is_among_lowest(uniform_numbers, fraction, batch.get("weight"))
+            if self.exact
+            else uniform_numbers < fraction
+        )
         contaminated_batch = batch | {"contaminated": contaminated}
         for name, corrupted in self.replacement_values(batch, contaminated, rng.fold(keys, 1)).items():
             shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
@@ -118,12 +125,12 @@ class Huber(Contamination):
         return rng.normal(keys.reshape(-1, *[1] * (like.dim() - 1)), counters, like.dtype)
 
 
-def is_among_lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
+def is_among_lowest(uniform_numbers: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
     """[c, B] is a number among the lowest ϵ_i n of its row? drawn [c, B], fraction [c, 1]; n counts weights above 0."""
-    real = torch.ones_like(drawn, dtype=torch.bool) if weight is None else weight > 0
-    count = (fraction * real.sum(1, keepdim=True) + 0.5).floor()
-    rank = torch.where(real, drawn, 2.0).argsort(1).argsort(1)
-    return real & (rank < count)
+    real_mask = torch.ones_like(uniform_numbers, dtype=torch.bool) if weight is None else weight > 0
+    count = (fraction * real_mask.sum(1, keepdim=True) + 0.5).floor()
+    rank = torch.where(real_mask, uniform_numbers, 2.0).argsort(1).argsort(1)
+    return real_mask & (rank < count)
 
 
 def real_inputs(contamination: Contamination, dataset: Dataset) -> None:

@@ -11,7 +11,7 @@ from fedsim.core import rng
 from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.data.contamination.huber import Entry, Huber, real_entry, real_inputs
+from fedsim.data.contamination.huber import ContaminatedEntry, Huber, real_entry, real_inputs
 from fedsim.data.datasets import Dataset
 
 
@@ -24,7 +24,9 @@ class Gaussian(Huber):
         **options: of `Huber`.
     """
 
-    def __init__(self, mean: Real = 0.0, std: NonNegative = 10.0, entry: Entry = "x", **options: Any) -> None:
+    def __init__(
+        self, mean: Real = 0.0, std: NonNegative = 10.0, entry: ContaminatedEntry = "x", **options: Any
+    ) -> None:
         super().__init__(**options)
         self.mean, self.std = mean, std
         self.entry = entry
@@ -87,7 +89,7 @@ class Point(Huber):
         **options: of `Huber`.
     """
 
-    def __init__(self, value: Real = 10.0, entry: Entry = "x", **options: Any) -> None:
+    def __init__(self, value: Real = 10.0, entry: ContaminatedEntry = "x", **options: Any) -> None:
         super().__init__(**options)
         self.value, self.entry = value, entry
 

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
 # Numeric columns of the file; none has missing entries.
-COLUMNS = {"age": 0, "fnlwgt": 2, "education_num": 4, "capital_gain": 10, "capital_loss": 11, "hours_per_week": 12}
+FEATURE_COLUMNS = {
+    "age": 0,
+    "fnlwgt": 2,
+    "education_num": 4,
+    "capital_gain": 10,
+    "capital_loss": 11,
+    "hours_per_week": 12,
+}
 LABEL, WIDTH = 14, 15
 
 
@@ -29,7 +36,7 @@ class Adult(Dataset):
 
     Args:
         root: see `data_root`.
-        features: names in `COLUMNS`.
+        features: names in `FEATURE_COLUMNS`.
         balanced: whether classes are made equal in size.
     """
 
@@ -48,15 +55,17 @@ class Adult(Dataset):
         balanced: bool = True,
     ) -> None:
         for name in features:
-            if name not in COLUMNS:
+            if name not in FEATURE_COLUMNS:
                 raise ConfigError(
-                    f"{{features}} names {name!r}; choose from {', '.join(COLUMNS)}", mentions=("features",)
+                    f"{{features}} names {name!r}; choose from {', '.join(FEATURE_COLUMNS)}", mentions=("features",)
                 )
         if not features:
-            raise ConfigError(key="features", value=[], needs=f"leaves nothing; choose from {', '.join(COLUMNS)}")
-        folder, chosen = data_root(root) / "adult", [COLUMNS[name] for name in features]
+            raise ConfigError(
+                key="features", value=[], needs=f"leaves nothing; choose from {', '.join(FEATURE_COLUMNS)}"
+            )
+        folder, feature_columns = data_root(root) / "adult", [FEATURE_COLUMNS[name] for name in features]
         splits = [
-            self._read(folder / file, chosen, *counts)
+            self._read(folder / file, feature_columns, *counts)
             for file, counts in zip(("adult.data", "adult.test"), self.counts, strict=True)
         ]
         mean, std = splits[0][0].mean(0), splits[0][0].std(0)
@@ -77,7 +86,7 @@ class Adult(Dataset):
     def _read(cls, path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
         """x [n, features] and y [n] of one file."""
         try:
-            lines = regular_path(path).read_text().splitlines()
+            lines = check_regular_path(path).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
                 f"dataset=adult: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA); "

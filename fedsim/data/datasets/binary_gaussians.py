@@ -52,8 +52,12 @@ class BinaryGaussians(Stream):
 
 def centres(key: str, value: Centre, clients: int, dimension: int) -> list[list[float]]:
     """[m][d] a class's centre for each client; rows are repeated as often as needed."""
-    listed: list[Any] = list(value) if isinstance(value, Sequence) else [value] * dimension
-    rows = listed if listed and all(isinstance(row, Sequence) for row in listed) else [listed]
+    values_per_dimension: list[Any] = list(value) if isinstance(value, Sequence) else [value] * dimension
+    rows = (
+        values_per_dimension
+        if values_per_dimension and all(isinstance(row, Sequence) for row in values_per_dimension)
+        else [values_per_dimension]
+    )
     for row in rows:
         if isinstance(row, str) or not isinstance(row, Sequence) or len(row) != dimension:
             raise ConfigError(

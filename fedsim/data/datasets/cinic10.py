@@ -17,7 +17,7 @@ from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.data_files import Files
 from fedsim.data.datasets.vision import Images, error_text
 
-PACKED = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
+PACKED_FILE_PATTERN = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
 
 
 class CINIC10(Images):
@@ -38,20 +38,21 @@ class CINIC10(Images):
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         split = "train" if train else "test"
-        packed = folder / self.source / PACKED.format(split=split)
-        if packed.exists():
+        packed_path = folder / self.source / PACKED_FILE_PATTERN.format(split=split)
+        if packed_path.exists():
             try:
-                with np.load(packed, allow_pickle=False) as arrays:
+                with np.load(packed_path, allow_pickle=False) as arrays:
                     return torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"])
             except Exception as error:  # whatever a damaged archive says
                 raise MissingDataError(
-                    f"dataset=cinic10: {packed} is damaged ({error_text(error)}); delete it, and the images are read "
+                    f"dataset=cinic10: {packed_path} is damaged ({error_text(error)}); delete it, "
+                    "and the images are read "
                     "again"
                 ) from error
         try:
             image_folder = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)
-            with ThreadPoolExecutor() as pool:
-                images = list(pool.map(_pixels, [path for path, _ in image_folder.samples]))
+            with ThreadPoolExecutor() as thread_pool:
+                images = list(thread_pool.map(_pixels, [path for path, _ in image_folder.samples]))
         except (OSError, UnidentifiedImageError, ValueError) as error:
             raise MissingDataError(
                 f"dataset=cinic10: no usable images in {(folder / self.source / split).resolve()}; "
@@ -59,7 +60,7 @@ class CINIC10(Images):
             ) from error
         x = np.stack(images).transpose(0, 3, 1, 2)
         y = np.array([label for _, label in image_folder.samples], dtype=np.int64)
-        _pack(packed, x, y)
+        _pack(packed_path, x, y)
         return torch.as_tensor(np.ascontiguousarray(x)), torch.as_tensor(y)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from fedsim.core.errors import MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
-FILE = "give_me_some_credit/cs-training.csv"
+CSV_PATH = "give_me_some_credit/cs-training.csv"
 
 
 class GiveMeSomeCredit(Dataset):
@@ -31,11 +31,11 @@ class GiveMeSomeCredit(Dataset):
             file order, of which 7 % are positive.
     """
 
-    files = Files(((FILE,),), "www.kaggle.com/competitions/GiveMeSomeCredit/data")
+    files = Files(((CSV_PATH,),), "www.kaggle.com/competitions/GiveMeSomeCredit/data")
     rows, complete, positives, negatives = 150_000, 120_269, 8_357, 10_000
 
     def __init__(self, root: str | None = None, balanced: bool = True) -> None:
-        table = self._read(data_root(root) / FILE)
+        table = self._read(data_root(root) / CSV_PATH)
         table = table[np.isfinite(table).all(1)]
         labels, features = table[:, 1].astype(np.int64), table[:, 2:]
         self._count("complete rows", len(table), self.complete)
@@ -50,7 +50,7 @@ class GiveMeSomeCredit(Dataset):
     def _read(self, path: Path) -> np.ndarray:
         """[150000, 12]: row number, label, features; missing entries NaN."""
         try:
-            text = regular_path(path).read_text()
+            text = check_regular_path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
                 f"dataset=give_me_some_credit: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA); "
@@ -71,6 +71,7 @@ class GiveMeSomeCredit(Dataset):
     def _count(noun: str, count: int, published: int) -> None:
         if count != published:
             raise MissingDataError(
-                f"dataset=give_me_some_credit: {FILE} has {count} {noun}, the published file {published}; download it "
+                f"dataset=give_me_some_credit: {CSV_PATH} has {count} {noun}, the published file {published}; "
+                "download it "
                 "again"
             )

@@ -43,7 +43,7 @@ class Files:
         return []
 
     @property
-    def by_hand(self) -> bool:
+    def is_manual_download(self) -> bool:
         """Whether the files can only be downloaded by hand."""
         return self.url is None and not self.torchvision
 
@@ -51,7 +51,7 @@ class Files:
         """What to do if files are missing, as a clause for error messages."""
         if self.torchvision:
             return f"set dataset.download=true if a network is available, or download them from {self.source}"
-        if self.by_hand:
+        if self.is_manual_download:
             return f"get {', '.join(Path(path).name for path in self.forms[-1])} from {self.source}"
         command = f"`fedsim data {name}` downloads them if a network is available"
         return f"{command}; otherwise unpack {self.url} in {self.folder} under the data root"

@@ -106,15 +106,17 @@ class Dataset(Validated):
                 setattr(self, name, value.to(device))
         if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.mapped:
             self.test_x = self.test_x.clone()  # where NumPy put it: last bits of products may depend on that
-        self.more, self.test_more = ({k: v.to(device) for k, v in of.items()} for of in (self.more, self.test_more))
+        self.more, self.test_more = (
+            {k: v.to(device) for k, v in extra_inputs.items()} for extra_inputs in (self.more, self.test_more)
+        )
         return self
 
-    def of_clients(self, chosen: np.ndarray) -> Dataset:
+    def of_clients(self, client_numbers: np.ndarray) -> Dataset:
         """The same data restricted to some natural clients and their held-out samples; numbers ascend."""
         assert self.owners is not None
         device = self.owners.device
         renumbered = torch.full((self.natural_clients or 0,), -1, dtype=torch.int64, device=device)
-        renumbered[torch.as_tensor(chosen, device=device)] = torch.arange(len(chosen), device=device)
+        renumbered[torch.as_tensor(client_numbers, device=device)] = torch.arange(len(client_numbers), device=device)
         subset = copy.copy(self)
         subset.owners = torch.where(self.owners < 0, -1, renumbered[self.owners])
         kept_mask = subset.owners >= 0
@@ -122,7 +124,7 @@ class Dataset(Validated):
             kept_mask &= torch.zeros_like(kept_mask).index_fill_(0, self.kept, True)
         subset.kept = kept_mask.nonzero()[:, 0]
         if self.client_names is not None:
-            subset.client_names = tuple(self.client_names[client] for client in chosen)
+            subset.client_names = tuple(self.client_names[client] for client in client_numbers)
         if self.test_owners is not None and self.test_x is not None and self.test_y is not None:
             test_owners = renumbered[self.test_owners]
             test_indices = (test_owners >= 0).nonzero()[:, 0]

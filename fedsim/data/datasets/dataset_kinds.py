@@ -8,7 +8,7 @@ from fedsim.data.datasets.dataset import Dataset
 
 # Those of torchvision that read images, arrays or texts of their own format, or check what they unpickle (CIFAR's).
 # Left out are LSUN, which unpickles a cache without a checksum, and videos.
-TORCHVISION = frozenset((
+TORCHVISION_DATASETS = frozenset((
     "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA", "Country211", "DTD",
     "EMNIST", "EuroSAT", "FER2013", "FGVCAircraft", "FakeData", "FashionMNIST", "Flowers102", "Food101",
     "GTSRB", "INaturalist", "ImageFolder", "ImageNet", "Imagenette", "KMNIST", "MNIST", "Omniglot",
@@ -16,28 +16,28 @@ TORCHVISION = frozenset((
     "StanfordCars", "USPS",
 ))  # fmt: skip
 
-_OF_TRANSFORMS: dict[str, Kind] = {}
-TRANSFORM = Kind(
+_TRANSFORM_ARGUMENT_KINDS: dict[str, Kind] = {}
+TRANSFORM_KIND = Kind(
     "a transform",
     required_methods=("__call__",),
     modules=("torchvision.transforms.transforms", "torchvision.transforms.v2"),
     shown_in=("torchvision.transforms",),
-    arguments=_OF_TRANSFORMS,
+    arguments=_TRANSFORM_ARGUMENT_KINDS,
 )
-_OF_TRANSFORMS["transforms"] = TRANSFORM  # of Compose
-MAP_STYLE = Kind(
+_TRANSFORM_ARGUMENT_KINDS["transforms"] = TRANSFORM_KIND  # of Compose
+MAP_STYLE_DATASET_KIND = Kind(
     "a map-style Dataset",
     required_methods=("__getitem__", "__len__"),
     modules=("torchvision.datasets",),
-    names=TORCHVISION,
-    arguments=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM),
-    argument_kinds=(TRANSFORM,),
+    names=TORCHVISION_DATASETS,
+    arguments=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM_KIND),
+    argument_kinds=(TRANSFORM_KIND,),
 )
-AUGMENTATION = Kind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
-DATASET = Kind(
+AUGMENTATION_KIND = Kind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
+DATASET_KIND = Kind(
     "a fedsim.data.datasets.Dataset",
     (Dataset,),
     modules=("fedsim.data.datasets",),
-    arguments={"train": MAP_STYLE, "test": MAP_STYLE},
-    argument_kinds=(MAP_STYLE, TRANSFORM, AUGMENTATION),
+    arguments={"train": MAP_STYLE_DATASET_KIND, "test": MAP_STYLE_DATASET_KIND},
+    argument_kinds=(MAP_STYLE_DATASET_KIND, TRANSFORM_KIND, AUGMENTATION_KIND),
 )

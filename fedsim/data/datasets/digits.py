@@ -20,14 +20,14 @@ class Digits(Dataset):
     """
 
     def __init__(self, augment: CropFlip | None = None) -> None:
-        images, labels = _bundled()
+        images, labels = _bundled_digits()
         x = torch.as_tensor(images.astype(np.float32) / 16.0).reshape(-1, 1, 8, 8)
         y = torch.as_tensor(labels.astype(np.int64))
         held_out = torch.arange(len(y)) % 5 == 4
         super().__init__("digits", x[~held_out], y[~held_out], x[held_out], y[held_out], classes=10, augment=augment)
 
 
-def _bundled() -> tuple[np.ndarray, np.ndarray]:
+def _bundled_digits() -> tuple[np.ndarray, np.ndarray]:
     """Pixels [1797, 64] in 0…16 and labels, from the file that scikit-learn reads; importing it takes seconds."""
     package = importlib.util.find_spec("sklearn")
     folders = [] if package is None else [Path(folder) for folder in package.submodule_search_locations or ()]

@@ -14,8 +14,8 @@ from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
-FILE = "emnist/fed_emnist_digitsonly_{}.h5"
-ALL = "emnist/fed_emnist_{}.h5"
+DIGITS_FILE = "emnist/fed_emnist_digitsonly_{}.h5"
+ALL_CHARACTERS_FILE = "emnist/fed_emnist_{}.h5"
 
 
 def _files(file: str, archive: str) -> Files:
@@ -43,8 +43,8 @@ class EMNIST(Dataset):
         seed: of that draw; all replicates have the same writers.
     """
 
-    files = _files(FILE, "fed_emnist_digitsonly.tar.bz2")
-    title, file, kinds = "emnist", FILE, 10
+    files = _files(DIGITS_FILE, "fed_emnist_digitsonly.tar.bz2")
+    title, file, kinds = "emnist", DIGITS_FILE, 10
 
     def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
         train, test = (self._read(data_root(root) / self.file.format(split)) for split in ("train", "test"))
@@ -56,11 +56,11 @@ class EMNIST(Dataset):
                     f"{{writers}}={writers} exceeds the {len(names)} writers of the files; lower clients",
                     mentions=("writers",),
                 )
-            drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
-            names = [names[i] for i in sorted(drawn)]
+            chosen_writers = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
+            names = [names[i] for i in sorted(chosen_writers)]
         (train_x, train_y), (test_x, test_y) = (
-            _joined(train[n] for n in names),
-            _joined(test[n] for n in names if n in test),
+            _concatenate_writers(train[n] for n in names),
+            _concatenate_writers(test[n] for n in names if n in test),
         )
         owners, test_owners = (
             torch.as_tensor(np.repeat(np.arange(len(names)), [len(split[n][1]) if n in split else 0 for n in names]))
@@ -99,8 +99,8 @@ class EMNIST(Dataset):
     @classmethod
     def _checked(cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One writer's images as uint8 and labels as int64; raises an error if they have another format."""
-        fits = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
-        if not fits or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
+        has_shape = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
+        if not has_shape or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
                                for v in (a.min(initial=0), a.max(initial=0))):  # fmt: skip
             raise MissingDataError(
                 f"dataset={cls.title}: {path} has pixels {list(pixels.shape)} and label {list(labels.shape)} for "
@@ -120,8 +120,8 @@ class FEMNIST(EMNIST):
         writers, root, seed: of `EMNIST`.
     """
 
-    files = _files(ALL, "fed_emnist.tar.bz2")
-    title, file, kinds = "femnist", ALL, 62
+    files = _files(ALL_CHARACTERS_FILE, "fed_emnist.tar.bz2")
+    title, file, kinds = "femnist", ALL_CHARACTERS_FILE, 62
 
 
 def _h5py() -> Any:
@@ -135,7 +135,7 @@ def _h5py() -> Any:
     return h5py
 
 
-def _joined(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _concatenate_writers(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
     """All writers' images [N, 1, 28, 28] uint8 and labels [N]."""
     images, labels = [np.zeros((0, 28, 28), np.uint8)], [np.zeros(0, np.int64)]
     for x, y in pairs:

@@ -10,7 +10,7 @@ from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.heterogeneity import of_moments
+from fedsim.core.heterogeneity import match_moments
 from fedsim.data.datasets.stream import Stream
 
 
@@ -62,7 +62,7 @@ class GaussianMean(Stream):
         weights = unequal_weights(clients, weight_variance, seed)
         if means is None:
             draws = rng.generator(seed, rng.Purpose.DATA).standard_normal(clients)
-            self.means = torch.as_tensor(of_moments("variance", mean, variance, weights, draws))
+            self.means = torch.as_tensor(match_moments("variance", mean, variance, weights, draws))
         else:
             if len(means) != clients:
                 raise ConfigError(

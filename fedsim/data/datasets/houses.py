@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import PerClientNumbers, numbers_per_client
 from fedsim.data.datasets.pricing import base_fractions, pick_group
 from fedsim.data.datasets.stream import Stream
 
@@ -47,7 +47,7 @@ class HousePrices(Stream):
         dimension: Count = 1,
         mean: Real = 5 / 3,
         std: NonNegative = 1.0,
-        coefficient: Numbers = 5 / 3,
+        coefficient: PerClientNumbers = 5 / 3,
         spread: NonNegative = 0.0,
         noise: NonNegative = 2.0333,
         seed: int = 0,
@@ -55,8 +55,8 @@ class HousePrices(Stream):
         self.settings = {"seed": seed, "spread": spread}
         self.mean_x, self.std_x = mean, std
         self.noise_std = noise
-        drawn = per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
-        self.coefficients = drawn[:, None].expand(clients, dimension).contiguous()
+        coefficients = numbers_per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
+        self.coefficients = coefficients[:, None].expand(clients, dimension).contiguous()
         super().__init__("house_prices", clients, (dimension,), dimension + 1, loss="squared")
 
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:

@@ -55,22 +55,25 @@ class PooledData(Dataset):
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         if self.one_at_a_time:
             member = rng.integers(rng.fold(keys, self.members), torch.zeros_like(keys), self.members)
-            drawn = self.inner.draw(member, keys, size, dtype)
-            return drawn | {"member": member[:, None].expand(-1, size)}
-        return {n: v[:, :size] for n, v in self._deal(self.inner.draw, keys, size, dtype).items()}
+            member_samples = self.inner.draw(member, keys, size, dtype)
+            return member_samples | {"member": member[:, None].expand(-1, size)}
+        return {n: v[:, :size] for n, v in self._draw_member_shares(self.inner.draw, keys, size, dtype).items()}
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        return self._deal(self.inner.exact, keys, size, dtype)
+        return self._draw_member_shares(self.inner.exact, keys, size, dtype)
 
     def exact_size(self, size: int) -> int:
         return self.members * self.inner.exact_size(-(-size // self.members))
 
-    def _deal(
+    def _draw_member_shares(
         self, source: Callable[..., dict[str, Tensor]], keys: Tensor, size: int, dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """Equal shares of all members, in turn: [c, m · share, …]."""
-        everyone = torch.arange(self.members, device=keys.device)
+        member_numbers = torch.arange(self.members, device=keys.device)
         shares = source(
-            everyone.repeat(len(keys)), rng.fold(keys[:, None], everyone).flatten(), -(-size // self.members), dtype
+            member_numbers.repeat(len(keys)),
+            rng.fold(keys[:, None], member_numbers).flatten(),
+            -(-size // self.members),
+            dtype,
         )
         return {n: v.unflatten(0, (-1, self.members)).transpose(1, 2).flatten(1, 2) for n, v in shares.items()}

@@ -63,11 +63,11 @@ class Stream(Dataset):
         function that is at most quadratic in them equals its expectation; the uniforms are the midpoints of `size`
         equal strata, in order. `size` is rounded up by `exact_size`.
         """
-        half = self.exact_size(size) // 2
-        counters = torch.arange(half * self.normals, device=keys.device).reshape(half, self.normals)
+        half_size = self.exact_size(size) // 2
+        counters = torch.arange(half_size * self.normals, device=keys.device).reshape(half_size, self.normals)
         normals = rng.normal(keys[:, None, None], counters, dtype)
-        factor = torch.linalg.cholesky(normals.mT @ normals / half)
+        factor = torch.linalg.cholesky(normals.mT @ normals / half_size)
         white = torch.linalg.solve_triangular(factor, normals.mT, upper=False).mT
-        pairs = torch.stack([white, -white], dim=2).reshape(len(keys), 2 * half, self.normals)
-        strata = (torch.arange(2 * half, device=keys.device, dtype=dtype) + 0.5) / (2 * half)
+        pairs = torch.stack([white, -white], dim=2).reshape(len(keys), 2 * half_size, self.normals)
+        strata = (torch.arange(2 * half_size, device=keys.device, dtype=dtype) + 0.5) / (2 * half_size)
         return self.compose(clients, pairs, strata.expand(len(keys), -1))

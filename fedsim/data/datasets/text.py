@@ -15,13 +15,13 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.dataset import Dataset
 
 log = logging.getLogger(__name__)
 
-OWNERS = ("blocks", "speaker")
-SPEECH = re.compile(
+TEXT_OWNERS = ("blocks", "speaker")
+SPEECH_PATTERN = re.compile(
     r"""^(?:[ \t]*(?!(?:ACT|SCENE|EXEUNT|EXIT)\b)([A-Z][A-Z0-9 ,&'’-]+)[:.]  # HAMLET. or HAMLET: alone on a line
         |(?:\A|(?<=\n\n))[ \t]*([A-Z][^\n:.]{0,39}):)[ \t]*$                # First Citizen: after an empty one""",
     re.MULTILINE | re.VERBOSE,
@@ -60,7 +60,7 @@ class Text(Dataset):
         self,
         path: str,
         length: Count = 80,
-        by: Annotated[str, OneOf(*OWNERS)] = "blocks",
+        by: Annotated[str, OneOf(*TEXT_OWNERS)] = "blocks",
         clients: int | str | None = None,
         speaker: str | None = None,
         test_fraction: Fraction = 0.2,
@@ -70,7 +70,9 @@ class Text(Dataset):
             raise ConfigError(key="test_fraction", value=1, needs="leaves no training text; lower it")
         names = None
         if by == "speaker":
-            speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
+            speeches = _speeches(
+                _read_text(path), SPEECH_PATTERN if speaker is None else _compiled_pattern(speaker), path
+            )
             names, texts = _most_talkative(speeches, client_count, length, test_fraction, path)
         else:
             if speaker is not None:
@@ -82,15 +84,26 @@ class Text(Dataset):
                 raise ConfigError(
                     f"clients={clients or 'null'} needs {{by}}=speaker; give the number of blocks", mentions=("by",)
                 )
-            texts = _blocks(_read(path), client_count, length, test_fraction)
+            texts = _text_blocks(_read_text(path), client_count, length, test_fraction)
         codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
-        cuts = [_training(len(text), test_fraction) for text in codes]
+        cuts = [_num_training_characters(len(text), test_fraction) for text in codes]
         code_points = np.unique(
-            np.concatenate([text[: _used_length(cut, length)] for text, cut in zip(codes, cuts, strict=True)])
+            np.concatenate(
+                [
+                    text[: _used_length(training_length_of_text, length)]
+                    for text, training_length_of_text in zip(codes, cuts, strict=True)
+                ]
+            )
         )
         self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
-        train = [tokens_of(text[:cut], code_points) for text, cut in zip(codes, cuts, strict=True)]
-        test = [tokens_of(text[cut:], code_points) for text, cut in zip(codes, cuts, strict=True)]
+        train = [
+            token_indices(text[:training_length_of_text], code_points)
+            for text, training_length_of_text in zip(codes, cuts, strict=True)
+        ]
+        test = [
+            token_indices(text[training_length_of_text:], code_points)
+            for text, training_length_of_text in zip(codes, cuts, strict=True)
+        ]
         train_x, train_y, owners = _sequences(train, length)
         test_x, test_y, test_owners = _sequences(test, length)
         if test_fraction and not len(test_x):
@@ -117,10 +130,10 @@ class Text(Dataset):
         )  # fmt: skip
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     """The text of the file."""
     try:
-        text = regular_path(Path(path).expanduser()).read_text(encoding="utf-8-sig")
+        text = check_regular_path(Path(path).expanduser()).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise MissingDataError(
             f"{{path}}={path} is not UTF-8 text ({error}); convert it", mentions=("path",)
@@ -135,7 +148,7 @@ def _read(path: str) -> str:
     return text
 
 
-def _pattern(speaker: str) -> re.Pattern[str]:
+def _compiled_pattern(speaker: str) -> re.Pattern[str]:
     """A regular expression of the user, which must have a group."""
     try:
         pattern = re.compile(speaker, re.MULTILINE)
@@ -173,8 +186,10 @@ def _most_talkative(
     texts: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
 ) -> tuple[tuple[str, ...], list[str]]:
     """The clients' names and texts, longest text first."""
-    enough = [name for name, text in texts.items() if _training(len(text), test_fraction) > length]
-    names = sorted(enough, key=lambda name: -len(texts[name]))
+    long_enough_names = [
+        name for name, text in texts.items() if _num_training_characters(len(text), test_fraction) > length
+    ]
+    names = sorted(long_enough_names, key=lambda name: -len(texts[name]))
     if clients is not None and clients > len(names):
         raise ConfigError(
             f"clients={clients}, but of the {len(texts)} speakers in {path} only {len(names)} have enough text for a "
@@ -187,9 +202,9 @@ def _most_talkative(
     return tuple(names), [texts[name] for name in names]
 
 
-def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[str]:
+def _text_blocks(text: str, clients: int, length: int, test_fraction: float) -> list[str]:
     """Contiguous blocks whose lengths differ by one at most."""
-    training_length = _training(len(text) // clients, test_fraction)
+    training_length = _num_training_characters(len(text) // clients, test_fraction)
     if training_length <= length:
         raise ConfigError(
             f"{{length}}={length} is too long for clients={clients}: of {len(text)} characters, each client has "
@@ -201,23 +216,23 @@ def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[
     return [text[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def _training(characters: int, test_fraction: float) -> int:
+def _num_training_characters(characters: int, test_fraction: float) -> int:
     """The number of a client's training characters."""
     return characters - int(characters * test_fraction)
 
 
-def _count(characters: int, length: int) -> int:
+def _num_sequences(characters: int, length: int) -> int:
     """The number of sequences in so many characters, the last target included."""
     return max(0, (characters - 1) // length)
 
 
 def _used_length(characters: int, length: int) -> int:
     """The number of characters used in sequences, as inputs or targets."""
-    count = _count(characters, length)
+    count = _num_sequences(characters, length)
     return count * length + 1 if count else 0
 
 
-def tokens_of(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
+def token_indices(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
     """Code points [n] → their indices in the alphabet, starting at 1; 0 for unknown characters."""
     index = np.searchsorted(vocabulary, codes).clip(max=len(vocabulary) - 1)
     return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest_dtype(len(vocabulary)))
@@ -235,5 +250,5 @@ def _sequences(texts: list[np.ndarray], length: int) -> tuple[Tensor, Tensor, Te
         np.concatenate([tokens[a : len(tokens) + a - 1].reshape(-1, length) for tokens in usable_tokens])
         for a in (0, 1)
     )
-    owners = np.repeat(np.arange(len(texts)), [_count(len(tokens), length) for tokens in usable_tokens])
+    owners = np.repeat(np.arange(len(texts)), [_num_sequences(len(tokens), length) for tokens in usable_tokens])
     return torch.as_tensor(x), torch.as_tensor(y.astype(np.int64)), torch.as_tensor(owners)

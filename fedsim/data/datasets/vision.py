@@ -22,7 +22,7 @@ from fedsim.data.datasets.dataset import Dataset
 def idx_files(folder: str) -> tuple[str, ...]:
     """The four files of MNIST, and of data sets in its format."""
     kinds = ("images-idx3", "labels-idx1")
-    return tuple(f"{folder}/raw/{half}-{kind}-ubyte" for half in ("train", "t10k") for kind in kinds)
+    return tuple(f"{folder}/raw/{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in kinds)
 
 
 class Images(Dataset):
@@ -53,8 +53,8 @@ class Images(Dataset):
         folder = data_root(root)
         splits = [self._load(folder, train, download) for train in (True, False)]
         for (x, y), half in zip(splits, ("training", "test"), strict=True):
-            fits = len(x) and len(x) == len(y) and x.dtype == torch.uint8
-            if not fits or not 0 <= int(y.min()) <= int(y.max()) < self.kinds:
+            is_consistent = len(x) and len(x) == len(y) and x.dtype == torch.uint8
+            if not is_consistent or not 0 <= int(y.min()) <= int(y.max()) < self.kinds:
                 raise MissingDataError(
                     f"dataset={self.label}: the {half} files under {folder.resolve()} hold {len(x)} images, {len(y)} "
                     f"labels; expected as many uint8 images as labels 0 to {self.kinds - 1}; download them again"

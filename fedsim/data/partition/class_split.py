@@ -10,7 +10,7 @@ from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples
 
-FORMS = ("classes", "shards", "blocks")
+CLASS_SPLIT_FORMS = ("classes", "shards", "blocks")
 
 
 class ClassSplit(Partition):
@@ -31,7 +31,10 @@ class ClassSplit(Partition):
     remedy = "lower clients, or raise partition.classes_per_client"
 
     def __init__(
-        self, classes_per_client: Count = 2, form: Annotated[str, OneOf(*FORMS)] = "classes", validation: Fraction = 0.0
+        self,
+        classes_per_client: Count = 2,
+        form: Annotated[str, OneOf(*CLASS_SPLIT_FORMS)] = "classes",
+        validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
         self.per_client = classes_per_client
@@ -47,22 +50,23 @@ class ClassSplit(Partition):
                 blocks = by_label[: size * clients * self.per_client].reshape(self.per_client, clients, size)
                 return [blocks[:, client].reshape(-1) for client in range(clients)]
             shards = np.array_split(by_label, clients * self.per_client)
-            deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
-            return [np.concatenate([shards[s] for s in hand]) for hand in deal]
-        holders = self._deal(np.unique(labels), clients, draw)
+            shards_by_client = draw.permutation(len(shards)).reshape(clients, self.per_client)
+            return [np.concatenate([shards[s] for s in client_shards]) for client_shards in shards_by_client]
+        clients_by_class = self._assign_classes(np.unique(labels), clients, draw)
         client_shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for label, members in holders.items():
-            pool = draw.permutation(np.flatnonzero(labels == label))
-            if len(pool) < len(members):
+        for label, members in clients_by_class.items():
+            class_samples = draw.permutation(np.flatnonzero(labels == label))
+            if len(class_samples) < len(members):
                 raise ConfigError(
-                    f"class {label} has {len(pool)} samples for {len(members)} of clients={clients} that hold it "
+                    f"class {label} has {len(class_samples)} samples for {len(members)} of "
+                    f"clients={clients} that hold it "
                     f"(partition.classes_per_client={self.per_client}); lower either"
                 )
-            for client, share in zip(members, np.array_split(pool, len(members)), strict=True):
+            for client, share in zip(members, np.array_split(class_samples, len(members)), strict=True):
                 client_shares[client].append(share)
         return [np.concatenate(p) for p in client_shares]
 
-    def _deal(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
+    def _assign_classes(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
         """The clients that hold each class: k distinct classes per client, all classes held about equally often."""
         if self.per_client > len(present):
             raise ConfigError(
@@ -73,10 +77,10 @@ class ClassSplit(Partition):
                 f"clients={clients} × partition.classes_per_client={self.per_client} cannot hold all "
                 f"{len(present)} classes; raise either"
             )
-        holders: dict[int, list[int]] = {int(label): [] for label in present}
+        clients_by_class: dict[int, list[int]] = {int(label): [] for label in present}
         for client in draw.permutation(clients):
             ties = draw.random(len(present))
-            rank = sorted(range(len(present)), key=lambda c: (len(holders[int(present[c])]), ties[c]))
+            rank = sorted(range(len(present)), key=lambda c: (len(clients_by_class[int(present[c])]), ties[c]))
             for c in rank[: self.per_client]:
-                holders[int(present[c])].append(int(client))
-        return holders
+                clients_by_class[int(present[c])].append(int(client))
+        return clients_by_class

@@ -11,7 +11,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples
 
-FORMS = ("equal", "proportional", "per_class")
+DIRICHLET_FORMS = ("equal", "proportional", "per_class")
 
 
 def log_dirichlet(alpha: float, rows: int, columns: int, draw: np.random.Generator) -> np.ndarray:
@@ -63,7 +63,7 @@ class Dirichlet(Partition):
     def __init__(
         self,
         alpha: Positive = 0.3,
-        form: Annotated[str, OneOf(*FORMS)] = "equal",
+        form: Annotated[str, OneOf(*DIRICHLET_FORMS)] = "equal",
         min_size: Count = 1,
         attempts: Count = 100,
         min_of_class: CountOrZero = 0,
@@ -88,13 +88,15 @@ class Dirichlet(Partition):
             raise ConfigError(f"clients={clients} × partition.min_size={self.min_size} exceeds the {total} samples")
         pools = [np.flatnonzero(labels == c) for c in np.unique(labels)]
         if self.form == "equal":
-            return self._equal([draw.permutation(p) for p in pools], total // clients, clients, draw)
+            return self._split_equal_sizes([draw.permutation(p) for p in pools], total // clients, clients, draw)
         for _ in range(self.attempts):
             if self.form == "per_class":
                 shares = np.exp(log_dirichlet(self.alpha, len(pools), clients, draw))
             else:
-                shares = self._proportional(log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients)
-            client_samples = self._share_out([draw.permutation(p) for p in pools], shares, clients)
+                shares = self._proportional_shares(
+                    log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients
+                )
+            client_samples = self._split_by_shares([draw.permutation(p) for p in pools], shares, clients)
             if min(len(p) for p in client_samples) >= self.min_size:
                 return client_samples
         raise ConfigError(
@@ -103,27 +105,29 @@ class Dirichlet(Partition):
             "or use partition.form=equal"
         )
 
-    def _proportional(self, mixes: np.ndarray, size: float) -> np.ndarray:
+    def _proportional_shares(self, log_shares: np.ndarray, size: float) -> np.ndarray:
         """[C, m] every client's share of each class, from log ν [C, m] and the mean number of samples of a client."""
         if self.min_of_class:
-            mixes = np.where(mixes < np.log(self.min_of_class / size), -np.inf, mixes)
-        finite_mask = np.isfinite(mixes).any(1, keepdims=True)
-        normaliser = np.logaddexp.reduce(mixes, axis=1, keepdims=True)
-        return np.where(finite_mask, np.exp(mixes - np.where(finite_mask, normaliser, 0.0)), 0.0)
+            log_shares = np.where(log_shares < np.log(self.min_of_class / size), -np.inf, log_shares)
+        finite_mask = np.isfinite(log_shares).any(1, keepdims=True)
+        normaliser = np.logaddexp.reduce(log_shares, axis=1, keepdims=True)
+        return np.where(finite_mask, np.exp(log_shares - np.where(finite_mask, normaliser, 0.0)), 0.0)
 
     @staticmethod
-    def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
+    def _split_by_shares(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
         """Split each class's samples at the cumulative shares."""
         client_pieces: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
-        for pool, share in zip(pools, shares, strict=True):
+        for class_samples, share in zip(pools, shares, strict=True):
             if not share.any():
                 continue
-            cuts = np.round(np.cumsum(share)[:-1] * len(pool)).astype(np.int64)
-            for client, piece in enumerate(np.split(pool, cuts)):
-                client_pieces[client].append(piece)
+            cuts = np.round(np.cumsum(share)[:-1] * len(class_samples)).astype(np.int64)
+            for client, client_samples in enumerate(np.split(class_samples, cuts)):
+                client_pieces[client].append(client_samples)
         return [np.concatenate(p) for p in client_pieces]
 
-    def _equal(self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+    def _split_equal_sizes(
+        self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator
+    ) -> list[np.ndarray]:
         """Assign samples to clients class by class; the share of an exhausted class goes to the others."""
         used_counts = np.zeros(len(pools), dtype=np.int64)
         capacity = np.array([len(p) for p in pools])
@@ -132,10 +136,10 @@ class Dirichlet(Partition):
             mix = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
             taken_counts = np.zeros(len(pools), dtype=np.int64)
             while (missing := size - taken_counts.sum()) > 0:
-                free = capacity - used_counts - taken_counts
-                open_mix = np.where(free > 0, mix + 1e-12, 0.0)
+                free_capacity = capacity - used_counts - taken_counts
+                open_mix = np.where(free_capacity > 0, mix + 1e-12, 0.0)
                 drawn_counts = draw.multinomial(missing, open_mix / open_mix.sum())
-                taken_counts += np.minimum(drawn_counts, free)
+                taken_counts += np.minimum(drawn_counts, free_capacity)
             client_samples[client] = np.concatenate(
                 [pools[c][used_counts[c] : used_counts[c] + taken_counts[c]] for c in range(len(pools))]
             )

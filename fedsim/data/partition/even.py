@@ -8,7 +8,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples, Table
 
 
-def _enough(total: int, clients: int, name: str) -> None:
+def _check_enough_samples(total: int, clients: int, name: str) -> None:
     if total < clients:
         raise ConfigError(f"clients={clients} exceeds the {total} samples that partition={name} can divide")
 
@@ -19,7 +19,7 @@ class IID(Partition):
     name = "iid"
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
-        _enough(samples.count, clients, self.name)
+        _check_enough_samples(samples.count, clients, self.name)
         size, remainder = divmod(samples.count, clients)
         offsets = np.arange(clients + 1) * size + np.minimum(np.arange(clients + 1), remainder)
         return Table(draw.permutation(samples.count).astype(np.int32), offsets)
@@ -31,7 +31,7 @@ class Equal(Partition):
     name = "equal"
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
-        _enough(samples.count, clients, self.name)
+        _check_enough_samples(samples.count, clients, self.name)
         size = samples.count // clients
         order = draw.permutation(samples.count)[: size * clients].astype(np.int32)
         return Table(order, np.arange(clients + 1) * size)

@@ -14,11 +14,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.partition.even import IID
 from fedsim.data.partition.partition import Skew
 
-TURNS = (2, 4)
+ROTATION_COUNTS = (2, 4)
 
 
 @dataclass
-class Noise(Skew):
+class InputNoise(Skew):
     """x + ε with ε ~ N(0, σ² (i + 1) / m) for client i; a sample's noise is fixed."""
 
     sigma: float
@@ -41,7 +41,7 @@ class Noise(Skew):
 
 
 @dataclass
-class Turn(Skew):
+class ImageRotation(Skew):
     """Images turned by (i mod k) · 360/k degrees, anticlockwise, of client i."""
 
     turns: int
@@ -59,8 +59,10 @@ class Turn(Skew):
     def __call__(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
         client_turn = (client % self.turns).reshape(-1, *[1] * (x.dim() - 1))
         output = x
-        for turn in range(1, self.turns):
-            output = torch.where(client_turn == turn, torch.rot90(x, turn * (4 // self.turns), (-2, -1)), output)
+        for quarter_turns in range(1, self.turns):
+            output = torch.where(
+                client_turn == quarter_turns, torch.rot90(x, quarter_turns * (4 // self.turns), (-2, -1)), output
+            )
         return output
 
 
@@ -84,7 +86,7 @@ class FeatureNoise(IID):
         self.seed = seed
 
     def skew(self, clients: int) -> Skew:
-        return Noise(self.sigma, clients, self.seed)
+        return InputNoise(self.sigma, clients, self.seed)
 
 
 class FeatureRotation(IID):
@@ -102,9 +104,9 @@ class FeatureRotation(IID):
 
     def __init__(self, turns: int = 4, validation: Fraction = 0.0) -> None:
         super().__init__(validation)
-        if turns not in TURNS:
+        if turns not in ROTATION_COUNTS:
             raise ConfigError(key="turns", value=turns, needs="must be 2 (upside down) or 4 (quarter turns)")
         self.turns = turns
 
     def skew(self, clients: int) -> Skew:
-        return Turn(self.turns)
+        return ImageRotation(self.turns)

@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.targets import Kind
 from fedsim.data.partition.partition import Partition, Samples
 
-PARTITIONER = Kind(
+PARTITIONER_KIND = Kind(
     "a partitioner of Flower's", required_methods=("load_partition",), modules=("flwr_datasets.partitioner",)
 )  # whose classes load_partition is written in, or a base class of theirs
 

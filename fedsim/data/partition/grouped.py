@@ -8,7 +8,7 @@ from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples, Table
 
-NAMED = 2  # owners that a client's name names
+MAX_OWNERS_IN_NAME = 2  # owners that a client's name names
 
 
 class Grouped(Partition):
@@ -46,5 +46,7 @@ class Grouped(Partition):
 
 def group_names(names: list[str]) -> str:
     """The name of a group of natural clients."""
-    unnamed_count = len(names) - NAMED
-    return " + ".join(names) if unnamed_count <= 1 else f"{' + '.join(names[:NAMED])} + {unnamed_count} more"
+    unnamed_count = len(names) - MAX_OWNERS_IN_NAME
+    return (
+        " + ".join(names) if unnamed_count <= 1 else f"{' + '.join(names[:MAX_OWNERS_IN_NAME])} + {unnamed_count} more"
+    )

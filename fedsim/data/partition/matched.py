@@ -51,9 +51,11 @@ class Matched(Partition):
         rows = np.broadcast_to(distribution, (clients, distribution.shape[1]))
         counts = self._counts(rows, class_counts)
         pools = [draw.permutation(np.flatnonzero(labels == c)) for c in range(len(class_counts))]
-        ends = np.cumsum(counts, axis=0)
+        class_ends = np.cumsum(counts, axis=0)
         return [
-            np.concatenate([pool[e - k : e] for pool, e, k in zip(pools, ends[i], counts[i], strict=True)])
+            np.concatenate(
+                [class_samples[e - k : e] for class_samples, e, k in zip(pools, class_ends[i], counts[i], strict=True)]
+            )
             for i in range(clients)
         ]
 

@@ -41,7 +41,7 @@ class Natural(Partition):
             )
         order = np.argsort(owners, kind="stable")
         owner_samples = np.split(order, np.searchsorted(owners[order], np.arange(1, owner_count)))
-        chosen = draw.permutation(owner_count)[:clients] if self.shuffle else range(owner_count)
-        table = Table.of([owner_samples[owner] for owner in chosen])
-        table.names = None if samples.names is None else tuple(samples.names[owner] for owner in chosen)
+        natural_numbers = draw.permutation(owner_count)[:clients] if self.shuffle else range(owner_count)
+        table = Table.of([owner_samples[owner] for owner in natural_numbers])
+        table.names = None if samples.names is None else tuple(samples.names[owner] for owner in natural_numbers)
         return table

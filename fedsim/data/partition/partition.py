@@ -66,13 +66,13 @@ class Table:
         owner = np.repeat(np.arange(len(sizes)), sizes)
         shuffled = np.lexsort((draw.random(len(owner)), owner))  # positions, client by client, at random within each
         validation_sizes = np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)
-        out = np.zeros(len(owner), dtype=bool)
-        out[shuffled] = np.arange(len(owner)) - self.offsets[owner] < validation_sizes[owner]
+        held_out_mask = np.zeros(len(owner), dtype=bool)
+        held_out_mask[shuffled] = np.arange(len(owner)) - self.offsets[owner] < validation_sizes[owner]
         bounds = [
             np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (sizes - validation_sizes, validation_sizes)
         ]
-        validation_table = Table(self.order[out], bounds[1], skew=self.skew)
-        return Table(self.order[~out], bounds[0], validation_table, self.names, self.skew)
+        validation_table = Table(self.order[held_out_mask], bounds[1], skew=self.skew)
+        return Table(self.order[~held_out_mask], bounds[0], validation_table, self.names, self.skew)
 
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[m, C] the actual label distribution of each client."""
@@ -142,7 +142,7 @@ class Partition(Validated, ABC):
         """Split and check: every sample is used at most once, no client is empty."""
         shares = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         name = type(self).__name__ if self.name == Partition.name else self.name
-        table = shares if isinstance(shares, Table) else Table.of(_checked(name, shares))
+        table = shares if isinstance(shares, Table) else Table.of(_checked_shares(name, shares))
         check_table(name, table, samples.count, clients)
         table.skew = self.skew(clients)
         check_use(name, table, samples.count, clients, self.remedy)
@@ -157,7 +157,7 @@ class Partition(Validated, ABC):
         return table
 
 
-def _checked(name: str, shares: object) -> list[np.ndarray]:
+def _checked_shares(name: str, shares: object) -> list[np.ndarray]:
     """One array of sample numbers per client; raises an error otherwise."""
     if isinstance(shares, (str, bytes, dict)) or not hasattr(shares, "__iter__"):
         raise ConfigError(
@@ -191,11 +191,12 @@ def check_table(name: str, table: Table, samples: int, clients: int) -> None:
             f"partition={name}: offsets of a Table must rise from 0 to the length of order, both of whole numbers; use "
             "Table.of with one array per client"
         )
-    bad = np.flatnonzero((order < 0) | (order >= samples))
-    if len(bad):
-        client = int(np.searchsorted(offsets, bad[0], side="right")) - 1
+    invalid_positions = np.flatnonzero((order < 0) | (order >= samples))
+    if len(invalid_positions):
+        client = int(np.searchsorted(offsets, invalid_positions[0], side="right")) - 1
         raise ConfigError(
-            f"partition={name} gives client {client} sample {order[bad[0]]}, but samples are numbered 0 to "
+            f"partition={name} gives client {client} sample {order[invalid_positions[0]]}, but "
+            "samples are numbered 0 to "
             f"{samples - 1}"
         )
 
@@ -211,5 +212,7 @@ def check_use(name: str, table: Table, samples: int, clients: int, remedy: str) 
     used_mask = np.zeros(samples, dtype=bool)
     used_mask[table.order] = True
     if used_mask.sum() != len(table.order):
-        twice = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
-        raise ConfigError(f"partition={name} assigns a sample to two clients, or twice to one: {twice}; assign it once")
+        duplicate_sample = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
+        raise ConfigError(
+            f"partition={name} assigns a sample to two clients, or twice to one: {duplicate_sample}; assign it once"
+        )

@@ -11,7 +11,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples, Table
 
-LAWS = ("lognormal", "power")
+QUANTITY_LAWS = ("lognormal", "power")
 
 
 class Quantity(Partition):
@@ -39,7 +39,7 @@ class Quantity(Partition):
 
     def __init__(
         self,
-        law: Annotated[str, OneOf(*LAWS)] = "lognormal",
+        law: Annotated[str, OneOf(*QUANTITY_LAWS)] = "lognormal",
         sigma: NonNegative = 1.0,
         exponent: NonNegative = 1.0,
         min_size: Count = 1,

@@ -48,19 +48,19 @@ class Batches:
         data.workload(work, np.arange(0))  # raises an error for work that such data do not allow
 
     @functools.cached_property
-    def _everyone(self) -> Workload:
+    def _all_clients_workload(self) -> Workload:
         """The workload of all virtual clients."""
         return self.data.workload(self.work, np.arange(len(self.federation.sizes)))
 
     @functools.cached_property
     def longest(self) -> tuple[int, int]:
         """Maximum over clients of local steps per round, and of steps per pass."""
-        return int(self._everyone.steps.max()), int(self._everyone.per_pass.max())
+        return int(self._all_clients_workload.steps.max()), int(self._all_clients_workload.per_pass.max())
 
     @functools.cached_property
     def smallest(self) -> tuple[int, int]:
         """Size of the smallest batch that will occur, and a virtual client with such a batch."""
-        load, sizes = self._everyone, self._everyone.size
+        load, sizes = self._all_clients_workload, self._all_clients_workload.size
         if load.short_last:
             remainder = load.num_samples % np.maximum(load.size, 1)
             sizes = np.where((remainder > 0) & (load.steps >= load.per_pass), np.minimum(remainder, sizes), sizes)
@@ -69,12 +69,12 @@ class Batches:
     @functools.cached_property
     def largest(self) -> int:
         """Size of the largest batch that may occur."""
-        return int(self._everyone.size.max())
+        return int(self._all_clients_workload.size.max())
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Batch sizes that occur among all clients, ascending, including those of shorter last batches."""
-        load = self._everyone
+        load = self._all_clients_workload
         batch_sizes = set(np.unique(load.size[load.steps > 0]).tolist())
         if load.short_last:
             remainder = load.num_samples % np.maximum(load.size, 1)
@@ -143,14 +143,14 @@ class Plan:
         """Concatenate the rows of several runs in the same round; `data` holds their clients in the same order."""
         first = plans[0]
         batches = first.batches.with_data(data)
-        before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
+        row_offsets = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
         loads = [plan.load for plan in plans]
         sample_counts, size, per_pass, steps = (
             np.concatenate([getattr(load, name) for load in loads])
             for name in ("num_samples", "size", "per_pass", "steps")
         )
         load = Workload(sample_counts, size, per_pass, steps, first.load.short_last)
-        stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])
+        stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, row_offsets, strict=True)])
         rows, clients = (torch.cat([getattr(p, name) for p in plans]) for name in ("rows", "clients"))
         seeds, names = (np.concatenate([getattr(p, name) for p in plans]) for name in ("seeds", "names"))
         rounds = None
@@ -198,7 +198,7 @@ class Chunk:
         all_rows = stop - first == len(self.rows)
         batch["client"], batch["row"] = (values if all_rows else values[pick] for values in (self.clients, self.rows))
         if self._batches.keyed:
-            batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
+            batch["key"] = self.keys.step_keys(rng.Purpose.DROPOUT, step, pick)
         if ragged is not None and int(sizes.min()) < width:
             slot = torch.arange(width, device=self.rows.device)
             batch["weight"] = (slot < ragged[pick, step, None]).to(dtype)
@@ -209,5 +209,5 @@ class Chunk:
         contamination = self._batches.contamination.at(self._t)
         if not contamination.active:
             return batch
-        keys = self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop))
+        keys = self.keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(first, stop))
         return contamination(batch, keys)

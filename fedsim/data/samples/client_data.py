@@ -19,7 +19,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.samples.work import LocalWork, Workload
 
 Batch = dict[str, Tensor]
-DRAWS = (rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)  # base randomness of a stream's samples
+STREAM_DRAW_PURPOSES = (rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)  # base randomness of a stream's samples
 
 
 class Keys:
@@ -41,14 +41,14 @@ class Keys:
         drawn_round: int | np.ndarray | None = None,
     ) -> None:
         self.seeds, self.clients, self.device, self.t, self.drawn_round = seeds, clients, device, t, drawn_round
-        self._of_round: dict[rng.Purpose, np.ndarray] = {}
+        self._round_keys: dict[rng.Purpose, np.ndarray] = {}
 
-    def of_round(self, purpose: rng.Purpose) -> np.ndarray:
+    def round_keys(self, purpose: rng.Purpose) -> np.ndarray:
         """[c] (host), computed on first use."""
-        if purpose not in self._of_round:
-            t = self.t if self.drawn_round is None or purpose not in DRAWS else self.drawn_round
-            self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
-        return self._of_round[purpose]
+        if purpose not in self._round_keys:
+            t = self.t if self.drawn_round is None or purpose not in STREAM_DRAW_PURPOSES else self.drawn_round
+            self._round_keys[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
+        return self._round_keys[purpose]
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Positions [u] of rows with distinct (seed, client), and for every row [c] the index of its representative;
@@ -63,20 +63,20 @@ class Keys:
 
     def at(self, positions: np.ndarray) -> Keys:
         """The keys of the rows at these positions."""
-        t, drawn = (
+        t, drawn_rounds = (
             value[positions] if isinstance(value, np.ndarray) else value for value in (self.t, self.drawn_round)
         )
-        return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn)  # type: ignore[arg-type]
+        return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn_rounds)  # type: ignore[arg-type]
 
-    def of_step(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
+    def step_keys(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c'] keys of some rows at a local step."""
-        return self.of_steps(purpose, range(step, step + 1), pick)[0]
+        return self.keys_of_steps(purpose, range(step, step + 1), pick)[0]
 
-    def of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
+    def keys_of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
         """[s, c'] keys of some rows at some local steps, in one call."""
-        fixed_key = self.drawn_round is not None and purpose in DRAWS
+        fixed_key = self.drawn_round is not None and purpose in STREAM_DRAW_PURPOSES
         number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
-        keys = rng.fold_host(self.of_round(purpose)[pick], number[:, None])
+        keys = rng.fold_host(self.round_keys(purpose)[pick], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)
 
 

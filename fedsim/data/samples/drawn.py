@@ -18,7 +18,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.samples.client_data import Batch, ClientData, Keys
 from fedsim.data.samples.work import LocalWork, Workload
 
-DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
+MAX_NUMBERS_DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
 DEFAULT_SAMPLES_PER_CLIENT = 1000  # default number of samples that represent a stream client's distribution
 
 
@@ -72,9 +72,9 @@ class Drawn(ClientData):
         return means.expand(self.federation.replicates, *means.shape)
 
     def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
-        nobody = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
-        drawn = self.dataset.draw(nobody, nobody, count, dtype)
-        return {name: drawn[name][0] for name in ("x", "y") if name in drawn}
+        zero_client = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
+        drawn_samples = self.dataset.draw(zero_client, zero_client, count, dtype)
+        return {name: drawn_samples[name][0] for name in ("x", "y") if name in drawn_samples}
 
 
 class DrawnFeed:
@@ -84,10 +84,10 @@ class DrawnFeed:
 
     def __init__(self, stream: Dataset, clients: Tensor, keys: Keys, steps: int) -> None:
         self.stream, self.clients, self.keys, self.steps = stream, clients, keys, steps
-        self._ahead: tuple[range, Batch] = (range(0), {})
+        self._drawn_ahead: tuple[range, Batch] = (range(0), {})
 
     @functools.cached_property
-    def _drawing(self) -> tuple[Keys, Tensor, Tensor | None]:
+    def _drawn_rows(self) -> tuple[Keys, Tensor, Tensor | None]:
         """Keys and clients [u] of the samples that are drawn, and the index of each row's [c] among them."""
         shared = self.keys.distinct()
         if shared is None:
@@ -98,16 +98,16 @@ class DrawnFeed:
     def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
         clients = self.clients
         if (pick.start, pick.stop) != (0, len(clients)):
-            keys = self.keys.of_step(rng.Purpose.NOISE, step, pick)
+            keys = self.keys.step_keys(rng.Purpose.NOISE, step, pick)
             return dict(self.stream.draw(clients[pick], keys, width, dtype))
-        drawing, clients, like = self._drawing
-        steps, drawn = self._ahead
+        drawing, clients, like = self._drawn_rows
+        steps, drawn_samples = self._drawn_ahead
         if step not in steps:
-            max_steps = DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
+            max_steps = MAX_NUMBERS_DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
             steps = range(step, min(step + max(max_steps, 1), self.steps))
-            keys = drawing.of_steps(rng.Purpose.NOISE, steps)
-            drawn = self.stream.draw(clients.repeat(len(steps)), keys.flatten(), width, dtype)
-            drawn = {name: value.unflatten(0, keys.shape) for name, value in drawn.items()}
-            self._ahead = steps, drawn
-        step_samples = {name: value[step - steps.start] for name, value in drawn.items()}
+            keys = drawing.keys_of_steps(rng.Purpose.NOISE, steps)
+            drawn_samples = self.stream.draw(clients.repeat(len(steps)), keys.flatten(), width, dtype)
+            drawn_samples = {name: value.unflatten(0, keys.shape) for name, value in drawn_samples.items()}
+            self._drawn_ahead = steps, drawn_samples
+        step_samples = {name: value[step - steps.start] for name, value in drawn_samples.items()}
         return step_samples if like is None else {name: value[like] for name, value in step_samples.items()}

@@ -66,27 +66,27 @@ class Stored(ClientData):
     def feed(
         self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
     ) -> StoredFeed:
-        of_batches = keys.of_round(rng.Purpose.BATCH)
+        of_batches = keys.round_keys(rng.Purpose.BATCH)
         device = self.order.device
         if self.several:
-            first, twin = duplicate_rows(of_batches, load)
+            first, representative = duplicate_rows(of_batches, load)
             sample_positions = positions(of_batches[first], load.of(first), sizes.shape[1], sampling, device)
-            sample_positions = sample_positions[:, torch.as_tensor(twin, device=device)]
+            sample_positions = sample_positions[:, torch.as_tensor(representative, device=device)]
         else:
             sample_positions = positions(of_batches, load, sizes.shape[1], sampling, device)
         return StoredFeed(self, self.order[self.offsets[rows][:, None] + sample_positions], clients, keys)
 
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
-        longest = int((self.sizes if rows is None else self.sizes[rows]).max())
-        return longest if limit is None else min(limit, longest)
+        max_size = int((self.sizes if rows is None else self.sizes[rows]).max())
+        return max_size if limit is None else min(limit, max_size)
 
     def fixed_samples(
         self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
     ) -> Batch:
-        numbers, real = self.numbers(rows, width)
+        numbers, real_mask = self.numbers(rows, width)
         batch = self.gather(numbers, dtype)
         batch["x"] = self.skewed(self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers)
-        return batch | {"weight": real.to(dtype), "client": rows % self.federation.clients, "row": rows}
+        return batch | {"weight": real_mask.to(dtype), "client": rows % self.federation.clients, "row": rows}
 
     def skewed(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
         """Prepared inputs [n, B, …] of samples [n, B], with the feature skew of clients [n]."""
@@ -141,11 +141,11 @@ class Stored(ClientData):
         )
 
     def concatenate(self, data_list: Sequence[ClientData]) -> Stored:
-        joint, of = copy.copy(self), [self, *(stored for stored in data_list if isinstance(stored, Stored))]
-        starts = np.cumsum([0, *(len(data.order) for data in of[:-1])])
-        joint.order = torch.cat([data.order for data in of])
-        joint.offsets = torch.cat([data.offsets + int(start) for data, start in zip(of, starts, strict=True)])
-        joint.sizes = np.concatenate([data.sizes for data in of])
+        joint, stored_list = copy.copy(self), [self, *(stored for stored in data_list if isinstance(stored, Stored))]
+        starts = np.cumsum([0, *(len(data.order) for data in stored_list[:-1])])
+        joint.order = torch.cat([data.order for data in stored_list])
+        joint.offsets = torch.cat([data.offsets + int(start) for data, start in zip(stored_list, starts, strict=True)])
+        joint.sizes = np.concatenate([data.sizes for data in stored_list])
         joint.several = True
         return joint
 
@@ -181,10 +181,10 @@ class StoredFeed:
         batch = self.data.unlabelled(numbers, dtype) | self._y(step, pick, width, dtype)
         augment = dataset.augment if dataset.augment is not None and dataset.augment.active else None
         if augment is not None and augment.border == "black":
-            batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
+            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = dataset.prepare(batch["x"], dtype)
         if augment is not None and augment.border == "mean":  # the mean colour is zero after normalisation
-            batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
+            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = self.data.skewed(batch["x"], self.clients[pick], numbers)
         return batch
 
@@ -218,15 +218,15 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
     step, slot = np.arange(steps)[:, None, None], np.arange(load.size.max(initial=0))
     if sampling == "replacement":
         return rng.integers(
-            _sent(keys[:, None], device), _sent(step * size + slot, device), _sent(sample_counts, device)
+            _to_device(keys[:, None], device), _to_device(step * size + slot, device), _to_device(sample_counts, device)
         )
     shuffled, first, last = permutations(keys, load, device)
-    turn = np.minimum(step // per_pass, last[: len(shared_load.num_samples), None])
-    position = turn * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
-    return shuffled[_sent(first[:, None], device) + _sent(position, device)]
+    pass_number = np.minimum(step // per_pass, last[: len(shared_load.num_samples), None])
+    position = pass_number * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
+    return shuffled[_to_device(first[:, None], device) + _to_device(position, device)]
 
 
-def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """Host numbers moved to the device."""
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
@@ -243,17 +243,17 @@ def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tupl
     row = np.repeat(np.arange(len(passes)), passes)
     turn = np.arange(len(row)) - np.repeat(np.cumsum(passes) - passes, passes)
     length = load.num_samples[row]
-    begin = np.cumsum(length) - length
-    first, last = begin[np.cumsum(passes) - passes], passes - 1
-    folded = _sent(rng.fold_host(keys[row], turn)[:, None], device)
-    unshuffled_mask = _sent(full_batch_mask[row, None], device) if full_batch_mask.any() else None
+    starts = np.cumsum(length) - length
+    first, last = starts[np.cumsum(passes) - passes], passes - 1
+    folded = _to_device(rng.fold_host(keys[row], turn)[:, None], device)
+    unshuffled_mask = _to_device(full_batch_mask[row, None], device) if full_batch_mask.any() else None
     if np.ptp(length) == 0:  # many short sorts are faster than a long one
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
         random = rng.bits(folded, slot)
         random = random if unshuffled_mask is None else torch.where(unshuffled_mask, slot, random)
         return sort_slots(random, slot, int(length[0])).flatten(), first, last
     segment = torch.as_tensor(np.repeat(np.arange(len(row)), length), device=device)
-    slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(begin, length), device=device)
+    slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(starts, length), device=device)
     random = rng.bits(folded[segment, 0], slot)
     random = random if unshuffled_mask is None else torch.where(unshuffled_mask[segment, 0], slot, random)
     return sort_slots(random, slot, int(length.max()), segment, len(row)), first, last
@@ -273,10 +273,14 @@ def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | Non
         sort_keys = random if segment is None else (segment << 32) + random + (1 << 31)
         order = sort_keys.argsort(dim=-1, stable=True)
         return order if segment is None else slot[order]
-    packed = ((random.to(torch.int64) + (1 << 31)) << width) | slot
+    packed_keys = ((random.to(torch.int64) + (1 << 31)) << width) | slot
     if segment is not None:
-        packed |= segment << (32 + width)
-    sorted_keys = torch.from_numpy(np.sort(packed.numpy())) if packed.device.type == "cpu" else packed.sort().values
+        packed_keys |= segment << (32 + width)
+    sorted_keys = (
+        torch.from_numpy(np.sort(packed_keys.numpy()))
+        if packed_keys.device.type == "cpu"
+        else packed_keys.sort().values
+    )
     return sorted_keys & ((1 << width) - 1)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from fedsim.core.constraints import Count, OneOf, Validated
 from fedsim.core.errors import ConfigError
 
-SAMPLINGS = ("pass", "replacement")
-Sampling = Annotated[str, OneOf(*SAMPLINGS)]
-STEPS = 10  # if neither steps nor epochs are given
+SAMPLING_MODES = ("pass", "replacement")
+SamplingMode = Annotated[str, OneOf(*SAMPLING_MODES)]
+DEFAULT_LOCAL_STEPS = 10  # if neither steps nor epochs are given
 
 
 @dataclass
@@ -31,7 +31,7 @@ class LocalWork(Validated):
     steps: Count | None = None
     epochs: Count | None = None
     batch_size: Count | None = 32
-    sampling: Sampling = "pass"
+    sampling: SamplingMode = "pass"
     drop_last: bool = True
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class LocalWork(Validated):
                 mentions=("steps", "epochs"),
             )
         if self.steps is None and self.epochs is None:
-            self.steps = STEPS
+            self.steps = DEFAULT_LOCAL_STEPS
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Workload:
     def batch_sizes(self) -> np.ndarray:
         """[n, S] samples in the batch of every row and step; 0 after a row's last step."""
         step = np.arange(self.steps.max(initial=0))
-        full = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
+        full_sizes = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
         if self.short_last:
             position = (step % self.per_pass[:, None]) * self.size[:, None]
-            full = np.minimum(full, self.num_samples[:, None] - position)
-        return np.where(step < self.steps[:, None], full, 0)
+            full_sizes = np.minimum(full_sizes, self.num_samples[:, None] - position)
+        return np.where(step < self.steps[:, None], full_sizes, 0)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
-from fedsim.evaluation.metrics.entries import BETTER, parse_metrics
+from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, parse_metrics
 from fedsim.evaluation.metrics.metric import Metric, build_metric, error_context
-from fedsim.evaluation.metrics.named import RANKED, PredictionTask
-from fedsim.evaluation.metrics.tallies import PerSample
+from fedsim.evaluation.metrics.named import RANKED_METRIC_NEEDS_NEGATIVES, PredictionTask
+from fedsim.evaluation.metrics.tallies import PerSampleMetric
 from fedsim.models import RowModel
 
 MAX_STORED_BYTES = 2**30  # bytes of outputs that each metric of a whole test set may store
-TENTH = 10  # the worst clients are one in this many
+WORST_CLIENTS_DIVISOR = 10  # the worst clients are one in this many
 
 
 class Metrics:
@@ -54,7 +54,7 @@ class Metrics:
             if count * metric.bytes_per_sample > MAX_STORED_BYTES:
                 remedy = "return one number per sample, [B], or use a class with update and compute"
                 if entry.name is not None:
-                    remedy = "add thresholds=200" if entry.name in RANKED else "remove it"
+                    remedy = "add thresholds=200" if entry.name in RANKED_METRIC_NEEDS_NEGATIVES else "remove it"
                 raise ConfigError(
                     f"metrics: {entry.label} would store {count * metric.bytes_per_sample / 2**30:.2g} GiB for the "
                     f"test set's {count} outputs, more than 1; {remedy}"
@@ -109,14 +109,14 @@ class Metrics:
             shares = present if weights is None else present * weights.to(client_values)
             columns[f"train_{metric.column}"] = (torch.where(present, client_values, 0) * shares).sum(1) / shares.sum(1)
             if metric.better:
-                sign = 1 if metric.better == BETTER[0] else -1
+                sign = 1 if metric.better == METRIC_DIRECTIONS[0] else -1
                 ordered = sign * (sign * client_values).sort(dim=1).values  # the worst first, NaN last
-                tenth = (present.sum(1) // TENTH).clamp(min=1)
+                tenth = (present.sum(1) // WORST_CLIENTS_DIVISOR).clamp(min=1)
                 worst = torch.arange(client_values.shape[1], device=client_values.device) < tenth[:, None]
                 columns[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
         return columns
 
-    def of_clients(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    def client_metrics(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """[K, n] float64 of clients' outputs and targets [n, q, …]; `weight` [n, q] is 0 for padding."""
         host = weight.cpu()
         broken = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()
@@ -128,15 +128,17 @@ class Metrics:
                     if len(sample_indices) < metric.min_samples or broken[i]:
                         continue
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
-                    if not equal_weights and not isinstance(metric.tally, PerSample):
+                    if not equal_weights and not isinstance(metric.accumulator, PerSampleMetric):
                         raise ConfigError(
                             f"metrics: {metric.label} weights a client's samples equally, but the shift gives them "
                             "weights; use a function that returns one number per sample, [B]"
                         )
                     device_indices = sample_indices.to(output.device)
-                    metric.tally.reset()
-                    metric.tally.update(output[i, device_indices], target[i, device_indices], weight[i, device_indices])
-                    values[k, i] = metric.tally.value()
+                    metric.accumulator.reset()
+                    metric.accumulator.update(
+                        output[i, device_indices], target[i, device_indices], weight[i, device_indices]
+                    )
+                    values[k, i] = metric.accumulator.value()
         return values
 
     def pooled(self, replicates: int) -> PooledMetricAccumulator:
@@ -149,7 +151,7 @@ class PooledMetricAccumulator:
 
     def __init__(self, metrics: Metrics, replicates: int) -> None:
         self.metrics = metrics
-        self.tallies = [[metric.tally.new_like() for _ in range(replicates)] for metric in metrics.metrics]
+        self.tallies = [[metric.accumulator.new_like() for _ in range(replicates)] for metric in metrics.metrics]
         self.broken = torch.zeros(replicates, dtype=torch.bool)
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
@@ -157,9 +159,9 @@ class PooledMetricAccumulator:
         self.broken |= outputs.flatten(1).isnan().any(1).cpu()
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
-                for tally, output, broken in zip(tallies, outputs, self.broken, strict=True):
+                for accumulator, output, broken in zip(tallies, outputs, self.broken, strict=True):
                     if not broken:
-                        tally.update(output, target)
+                        accumulator.update(output, target)
 
     def values(self) -> dict[str, Tensor]:
         """Column → [R] float64 on the host; NaN for a model with NaN outputs."""
@@ -167,8 +169,8 @@ class PooledMetricAccumulator:
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
                 replicate_values = [
-                    torch.tensor(torch.nan, dtype=torch.float64) if broken else tally.value().cpu()
-                    for tally, broken in zip(tallies, self.broken, strict=True)
+                    torch.tensor(torch.nan, dtype=torch.float64) if broken else accumulator.value().cpu()
+                    for accumulator, broken in zip(tallies, self.broken, strict=True)
                 ]
                 columns[f"test_{metric.column}"] = torch.stack(replicate_values)
         return columns

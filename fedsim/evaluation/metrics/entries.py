@@ -10,14 +10,14 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import MODELS, columns_of_other_model
+from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS, columns_of_other_model
 
-FORMS = (
+METRIC_FORMS_TEXT = (
     "names of torchmetrics' metrics, such as [f1_score,auroc], or {name: …, ARGUMENTS} or {_target_: package.function}"
 )
-BETTER = ("higher", "lower")
-OWN_KEYS = ("name", "_target_", "column", "better")  # all others are arguments
-SUMMARIES = ("median", "worst10")  # over clients, after a column's name
+METRIC_DIRECTIONS = ("higher", "lower")
+ENTRY_KEYS = ("name", "_target_", "column", "better")  # all others are arguments
+CLIENT_SUMMARY_SUFFIXES = ("median", "worst10")  # over clients, after a column's name
 BUILT_IN_COLUMNS = ("loss", "accuracy")  # names of built-in columns
 
 
@@ -43,7 +43,7 @@ class Entry:
     def label(self) -> str:
         """The metric as written by a user."""
         argument_text = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
-        return (self.name or _path(self.target)) + (f"({argument_text})" if argument_text else "")
+        return (self.name or _callable_path(self.target)) + (f"({argument_text})" if argument_text else "")
 
 
 def parse_metrics(metrics: Any) -> list[Entry]:
@@ -53,13 +53,17 @@ def parse_metrics(metrics: Any) -> list[Entry]:
         ConfigError: an entry is not a metric, or its column name is taken.
     """
     if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
-        raise ConfigError(f"metrics={metrics!r} must be a list of {FORMS}")
-    parsed_entries = [_entry(metric) for metric in metrics]
+        raise ConfigError(f"metrics={metrics!r} must be a list of {METRIC_FORMS_TEXT}")
+    parsed_entries = [_parse_entry(metric) for metric in metrics]
     columns = [entry.column for entry in parsed_entries]
     for column in columns:
-        of = re.sub(r"_(median|worst10|by_client)$", "", column)
-        if columns.count(column) > 1 or of in BUILT_IN_COLUMNS or (of != column and of in columns):
-            reason = "is the name of two metrics" if of in columns[1:] else "is the name of a built-in column"
+        base_column = re.sub(r"_(median|worst10|by_client)$", "", column)
+        if (
+            columns.count(column) > 1
+            or base_column in BUILT_IN_COLUMNS
+            or (base_column != column and base_column in columns)
+        ):
+            reason = "is the name of two metrics" if base_column in columns[1:] else "is the name of a built-in column"
             raise ConfigError(f"metrics: {column} {reason}; choose another with {{name: …, column: NAME}}")
     return parsed_entries
 
@@ -70,21 +74,23 @@ def possible_columns(metrics: Any) -> set[str]:
     for entry in parse_metrics(metrics):
         over_clients = f"client_{entry.column}_worst10"
         evaluated = {f"test_{entry.column}", f"train_{entry.column}", over_clients}
-        columns |= evaluated.union(*(columns_of_other_model(model, evaluated).values() for model in MODELS))
+        columns |= evaluated.union(
+            *(columns_of_other_model(model, evaluated).values() for model in EVALUATED_MODEL_DESCRIPTIONS)
+        )
         for model in ("global", "localized", "personal"):
             validation_column = f"{model}_validation_{entry.column}"
-            columns |= {validation_column, *(f"{validation_column}_{summary}" for summary in SUMMARIES)}
+            columns |= {validation_column, *(f"{validation_column}_{summary}" for summary in CLIENT_SUMMARY_SUFFIXES)}
     return columns
 
 
-def _entry(metric: Any) -> Entry:
+def _parse_entry(metric: Any) -> Entry:
     if callable(metric):
         metric = {"_target_": metric}
     elif isinstance(metric, str):
         metric = {"name": metric}
     if not isinstance(metric, Mapping) or len({"name", "_target_"} & metric.keys()) != 1:
-        raise ConfigError(f"metrics: {metric!r} is not a metric; give {FORMS}")
-    arguments = {str(key): value for key, value in metric.items() if key not in OWN_KEYS}
+        raise ConfigError(f"metrics: {metric!r} is not a metric; give {METRIC_FORMS_TEXT}")
+    arguments = {str(key): value for key, value in metric.items() if key not in ENTRY_KEYS}
     name, target = metric.get("name"), metric.get("_target_")
     if target is None and (not isinstance(name, str) or not name):
         raise ConfigError(f"metrics: name={name!r} must be a word, such as f1_score")
@@ -92,16 +98,16 @@ def _entry(metric: Any) -> Entry:
         raise ConfigError(f"metrics: _target_={target!r} must be the path of a function or class")
     column = metric.get("column")
     if column is None:
-        column = name or _path(target).rpartition(".")[2]
+        column = name or _callable_path(target).rpartition(".")[2]
     if not isinstance(column, str) or not re.fullmatch(r"[A-Za-z]\w*", column, re.ASCII):
         raise ConfigError(f"metrics: column={column!r} must consist of letters, digits and underscores; set column")
     better = metric.get("better")
     if better is not None:
-        checks.choice("metrics: better", better, BETTER)
+        checks.choice("metrics: better", better, METRIC_DIRECTIONS)
     return Entry(column, name, target, better, arguments)
 
 
-def _path(target: Any) -> str:
+def _callable_path(target: Any) -> str:
     """The name of a callable."""
     if isinstance(target, str):
         return target

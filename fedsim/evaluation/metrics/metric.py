@@ -14,10 +14,16 @@ from torch import Tensor
 
 from fedsim.core import targets
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import UNDIRECTED
-from fedsim.evaluation.metrics.entries import BETTER, Entry
-from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare
-from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
+from fedsim.evaluation.columns import UNKNOWN_DIRECTION_TEXT
+from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, Entry
+from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare_torchmetrics
+from fedsim.evaluation.metrics.tallies import (
+    MetricAccumulator,
+    PerSampleMetric,
+    StreamedMetric,
+    WholeSetMetric,
+    scalar_result,
+)
 from fedsim.trainer.device_memory import out_of_memory
 
 
@@ -27,10 +33,10 @@ def _is_metric(candidate: Any) -> bool:
 
 
 # The modules of torchmetrics whose metrics need outputs and targets only; others download models.
-OF_OUTPUTS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
-METRIC = targets.Kind(
+TORCHMETRICS_DOMAINS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
+METRIC_KIND = targets.Kind(
     "a metric",
-    modules=tuple(f"torchmetrics.{prefix}{of}" for prefix in ("", "functional.") for of in OF_OUTPUTS),
+    modules=tuple(f"torchmetrics.{prefix}{of}" for prefix in ("", "functional.") for of in TORCHMETRICS_DOMAINS),
     shown_in=("torchmetrics", "torchmetrics.functional", "torchmetrics.text", "torchmetrics.functional.text"),
     functions=_is_metric,
     built_in=(torch.nn.Module,),
@@ -54,44 +60,48 @@ class Metric:
     column: str
     label: str
     better: str | None
-    tally: Tally
+    accumulator: MetricAccumulator
     min_samples: int = 1
     bytes_per_sample: float = 0
 
     @property
     def direction(self) -> str:
         """The direction, in words at the end of a column's description."""
-        return f"; {self.better} is better" if self.better else UNDIRECTED
+        return f"; {self.better} is better" if self.better else UNKNOWN_DIRECTION_TEXT
 
 
 def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """Build the metric and check it on two and on three samples."""
     if entry.name is not None:
-        tally: Tally = named_metric(entry.name, entry.arguments, task, dataset)
-        implementation = getattr(tally, "metric", None)
+        accumulator: MetricAccumulator = named_metric(entry.name, entry.arguments, task, dataset)
+        implementation = getattr(accumulator, "metric", None)
     else:
         implementation = _user_implementation(entry)
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
             raise ConfigError("its objects are not callable and do not have reset, update and compute")
-        tally = Streamed(implementation).new_like() if streams else _of_function(implementation, output, target)
-    if isinstance(tally, Streamed):
-        _without_sync(tally.metric, output.device)
+        accumulator = (
+            StreamedMetric(implementation).new_like()
+            if streams
+            else _function_accumulator(implementation, output, target)
+        )
+    if isinstance(accumulator, StreamedMetric):
+        _without_sync(accumulator.metric, output.device)
     originals = output.clone(), target.clone()
-    first, second = (_value(tally, output, target) for _ in range(2))
-    if not all(torch.equal(current, before) for current, before in zip((output, target), originals, strict=True)):
+    first, second = (_accumulated_value(accumulator, output, target) for _ in range(2))
+    if not all(torch.equal(current, original) for current, original in zip((output, target), originals, strict=True)):
         raise ConfigError("it modifies its arguments; use a copy")
     if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it returns a different number every time")
-    minimum_samples, bytes_each = 1, tally.stored_bytes() / len(output)
+    minimum_samples, bytes_each = 1, accumulator.stored_bytes() / len(output)
     try:
-        _value(tally, output[:1], target[:1])
+        _accumulated_value(accumulator, output[:1], target[:1])
     except Exception:  # a score that is undefined for a single sample
         minimum_samples = 2
-    ways = {True: BETTER[0], False: BETTER[1]}
-    says = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
-    better = entry.better or ways.get(says)  # type: ignore[arg-type]
-    return Metric(entry.column, entry.label, better, tally, minimum_samples, bytes_each)
+    direction_by_flag = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
+    declared_direction = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
+    better = entry.better or direction_by_flag.get(declared_direction)  # type: ignore[arg-type]
+    return Metric(entry.column, entry.label, better, accumulator, minimum_samples, bytes_each)
 
 
 def _user_implementation(entry: Entry) -> Any:
@@ -100,8 +110,8 @@ def _user_implementation(entry: Entry) -> Any:
     if isinstance(target, str):
         try:
             if target.startswith("torchmetrics."):
-                prepare()
-            target = targets.resolve("metrics: _target_", target, METRIC)
+                prepare_torchmetrics()
+            target = targets.resolve("metrics: _target_", target, METRIC_KIND)
         except ConfigError:
             raise
         except Exception as error:  # a module may raise anything
@@ -113,17 +123,17 @@ def _user_implementation(entry: Entry) -> Any:
     return functools.partial(target, **entry.arguments) if entry.arguments else target
 
 
-def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> Tally:
+def _function_accumulator(function: Callable[..., Any], output: Tensor, target: Tensor) -> MetricAccumulator:
     """A function of samples, if it returns one number per sample; else of whole sets."""
     index_sets = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
     results = [function(output[indices], target[indices]) for indices in index_sets]
     if [getattr(value, "shape", None) for value in results] != [(2,), (3,)]:
-        number(results[0])
-        return OfOutputs(function)
-    two, three = (torch.as_tensor(value).to(torch.float64) for value in results)
-    if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
+        scalar_result(results[0])
+        return WholeSetMetric(function)
+    value_of_two, value_of_three = (torch.as_tensor(value).to(torch.float64) for value in results)
+    if not torch.allclose(value_of_two, value_of_three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("its value for a sample depends on the others; return one number for the whole set")
-    return PerSample(function)
+    return PerSampleMetric(function)
 
 
 def _without_sync(metric: Any, device: torch.device) -> None:
@@ -135,10 +145,10 @@ def _without_sync(metric: Any, device: torch.device) -> None:
         metric.to(device)
 
 
-def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
-    tally.reset()
-    tally.update(output, target)
-    return tally.value()
+def _accumulated_value(accumulator: MetricAccumulator, output: Tensor, target: Tensor) -> Tensor:
+    accumulator.reset()
+    accumulator.update(output, target)
+    return accumulator.value()
 
 
 @contextlib.contextmanager

@@ -18,12 +18,15 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import torchvision
-from fedsim.evaluation.metrics.tallies import Streamed
-from fedsim.models.losses import IGNORED
+from fedsim.evaluation.metrics.tallies import StreamedMetric
+from fedsim.models.losses import IGNORED_LABEL
 
 BINARY, MULTICLASS, MULTILABEL = "binary", "multiclass", "multilabel"
-PAIRS = (["preds", "target"], ["preds", "targets"])  # parameters of a function of outputs and targets
-NO_MEANING = ("validate_args", "sync_on_compute")  # arguments that a user cannot set
+OUTPUT_TARGET_PARAMETERS = (
+    ["preds", "target"],
+    ["preds", "targets"],
+)  # parameters of a function of outputs and targets
+UNSETTABLE_ARGUMENTS = ("validate_args", "sync_on_compute")  # arguments that a user cannot set
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class PredictionTask:
         )
 
 
-class Named(Streamed):
+class TorchMetric(StreamedMetric):
     """A metric of torchmetrics.
 
     Args:
@@ -87,9 +90,9 @@ class Named(Streamed):
         self.task, self.metric_task, self.scores = task, metric_task, scores
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.metric.update(*self.presented(output, target))
+        self.metric.update(*self.torchmetrics_inputs(output, target))
 
-    def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def torchmetrics_inputs(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets in the shapes that torchmetrics needs; contiguous, since it uses views."""
         if self.task.kind is None:
             matrices = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
@@ -101,7 +104,7 @@ class Named(Streamed):
         return self.task.probabilities(output, self.metric_task).contiguous(), target
 
 
-class Ranked(Named):
+class RankedTorchMetric(TorchMetric):
     """AUROC or average precision, which is undefined for classes with no positive or no negative samples. torchmetrics
     returns 0 in that case, which would bias means over clients that lack classes. Averages here are over classes for
     which it is defined.
@@ -127,9 +130,9 @@ class Ranked(Named):
         self._forget()
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        preds, target = self.presented(output, target)
+        preds, target = self.torchmetrics_inputs(output, target)
         self.metric.update(preds, target)
-        valid_mask = target != (self.metric.ignore_index if self.metric.ignore_index is not None else IGNORED)
+        valid_mask = target != (self.metric.ignore_index if self.metric.ignore_index is not None else IGNORED_LABEL)
         if self.average is None:
             positive, count = (target == 1).sum(), valid_mask.sum()
         elif self.metric_task == MULTICLASS:
@@ -146,17 +149,19 @@ class Ranked(Named):
         return (torch.where(exists, class_scores, 0) * weight).sum() / weight.sum()
 
 
-RANKED = {"auroc": True, "average_precision": False}  # name → whether it needs negative samples
+RANKED_METRIC_NEEDS_NEGATIVES = {"auroc": True, "average_precision": False}  # name → whether it needs negative samples
 
 
-def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, dataset: str) -> Streamed:
+def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, dataset: str) -> StreamedMetric:
     """The metric for a task.
 
     Raises:
         ConfigError: unknown name or argument, or torchmetrics is not installed.
     """
-    function, metric_class = _lookup(name)
-    argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
+    function, metric_class = _lookup_metric(name)
+    argument_names = [
+        key for key in list(inspect.signature(function).parameters)[2:] if key not in UNSETTABLE_ARGUMENTS
+    ]
     _check_arguments(name, settings, argument_names)
     if task.kind is None and "task" in argument_names:
         raise ConfigError(f"metrics: {name} needs labels, but the targets of dataset={dataset} are not labels")
@@ -165,8 +170,8 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
             f"metrics: perplexity needs scores of several classes, which models for dataset={dataset} do not have"
         )
     metric_task = settings.get("task", task.kind)
-    filled = _filled_arguments(metric_class, argument_names, task, metric_task)
-    arguments = {**filled, **settings}
+    filled_arguments = _filled_arguments(metric_class, argument_names, task, metric_task)
+    arguments = {**filled_arguments, **settings}
 
     def build(**changed: Any) -> Any:
         try:
@@ -178,20 +183,20 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
         return instance.set_dtype(torch.float64)
 
     metric = build()
-    if name not in RANKED:
-        return Named(metric, task, metric_task, name == "perplexity")
+    if name not in RANKED_METRIC_NEEDS_NEGATIVES:
+        return TorchMetric(metric, task, metric_task, name == "perplexity")
     average = None if metric_task == BINARY else arguments.get("average", "macro")
     if average in ("none", None) and metric_task != BINARY:
         raise ConfigError(f"metrics: {name} with average={average} returns one number per class; set average=macro")
     if average == "micro":
-        return Ranked(metric, task, metric_task, None, RANKED[name])
+        return RankedTorchMetric(metric, task, metric_task, None, RANKED_METRIC_NEEDS_NEGATIVES[name])
     if average:  # per class, since the mean must exclude classes without samples
         metric = build(average="none")
-    return Ranked(metric, task, metric_task, average, RANKED[name])
+    return RankedTorchMetric(metric, task, metric_task, average, RANKED_METRIC_NEEDS_NEGATIVES[name])
 
 
-def _check_arguments(name: str, given: Mapping[str, Any], argument_names: list[str]) -> None:
-    for key in given:
+def _check_arguments(name: str, given_arguments: Mapping[str, Any], argument_names: list[str]) -> None:
+    for key in given_arguments:
         if key not in argument_names:
             alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
             raise ConfigError(
@@ -203,22 +208,22 @@ def _filled_arguments(
     metric_class: Any, argument_names: list[str], task: PredictionTask, metric_task: str | None
 ) -> dict[str, Any]:
     """The metric's arguments that follow from the task."""
-    filled: dict[str, Any] = {"task": task.kind}
+    filled_arguments: dict[str, Any] = {"task": task.kind}
     if metric_task == MULTICLASS:
-        filled["num_classes"] = task.size
+        filled_arguments["num_classes"] = task.size
     if metric_task == MULTILABEL:
-        filled["num_labels"] = task.size
+        filled_arguments["num_labels"] = task.size
     if task.positions:
-        filled["ignore_index"] = IGNORED
+        filled_arguments["ignore_index"] = IGNORED_LABEL
     names = set(argument_names)
     if task.kind is None and "num_outputs" in inspect.signature(metric_class).parameters.keys() - names:
         # a function of torchmetrics infers the number of outputs, its class needs it as argument
-        filled["num_outputs"] = task.size
+        filled_arguments["num_outputs"] = task.size
         names.add("num_outputs")
-    return {key: value for key, value in filled.items() if key in names and value is not None}
+    return {key: value for key, value in filled_arguments.items() if key in names and value is not None}
 
 
-def prepare() -> None:
+def prepare_torchmetrics() -> None:
     """Prepare the import of torchmetrics: it imports torchvision, which may need a workaround, and it repeats a warning
     for every client that lacks a class.
     """
@@ -226,10 +231,10 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", module=r"torchmetrics\.")
 
 
-def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _lookup_metric(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The function of torchmetrics with this name, and its class."""
     try:
-        prepare()
+        prepare_torchmetrics()
         import torchmetrics.classification
         import torchmetrics.functional
         import torchmetrics.regression
@@ -251,9 +256,9 @@ def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             getattr(torchmetrics.functional, function_name),
             classes.get(function_name.replace("_", "")),
         )
-        if metric_class is not None and list(inspect.signature(function).parameters)[:2] in PAIRS:
+        if metric_class is not None and list(inspect.signature(function).parameters)[:2] in OUTPUT_TARGET_PARAMETERS:
             functions[function_name] = function, metric_class
     if name not in functions:
-        near = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
-        raise ConfigError(f"metrics: {name!r} is not a metric of torchmetrics for outputs and targets{near}")
+        suggestion_text = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
+        raise ConfigError(f"metrics: {name!r} is not a metric of torchmetrics for outputs and targets{suggestion_text}")
     return functions[name]

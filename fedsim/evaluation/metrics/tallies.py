@@ -12,17 +12,17 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 
-Function = Callable[[Tensor, Tensor], Any]  # (output, target) → a number, or one per sample [B]
+MetricFunction = Callable[[Tensor, Tensor], Any]  # (output, target) → a number, or one per sample [B]
 
 
-class Tally(ABC):
+class MetricAccumulator(ABC):
     """One metric of one set."""
 
-    def new_like(self) -> Tally:
+    def new_like(self) -> MetricAccumulator:
         """A new tally of the same metric, for another set."""
-        tally = copy.copy(self)
-        tally.reset()
-        return tally
+        accumulator = copy.copy(self)
+        accumulator.reset()
+        return accumulator
 
     @abstractmethod
     def reset(self) -> None:
@@ -30,7 +30,7 @@ class Tally(ABC):
 
     @abstractmethod
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        """Add outputs and targets [B, …]; only `PerSample` accepts weights [B]."""
+        """Add outputs and targets [B, …]; only `PerSampleMetric` accepts weights [B]."""
 
     @abstractmethod
     def value(self) -> Tensor:
@@ -41,10 +41,10 @@ class Tally(ABC):
         return 0
 
 
-class PerSample(Tally):
+class PerSampleMetric(MetricAccumulator):
     """The mean of a function with one number per sample."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: MetricFunction) -> None:
         self.function = function
         self.reset()
 
@@ -61,10 +61,10 @@ class PerSample(Tally):
         return torch.as_tensor(self.total / self.weight)
 
 
-class OfOutputs(Tally):
+class WholeSetMetric(MetricAccumulator):
     """A function of a whole set: outputs are stored until the set is complete."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: MetricFunction) -> None:
         self.function = function
         self.reset()
 
@@ -79,20 +79,20 @@ class OfOutputs(Tally):
 
     def value(self) -> Tensor:
         output, target = (torch.cat(batches) for batches in zip(*self.pairs, strict=True))
-        return number(self.function(output, target))
+        return scalar_result(self.function(output, target))
 
 
-class Streamed(Tally):
+class StreamedMetric(MetricAccumulator):
     """An object with `reset`, `update(output, target)` and `compute()`, such as a metric of torchmetrics."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
 
-    def new_like(self) -> Streamed:
-        tally = copy.copy(self)
-        tally.metric = copy.deepcopy(self.metric)
-        tally.reset()
-        return tally
+    def new_like(self) -> StreamedMetric:
+        accumulator = copy.copy(self)
+        accumulator.metric = copy.deepcopy(self.metric)
+        accumulator.reset()
+        return accumulator
 
     def reset(self) -> None:
         self.metric.reset()
@@ -101,14 +101,14 @@ class Streamed(Tally):
         self.metric.update(output, target)
 
     def value(self) -> Tensor:
-        return number(self.metric.compute())
+        return scalar_result(self.metric.compute())
 
     def stored_bytes(self) -> int:
         states = getattr(self.metric, "metric_state", {}).values()  # lists in torchmetrics' classes
         return sum(tensor.nbytes for state in states if isinstance(state, list) for tensor in state)
 
 
-def number(result: Any) -> Tensor:
+def scalar_result(result: Any) -> Tensor:
     """[] float64 of a metric's result.
 
     Raises:

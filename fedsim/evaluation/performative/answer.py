@@ -23,7 +23,7 @@ from fedsim.shift.shift import by_client, pad_batches
 POWER, GAP = "performative_power", "stability_gap"
 
 
-class Answer:
+class PerformativeDiagnostics:
     """Performative power and the stability gap of models, in double precision on the samples of `Risk`.
 
     Power is Σ_i w_i mean_j ‖z_ij(θ) − z_ij(0)‖ (after Hardt, Jagadeesan and Mendler-Dünner, 2022, for one model):

@@ -7,13 +7,20 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from fedsim.core.errors import NoReferenceError
-from fedsim.evaluation.performative.risk import COLUMNS, Risk
-from fedsim.evaluation.performative.solvers import FLAT_CURVATURE_RATIO, Box, find_zero, free, project, slowest_decay
-from fedsim.evaluation.performative.stable import TOLERANCE
+from fedsim.evaluation.performative.risk import JACOBIAN_ROWS_AT_ONCE, Risk
+from fedsim.evaluation.performative.solvers import (
+    FLAT_CURVATURE_RATIO,
+    BoxBounds,
+    find_zero,
+    free_coordinates,
+    project,
+    slowest_decay,
+)
+from fedsim.evaluation.performative.stable import STABLE_POINT_TOLERANCE
 from fedsim.shift import Players
 
 
-def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
+def nash_point(risk: Risk, start: Tensor, box: BoxBounds = None, tolerance: float = STABLE_POINT_TOLERANCE) -> Tensor:
     """[d] θ with ∇_{x_i} ℓ_i(θ, D_i(θ)) = 0 for all players i, including the dependence of their own data on x_i.
 
     Args:
@@ -28,18 +35,18 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
     shift = risk.shift
     assert isinstance(shift, Players)
     clients = risk.base["client"]
-    own_masks = torch.stack([shift.own_mask(client, risk.weights) for client in clients])  # [m, d]
+    own_masks = torch.stack([shift.client_block_mask(client, risk.weights) for client in clients])  # [m, d]
 
     def losses(theta: Tensor) -> Tensor:
         return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
 
     def field(theta: Tensor) -> Tensor:
         risk.search.tick()
-        return (jacrev(losses, chunk_size=COLUMNS)(theta) * own_masks).sum(0)
+        return (jacrev(losses, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta) * own_masks).sum(0)
 
-    risk.search.doing = "searching for the Nash equilibrium by gradients"
-    slope = jacrev(field, chunk_size=COLUMNS)
+    risk.search.activity = "searching for the Nash equilibrium by gradients"
+    slope = jacrev(field, chunk_size=JACOBIAN_ROWS_AT_ONCE)
     point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
-    if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
+    if point is None or slowest_decay(slope(point), free_coordinates(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
     return point

@@ -9,20 +9,22 @@ from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.solvers import (
     FLAT_CURVATURE_RATIO,
-    Box,
+    BoxBounds,
     find_zero,
-    free,
+    free_coordinates,
     minimise,
     project,
     residual,
     slowest_decay,
 )
-from fedsim.evaluation.performative.stable import MOST_PARAMETERS, TOLERANCE
+from fedsim.evaluation.performative.stable import MAX_JACOBIAN_PARAMETERS, STABLE_POINT_TOLERANCE
 
 GRADIENT_TOLERANCE = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, if found by L-BFGS-B only
 
 
-def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
+def optimal_point(
+    risk: Risk, starts: list[Tensor], box: BoxBounds = None, tolerance: float = STABLE_POINT_TOLERANCE
+) -> Tensor:
     """[d] θ^PO, a minimiser of R(θ, θ) on Θ: the best of those found from the starts.
 
     Up to 300 parameters it is polished by Newton steps until the gradient is within `tolerance` · (1 + ‖θ‖).
@@ -38,7 +40,7 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
     """
     best: tuple[Tensor, float] | None = None
     for number, start in enumerate(starts, 1):
-        risk.search.doing = (
+        risk.search.activity = (
             f"searching for θ^PO by minimising the performative risk from start {number} of {len(starts)}"
         )
         candidate = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
@@ -50,7 +52,7 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
             best = candidate
     assert best is not None
     theta = best[0]
-    if len(theta) <= MOST_PARAMETERS:
+    if len(theta) <= MAX_JACOBIAN_PARAMETERS:
         polished = find_zero(risk.performative_gradient, risk.performative_hessian, theta, box, tolerance)
         if polished is not None and float(risk.performative(polished)) <= best[1] + 1e-12 * (1 + abs(best[1])):
             theta = polished
@@ -62,10 +64,10 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
                 f"{problem} at a point with a gradient: the shift has kinks, and the minimum may lie on one"
             )
         raise NoReferenceError(f"{problem}; set shift.box")
-    moving = free(theta, gradient, box)
+    free_mask = free_coordinates(theta, gradient, box)
     if (
-        len(theta) <= MOST_PARAMETERS
-        and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT_CURVATURE_RATIO
+        len(theta) <= MAX_JACOBIAN_PARAMETERS
+        and slowest_decay(risk.performative_hessian(theta), free_mask) <= FLAT_CURVATURE_RATIO
     ):
         raise NoReferenceError(
             f"the performative risk of shift={type(risk.shift).__name__} has no isolated minimum; set model.ridge"

@@ -17,25 +17,32 @@ from fedsim.data.samples import ClientData
 from fedsim.evaluation.performative.nash import nash_point
 from fedsim.evaluation.performative.optimal import optimal_point
 from fedsim.evaluation.performative.risk import Risk
-from fedsim.evaluation.performative.search import Search
-from fedsim.evaluation.performative.solvers import Box
+from fedsim.evaluation.performative.search import EvaluationCounter
+from fedsim.evaluation.performative.solvers import BoxBounds
 from fedsim.evaluation.performative.stable import stable_point
 from fedsim.models import RowModel
 from fedsim.shift import NoShift, Players, Shift
 
 log = logging.getLogger(__name__)
 
-PARAMETERS = 100  # largest problem for `references: auto`
-POINTS = {"distance_to_ps": "stable", "distance_to_po": "optimal"}  # column of metrics.csv → its name in summary.json
-OF_GAMES = {"distance_to_nash": "nash"}  # and of a game's players
-FOUND = "found"
-STEPS = (0.01, 1.0, 10.0)  # distance from the initial model at which the gradient of a shift is checked
-REMEDY = "give it a `respond_differentiably` with torch operations on theta, or set shift.references=none"
-NUMBERS = 5_000_000  # largest number of input entries
+MAX_AUTO_PARAMETERS = 100  # largest problem for `references: auto`
+POINT_NAME_BY_COLUMN = {
+    "distance_to_ps": "stable",
+    "distance_to_po": "optimal",
+}  # column of metrics.csv → its name in summary.json
+GAME_POINT_NAME_BY_COLUMN = {"distance_to_nash": "nash"}  # and of a game's players
+FOUND_VERDICT = "found"
+GRADIENT_CHECK_DISTANCES = (
+    0.01,
+    1.0,
+    10.0,
+)  # distance from the initial model at which the gradient of a shift is checked
+GRADIENT_REMEDY = "give it a `respond_differentiably` with torch operations on theta, or set shift.references=none"
+MAX_AUTO_INPUT_ENTRIES = 5_000_000  # largest number of input entries
 
 
 @dataclass
-class Solved:
+class ReplicateReferences:
     """The reference points of one replicate.
 
     Attributes:
@@ -56,7 +63,7 @@ class References(dict[str, Tensor]):
         replicates: the points of each; empty if points are not requested.
     """
 
-    def __init__(self, replicates: list[Solved] | None = None) -> None:
+    def __init__(self, replicates: list[ReplicateReferences] | None = None) -> None:
         self.replicates = replicates or []
         points = [solved.points for solved in self.replicates]
         names = points[0] if points else {}
@@ -70,7 +77,7 @@ class References(dict[str, Tensor]):
         """
         summary: dict[str, Any] = {}
         verdicts = self.replicates[0].verdicts if self.replicates else {}
-        for column, name in (POINTS | OF_GAMES).items():
+        for column, name in (POINT_NAME_BY_COLUMN | GAME_POINT_NAME_BY_COLUMN).items():
             if column not in verdicts:
                 continue
             points = [solved.points.get(column) for solved in self.replicates]
@@ -79,7 +86,7 @@ class References(dict[str, Tensor]):
                 "risk": [solved.risks.get(column) for solved in self.replicates],
                 "norm": [None if point is None else float(point.norm()) for point in points],
             }
-            if all(point is None or len(point) <= PARAMETERS for point in points):
+            if all(point is None or len(point) <= MAX_AUTO_PARAMETERS for point in points):
                 summary[name]["values"] = [None if point is None else point.tolist() for point in points]
         return summary
 
@@ -96,19 +103,23 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     if model.loss_mixes_samples:
         reason = "not computed: the loss is defined on batches, but these points are defined for means over samples"
         log.info("θ^PS and θ^PO are %s", reason)
-        return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
-    dear = too_dear(model, data)
-    if shift.references == "auto" and dear:
-        log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", dear)
-        reason = f"not computed: {dear}; set shift.references=always to compute them"
-        return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
-    solutions, search = list[Solved](), Search(shift.references_seconds)
+        return References(
+            [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
+        )
+    expense_reason = too_expensive_reason(model, data)
+    if shift.references == "auto" and expense_reason:
+        log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", expense_reason)
+        reason = f"not computed: {expense_reason}; set shift.references=always to compute them"
+        return References(
+            [ReplicateReferences(verdicts=dict.fromkeys(_are_references_wanted(shift), reason)) for _ in initial]
+        )
+    solutions, search = list[ReplicateReferences](), EvaluationCounter(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):
         twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
         if twins:  # a stream's law does not depend on the seed
             solutions.append(solutions[twins[0]])
         else:
-            solutions.append(_points(Risk(model, shift, data, r, search=search), start, shift.box))
+            solutions.append(_reference_points(Risk(model, shift, data, r, search=search), start, shift.box))
     return References(solutions)
 
 
@@ -122,7 +133,7 @@ def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> 
     Raises:
         ConfigError: no minimiser is found, or it is not unique.
     """
-    no_shift, search = NoShift(), Search()
+    no_shift, search = NoShift(), EvaluationCounter()
     try:
         return torch.stack(
             [
@@ -136,14 +147,14 @@ def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> 
         raise ConfigError(f"start=erm, but {' '.join(str(error).split())}") from error
 
 
-def _sought(shift: Shift) -> dict[str, str]:
-    return POINTS | (OF_GAMES if isinstance(shift, Players) else {})
+def _are_references_wanted(shift: Shift) -> dict[str, str]:
+    return POINT_NAME_BY_COLUMN | (GAME_POINT_NAME_BY_COLUMN if isinstance(shift, Players) else {})
 
 
-def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
+def _reference_points(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
     """Both points of one replicate, if they exist."""
-    solved, starts = Solved(), [start, torch.zeros_like(start)]
-    for column, name in _sought(risk.shift).items():
+    solved, starts = ReplicateReferences(), [start, torch.zeros_like(start)]
+    for column, name in _are_references_wanted(risk.shift).items():
         try:
             if name == "optimal":
                 check_gradient(risk, start)
@@ -161,7 +172,7 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
             solved.verdicts[column] = reason
             continue
         starts.append(point)
-        solved.points[column], solved.verdicts[column] = point, FOUND
+        solved.points[column], solved.verdicts[column] = point, FOUND_VERDICT
         solved.risks[column] = value
     return solved
 
@@ -176,28 +187,28 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
     if type(risk.shift).__module__.startswith("fedsim."):
         return
     shift_name = f"shift={type(risk.shift).__name__}"
-    values, through = [float(risk(start, start))], 0.0
-    for scale in STEPS:
+    values, gradient_magnitude = [float(risk(start, start))], 0.0
+    for scale in GRADIENT_CHECK_DISTANCES:
         deployed = start + scale * torch.cos(1.0 + torch.arange(len(start), device=start.device)).to(start)
         values.append(float(risk(start, deployed)))
         try:
-            through += float(grad(risk, argnums=1)(start, deployed).abs().sum())
+            gradient_magnitude += float(grad(risk, argnums=1)(start, deployed).abs().sum())
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {REMEDY}") from error
-    if through == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
+            raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {GRADIENT_REMEDY}") from error
+    if gradient_magnitude == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
         raise NoReferenceError(
-            f"{shift_name} changes the data, but no gradient flows from the data to the model; {REMEDY}"
+            f"{shift_name} changes the data, but no gradient flows from the data to the model; {GRADIENT_REMEDY}"
         )
 
 
-def too_dear(model: RowModel, data: ClientData) -> str:
+def too_expensive_reason(model: RowModel, data: ClientData) -> str:
     """The reason why `auto` does not compute the points, or an empty string."""
     if model.columns.is_divided:
         return "the model has columns that strategies do not see"
-    if model.dimension > PARAMETERS:
-        return f"the model has {model.dimension} parameters, more than {PARAMETERS}"
+    if model.dimension > MAX_AUTO_PARAMETERS:
+        return f"the model has {model.dimension} parameters, more than {MAX_AUTO_PARAMETERS}"
     numbers = data.federation.clients * data.width(None) * math.prod(data.dataset.shape)
-    if numbers > NUMBERS:
-        return f"the clients' inputs have {numbers:,} entries, more than {NUMBERS:,}"
+    if numbers > MAX_AUTO_INPUT_ENTRIES:
+        return f"the clients' inputs have {numbers:,} entries, more than {MAX_AUTO_INPUT_ENTRIES:,}"
     return ""

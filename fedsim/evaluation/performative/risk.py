@@ -8,12 +8,12 @@ from torch.func import grad, jacrev, vmap
 
 from fedsim.core import rng
 from fedsim.data.samples import ClientData
-from fedsim.evaluation.performative.search import Search
+from fedsim.evaluation.performative.search import EvaluationCounter
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.shift.shift import by_client
 
-COLUMNS = 16  # rows of a Jacobian that are computed at once
+JACOBIAN_ROWS_AT_ONCE = 16  # rows of a Jacobian that are computed at once
 
 
 class Risk:
@@ -40,10 +40,10 @@ class Risk:
         data: ClientData,
         replicate: int = 0,
         samples: int | None = None,
-        search: Search | None = None,
+        search: EvaluationCounter | None = None,
     ) -> None:
-        self.search = search or Search()
-        self.model, self.shift = model.in_double(), shift
+        self.search = search or EvaluationCounter()
+        self.model, self.shift = model.to_double_precision(), shift
         federation = data.federation
         m, device = federation.clients, federation.device
         rows = torch.arange(m, device=device) + replicate * m
@@ -81,8 +81,8 @@ class Risk:
 
     def decoupled_jacobian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `decoupled_gradient`, including the reaction of the data."""
-        return jacrev(self.decoupled_gradient, chunk_size=COLUMNS)(theta)
+        return jacrev(self.decoupled_gradient, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta)
 
     def performative_hessian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `performative_gradient`."""
-        return jacrev(self.performative_gradient, chunk_size=COLUMNS)(theta)
+        return jacrev(self.performative_gradient, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta)

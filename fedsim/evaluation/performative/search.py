@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 MAX_LOG_INTERVAL = 10.0  # largest time between log lines, if one evaluation of the risk does not take longer
 
 
-class Search:
+class EvaluationCounter:
     """Counts evaluations of the risk; all replicates of a run share it.
 
     Args:
@@ -25,8 +25,8 @@ class Search:
     """
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds, self._clock, self.doing = seconds, clock, "evaluating the risk"
-        self._began = self._last_message = clock()
+        self.seconds, self._clock, self.activity = seconds, clock, "evaluating the risk"
+        self._start_time = self._last_message = clock()
         self.evaluations = 0
 
     def tick(self) -> None:
@@ -36,14 +36,15 @@ class Search:
             NoReferenceError: the time limit is exceeded.
         """
         current_time = self._clock()
-        spent, self.evaluations = current_time - self._began, self.evaluations + 1
-        if self.seconds is not None and spent > self.seconds:
+        elapsed, self.evaluations = current_time - self._start_time, self.evaluations + 1
+        if self.seconds is not None and elapsed > self.seconds:
             raise NoReferenceError(
-                f"given up after {spent:.0f} s and {self.evaluations - 1} evaluations of the risk, while {self.doing}; "
+                f"given up after {elapsed:.0f} s and {self.evaluations - 1} evaluations of the "
+                f"risk, while {self.activity}; "
                 "if data react discontinuously, as to a threshold, the point may not exist; set "
                 f"shift.references=none, or raise shift.references_seconds={self.seconds:g} or set it to null"
             )
         if current_time - self._last_message > MAX_LOG_INTERVAL:
             self._last_message = current_time
             limit = "" if self.seconds is None else f" of at most {self.seconds:g} (shift.references_seconds)"
-            log.info("reference points: %s; %.0f s%s", self.doing, spent, limit)
+            log.info("reference points: %s; %.0f s%s", self.activity, elapsed, limit)

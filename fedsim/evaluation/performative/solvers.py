@@ -11,32 +11,34 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-Box = tuple[float, float] | None
-Field = Callable[[Tensor], Tensor]
+BoxBounds = tuple[float, float] | None
+VectorField = Callable[[Tensor], Tensor]
 
-STEPS = 200
+MAX_SOLVER_STEPS = 200
 DIVERGENCE_NORM = 1e8  # a point further out than this counts as divergence
 FLAT_CURVATURE_RATIO = 1e-11  # relative curvature below which a direction counts as flat
 
 
-def project(theta: Tensor, box: Box) -> Tensor:
+def project(theta: Tensor, box: BoxBounds) -> Tensor:
     """The nearest point of the box."""
     return theta if box is None else theta.clamp(*box)
 
 
-def residual(theta: Tensor, gradient: Tensor, box: Box) -> float:
+def residual(theta: Tensor, gradient: Tensor, box: BoxBounds) -> float:
     """‖θ − Π(θ − g)‖: zero if the field vanishes or points out of the box."""
     return float((theta - project(theta - gradient, box)).norm())
 
 
-def free(theta: Tensor, gradient: Tensor, box: Box) -> Tensor:
+def free_coordinates(theta: Tensor, gradient: Tensor, box: BoxBounds) -> Tensor:
     """[d] bool: coordinates that are not at an active bound of the box."""
     if box is None:
         return torch.ones_like(theta, dtype=torch.bool)
     return ~(((theta <= box[0]) & (gradient > 0)) | ((theta >= box[1]) & (gradient < 0)))
 
 
-def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance: float) -> Tensor | None:
+def find_zero(
+    field: VectorField, jacobian: VectorField, start: Tensor, box: BoxBounds, tolerance: float
+) -> Tensor | None:
     """A zero of the field in the box, or None.
 
     A Newton step is taken if it at least halves the residual, else a gradient step of length 1/‖J‖₂, under which a
@@ -52,7 +54,7 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
     driver = "gelsd" if start.device.type == "cpu" else None  # the default's last bits differ from call to call
     theta = project(start, box)
     gradient = field(theta)
-    for _ in range(STEPS):
+    for _ in range(MAX_SOLVER_STEPS):
         size = residual(theta, gradient, box)
         if size <= tolerance * (1 + float(theta.norm())):
             return theta
@@ -60,35 +62,35 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
         finite = bool(torch.isfinite(slope).all()) and bool(torch.isfinite(gradient).all())
         if not finite or float(theta.norm()) > DIVERGENCE_NORM:
             return None
-        moving = free(theta, gradient, box)
+        free_mask = free_coordinates(theta, gradient, box)
         step = torch.zeros_like(theta)
         try:
-            solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
+            solved = torch.linalg.lstsq(slope[free_mask][:, free_mask], -gradient[free_mask, None], driver=driver)
         except RuntimeError:  # overflow on the way
             return None
-        step[moving] = solved.solution[:, 0]
+        step[free_mask] = solved.solution[:, 0]
         new = project(theta + step, box)
-        ahead = field(new)
-        if not residual(new, ahead, box) <= 0.5 * size:  # also if it is NaN
+        new_field = field(new)
+        if not residual(new, new_field, box) <= 0.5 * size:  # also if it is NaN
             steepness = float(torch.linalg.matrix_norm(slope, 2))
             new = project(theta - gradient / max(steepness, 1e-8), box)
-            ahead = field(new)
-        theta, gradient = new, ahead
+            new_field = field(new)
+        theta, gradient = new, new_field
     return None
 
 
-def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
+def slowest_decay(jacobian: Tensor, free_mask: Tensor) -> float:
     """The slowest decay rate of a small perturbation of the free coordinates under gradient descent, relative to the
     fastest: the smallest real part of an eigenvalue. Negative if a perturbation grows; 1 if there is no free coordinate
     or no information.
     """
-    inner = jacobian[moving][:, moving]
+    inner = jacobian[free_mask][:, free_mask]
     if not inner.numel() or not bool(torch.isfinite(inner).all()):
         return 1.0
     return float(torch.linalg.eigvals(inner).real.min() / max(float(torch.linalg.matrix_norm(inner, 2)), 1e-300))
 
 
-def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
+def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: BoxBounds) -> tuple[Tensor, float] | None:
     """A local minimiser [d] and its value, from `start` [d] float64; None if the function is unbounded below."""
     from scipy.optimize import minimize  # imported here: a run without references does not need it
 
@@ -101,8 +103,10 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
 
     if box is None:
         value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
-        away = on_host((start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
-        if away < value:  # a lower value at a point that is not returned as minimiser
+        distant_value = on_host((start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy())[
+            0
+        ]
+        if distant_value < value:  # a lower value at a point that is not returned as minimiser
             return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}

@@ -10,23 +10,23 @@ from fedsim.core.errors import NoReferenceError
 from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.solvers import (
     FLAT_CURVATURE_RATIO,
-    Box,
+    BoxBounds,
     find_zero,
-    free,
+    free_coordinates,
     minimise,
     project,
     slowest_decay,
 )
 
-METHODS = ("auto", "gradient", "repeated")
-TOLERANCE = 1e-9
-MOST_PARAMETERS = 300  # a Jacobian grows with its square
-ROUNDS = 2000
-IDLE = 1 - 1e-6  # of a contraction, with tolerance for rounding
+STABLE_POINT_METHODS = ("auto", "gradient", "repeated")
+STABLE_POINT_TOLERANCE = 1e-9
+MAX_JACOBIAN_PARAMETERS = 300  # a Jacobian grows with its square
+MAX_RETRAINING_ROUNDS = 2000
+MAX_CONTRACTION_FACTOR = 1 - 1e-6  # of a contraction, with tolerance for rounding
 
 
 def stable_point(
-    risk: Risk, start: Tensor, box: Box = None, method: str = "auto", tolerance: float = TOLERANCE
+    risk: Risk, start: Tensor, box: BoxBounds = None, method: str = "auto", tolerance: float = STABLE_POINT_TOLERANCE
 ) -> Tensor:
     """[d] θ^PS ∈ Θ with ∇_θ R(θ, θ')|_{θ'=θ} = 0 on Θ's inside, near `start`.
 
@@ -43,64 +43,70 @@ def stable_point(
     Raises:
         NoReferenceError: there is no point that repeated training could reach, as with ε̄ ≥ 1 in mean estimation.
     """
-    checks.choice("method", method, METHODS)
+    checks.choice("method", method, STABLE_POINT_METHODS)
     start = project(start.detach().to(torch.float64), box)
-    if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
-        return _repeated(risk, start, box, tolerance)
-    risk.search.doing = "searching for θ^PS by gradients"
+    if method == "repeated" or (method == "auto" and len(start) > MAX_JACOBIAN_PARAMETERS):
+        return _repeated_minimisation(risk, start, box, tolerance)
+    risk.search.activity = "searching for θ^PS by gradients"
     point = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
     if point is None:
         if method == "auto":
-            return _repeated(risk, start, box, tolerance)
+            return _repeated_minimisation(risk, start, box, tolerance)
         raise NoReferenceError(
-            f"the gradient method finds no performatively stable point of shift={_name(risk)}; set shift.box, or "
+            f"the gradient method finds no performatively stable point of shift={_shift_name(risk)}; set shift.box, or "
             "weaken the shift"
         )
     gradient = risk.decoupled_gradient(point)
-    slowest = slowest_decay(risk.decoupled_jacobian(point), free(point, gradient, box))
+    slowest = slowest_decay(risk.decoupled_jacobian(point), free_coordinates(point, gradient, box))
     if abs(slowest) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError(
-            f"the performatively stable point of shift={_name(risk)} is not unique: the loss is flat along some "
+            f"the performatively stable point of shift={_shift_name(risk)} is not unique: the loss is flat along some "
             "direction; set model.ridge"
         )
     if slowest < 0:
         raise NoReferenceError(
-            f"shift={_name(risk)} has no performatively stable point: data react to the model at least as strongly as "
+            f"shift={_shift_name(risk)} "
+            "has no performatively stable point: data react to the model at least as strongly as "
             "the model to the data, and repeated training diverges from its only fixed point; weaken the shift"
         )
     return point
 
 
-def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
+def _repeated_minimisation(risk: Risk, start: Tensor, box: BoxBounds, tolerance: float) -> Tensor:
     """θ ← argmin_Θ R(·, θ) until the remaining distance, by the last contraction, is within the tolerance."""
-    theta, before = start, 0.0
+    theta, previous_distance = start, 0.0
     growing = 0
-    for count in range(ROUNDS):
-        risk.search.doing = f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {ROUNDS}"
+    for count in range(MAX_RETRAINING_ROUNDS):
+        risk.search.activity = (
+            f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {MAX_RETRAINING_ROUNDS}"
+        )
         minimum = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
         if minimum is None:
             raise NoReferenceError(
-                f"repeated minimisation under shift={_name(risk)} diverges, so it reaches no performatively stable "
+                f"repeated minimisation under shift={_shift_name(risk)} "
+                "diverges, so it reaches no performatively stable "
                 "point; set shift.box, or weaken the shift"
             )
         new = minimum[0]
         step = float((new - theta).norm())
-        contraction = step / before if count else 1.0  # the first step gives no contraction factor
+        contraction = step / previous_distance if count else 1.0  # the first step gives no contraction factor
         scale = 1 + float(new.norm())
         if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
             return new
-        growing = growing + 1 if count and contraction >= IDLE and step > 1e-7 * scale else 0
+        growing = growing + 1 if count and contraction >= MAX_CONTRACTION_FACTOR and step > 1e-7 * scale else 0
         if growing >= 20:
             raise NoReferenceError(
-                f"repeated minimisation under shift={_name(risk)} does not contract, so it reaches no performatively "
+                f"repeated minimisation under shift={_shift_name(risk)} "
+                "does not contract, so it reaches no performatively "
                 "stable point; weaken the shift"
             )
-        theta, before = new, step
+        theta, previous_distance = new, step
     raise NoReferenceError(
-        f"repeated minimisation under shift={_name(risk)} has not converged to {tolerance:g} after {ROUNDS} rounds; "
+        f"repeated minimisation under shift={_shift_name(risk)} has not converged to {tolerance:g} "
+        f"after {MAX_RETRAINING_ROUNDS} rounds; "
         "weaken the shift"
     )
 
 
-def _name(risk: Risk) -> str:
+def _shift_name(risk: Risk) -> str:
     return type(risk.shift).__name__

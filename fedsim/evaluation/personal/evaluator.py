@@ -14,19 +14,19 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.columns import columns_of_other_model
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import OwnModels, one_row
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_row_predictor
 from fedsim.evaluation.personal.scores import (
-    MODELS,
+    MODEL_DESCRIPTIONS,
     PERSONAL_COLUMNS,
-    VALIDATED,
+    VALIDATED_CLIENTS_COLUMN,
     ClientScores,
-    Predictor,
-    measures,
+    WeightedRows,
+    measure_descriptions,
     summarise,
 )
 from fedsim.strategies import State, Strategy
 
-ROWS = 256  # clients whose models are computed and scored together
+CLIENTS_PER_BLOCK = 256  # clients whose models are computed and scored together
 
 
 class PersonalEvaluator:
@@ -45,12 +45,12 @@ class PersonalEvaluator:
         options: Personal,
         federation: Federation,
         strategy: Strategy[Any],
-        own_models: OwnModels,
+        own_models: PersonalModelComputer,
         scores: ClientScores,
     ) -> None:
         self.options, self.federation, self.strategy = options, federation, strategy
         self.own_models, self.scores = own_models, scores
-        self.models = [name for name in MODELS if name != "personal" or own_models.has_personal]
+        self.models = [name for name in MODEL_DESCRIPTIONS if name != "personal" or own_models.has_personal]
 
     @property
     def columns(self) -> dict[str, str]:
@@ -61,11 +61,13 @@ class PersonalEvaluator:
         for model in self.models:
             descriptions |= {
                 name: PERSONAL_COLUMNS[name]
-                for name in columns_of_other_model(model, measures(evaluator.labelled)).values()
+                for name in columns_of_other_model(model, measure_descriptions(evaluator.labelled)).values()
             }
-            added = evaluator.metrics.measures(f", of {MODELS[model]}")
-            descriptions |= {name: added[measure] for measure, name in columns_of_other_model(model, added).items()}
-        return descriptions | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
+            user_measures = evaluator.metrics.measures(f", of {MODEL_DESCRIPTIONS[model]}")
+            descriptions |= {
+                name: user_measures[measure] for measure, name in columns_of_other_model(model, user_measures).items()
+            }
+        return descriptions | {VALIDATED_CLIENTS_COLUMN: PERSONAL_COLUMNS[VALIDATED_CLIENTS_COLUMN]}
 
     @torch.no_grad()
     def __call__(
@@ -81,16 +83,16 @@ class PersonalEvaluator:
         """
         cohort = self._cohort(online)
         score_blocks: dict[str, list[Tensor]] = {}
-        for first in range(0, len(cohort), ROWS):
-            block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
-            for name, values in self._scored(state, memory, t, block).items():
+        for first in range(0, len(cohort), CLIENTS_PER_BLOCK):
+            block = cohort.subset(np.arange(first, min(first + CLIENTS_PER_BLOCK, len(cohort))))
+            for name, values in self._scores_of_clients(state, memory, t, block).items():
                 score_blocks.setdefault(name, []).append(values)
         names = [f"{model}_{measure}" for model in self.models for measure in self.scores.names]
         host = np.zeros((len(names), 0))
         if score_blocks:
             host = torch.stack([torch.cat(score_blocks[name]) for name in names]).cpu().numpy()
         host, _, bounds = cohort.all_gather_host(host)
-        return self._reduced(dict(zip(names, host, strict=True)), bounds)
+        return self._reduce_over_clients(dict(zip(names, host, strict=True)), bounds)
 
     def _cohort(self, online: Cohort | None) -> Cohort:
         """Rows of the scored clients."""
@@ -102,21 +104,24 @@ class PersonalEvaluator:
             counts.reshape(-1)[online.host.virtual[online.host.count > 0]] = 1
         return federation.cohort(counts, np.ones_like(counts))
 
-    def _scored(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
+    def _scores_of_clients(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
         """'model measure' → [n] for some clients."""
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        columns, predictors = self.own_models.trainer.model.columns, dict[str, Predictor]()
-        deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
-        predictors["global"] = one_row(deployed)
-        before = columns.full_rows(carry["params"], block, memory)
-        client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
+        columns, predictors = self.own_models.trainer.model.columns, dict[str, WeightedRows]()
+        deployed = block.broadcast(columns.server_rows(state.model, memory, self.federation))
+        predictors["global"] = single_row_predictor(deployed)
+        start_rows = columns.full_rows(carry["params"], block, memory)
+        client_state, at_end = (
+            (start_rows, memory.gather(block)),
+            self.options.at == "end" and "personal" in self.models,
+        )
         if at_end or self.own_models.plain is None:
             end_state = self.own_models.after_local_steps(carry, block, t, state.model, memory)
-            predictors["localized"] = one_row(end_state[0])
+            predictors["localized"] = single_row_predictor(end_state[0])
             client_state = end_state if at_end else client_state
         if self.own_models.plain is not None:
-            predictors["localized"] = one_row(
+            predictors["localized"] = single_row_predictor(
                 self.own_models.after_plain_steps(carry["params"], block, t, state.model, memory)
             )
         if "personal" in self.models:
@@ -129,19 +134,20 @@ class PersonalEvaluator:
             for measure, values in self.scores(predictor, block, deployed).items()
         }
 
-    def _reduced(
+    def _reduce_over_clients(
         self, host: dict[str, np.ndarray], bounds: Sequence[int]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Means, medians and worst tenths per replicate, and the numbers per client."""
         rows: list[dict[str, float]] = []
         for a, b in itertools.pairwise(bounds):
-            row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
+            row = {VALIDATED_CLIENTS_COLUMN: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
             for name, values in host.items():
-                metric = self.scores.added.get(name.partition("_")[2])
+                metric = self.scores.metric_by_measure.get(name.partition("_")[2])
                 row |= summarise(values[a:b], name, metric.better if metric else None)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
         measure = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"
         histograms = {f"{m} {measure.replace('_', ' ')}": host[f"{m}_{measure}"] for m in self.models}
-        histograms |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in self.scores.added}
+        user_measures = self.scores.metric_by_measure
+        histograms |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in user_measures}
         return metrics, {name: values[~np.isnan(values)] for name, values in histograms.items()}

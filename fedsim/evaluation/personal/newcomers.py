@@ -14,8 +14,8 @@ from fedsim.core.columns import AVERAGED
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import OwnModels, one_row
-from fedsim.evaluation.personal.scores import MODELS, ClientScores, Predictor, summarise
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_row_predictor
+from fedsim.evaluation.personal.scores import MODEL_DESCRIPTIONS, ClientScores, WeightedRows, summarise
 from fedsim.local import LocalRule
 from fedsim.strategies import State, Strategy
 from fedsim.trainer import Trainers
@@ -52,7 +52,7 @@ class Newcomers:
         epoch = copy.copy(rule)
         epoch.work = scores.evaluator.data.one_epoch(rule.work)
         self.trainer = trainer_of(epoch)
-        self.own_models = OwnModels(self.trainer, strategy, trainer_of, options.localize)
+        self.own_models = PersonalModelComputer(self.trainer, strategy, trainer_of, options.localize)
 
     @torch.no_grad()
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:
@@ -66,18 +66,21 @@ class Newcomers:
         cohort = federation.cohort(counts, np.ones_like(counts))
         memory, columns = self.trainer.memory(model), self.trainer.model.columns
         memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED}
-        handed = self.strategy.start(self._with_room(state), cohort)
+        handed = self.strategy.start(self._extend_state(state), cohort)
         start = dict(handed) if isinstance(handed, dict) else {"params": handed}
         start |= {} if self.strategy.clustered else {"params": cohort.broadcast(model)}
         first = full_rows = plain = columns.full_rows(start["params"], cohort, memory)
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
-            predictors: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
+            predictors: dict[str, WeightedRows] = {
+                "global": single_row_predictor(first),
+                "localized": single_row_predictor(plain),
+            }
             if self.own_models.ruled or self.own_models.adapt is not None:
                 predictors["personal"] = self.own_models.personal(
                     full_rows, cohort, epoch, model, memory.gather(cohort), memory
                 )
-            epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
+            epochs.append({"epoch": epoch} | self._mean_scores(predictors, cohort, first))
             if epoch < self.options.newcomer_epochs:
                 if self.own_models.plain is not None:
                     plain = self.own_models.after_plain_steps(columns.shared_part(plain), cohort, epoch, model, memory)
@@ -86,24 +89,24 @@ class Newcomers:
                 plain = full_rows if self.own_models.plain is None else plain
         return epochs
 
-    def _with_room(self, state: State) -> State:
+    def _extend_state(self, state: State) -> State:
         """The state extended by newcomers: their per-client entries are those before round 0, everything else is as
         after training.
         """
-        fresh, before = (
+        initial_state, initial_training_state = (
             self.strategy.initial(state.model, f) for f in (self.scores.evaluator.federation, self.members)
         )
         longer = {
-            f.name: getattr(fresh, f.name)
+            f.name: getattr(initial_state, f.name)
             for f in dataclasses.fields(state)
-            if getattr(fresh, f.name).shape[:1] != getattr(before, f.name).shape[:1]
+            if getattr(initial_state, f.name).shape[:1] != getattr(initial_training_state, f.name).shape[:1]
         }
         return dataclasses.replace(state, **longer)
 
-    def _measured(self, predictors: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+    def _mean_scores(self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] shifts the data if used."""
         means: Epoch = {}
-        for name in (name for name in MODELS if name in predictors):
+        for name in (name for name in MODEL_DESCRIPTIONS if name in predictors):
             scores = self.scores(predictors[name], cohort, deployed)
             for measure in self.scores.names:
                 values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())

@@ -9,9 +9,9 @@ from fedsim.core.constraints import Count, CountOrZero, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
-OVER = ("none", "all", "online")
-AT = ("start", "end")
-LOCALIZE = ("rule", "sgd")
+SCORED_CLIENTS_CHOICES = ("none", "all", "online")
+EVALUATION_TIMES = ("start", "end")
+LOCALIZE_METHODS = ("rule", "sgd")
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Personal(Validated):
         EffectiveIf("newcomer_epochs", lambda component, run: component.newcomers > 0, "{at}.newcomers"),
     )
 
-    over: Annotated[str, OneOf(*OVER)] = "none"
-    at: Annotated[str, OneOf(*AT)] = "start"
-    localize: Annotated[str, OneOf(*LOCALIZE)] = "rule"
+    over: Annotated[str, OneOf(*SCORED_CLIENTS_CHOICES)] = "none"
+    at: Annotated[str, OneOf(*EVALUATION_TIMES)] = "start"
+    localize: Annotated[str, OneOf(*LOCALIZE_METHODS)] = "rule"
     newcomers: CountOrZero = 0
     newcomer_epochs: Count = 5
     train_samples: Count = 20

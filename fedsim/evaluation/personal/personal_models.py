@@ -13,14 +13,14 @@ from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.evaluation.personal.scores import Predictor
+from fedsim.evaluation.personal.scores import WeightedRows
 from fedsim.local import SGD, LocalRule
 from fedsim.strategies import Strategy
 from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.trainer import Trainer
 
 
-def one_row(rows: Tensor) -> Predictor:
+def single_row_predictor(rows: Tensor) -> WeightedRows:
     """A predictor of one row [n, d] per client."""
     return [(torch.ones_like(rows[:, 0]), rows)]
 
@@ -33,7 +33,7 @@ def plain_rule(rule: LocalRule) -> SGD:
     return sgd
 
 
-class OwnModels:
+class PersonalModelComputer:
     """Computes a cohort's models from the clients' memory.
 
     Args:
@@ -69,21 +69,24 @@ class OwnModels:
 
     def personal(
         self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory
-    ) -> Predictor:
+    ) -> WeightedRows:
         """The personal models of clients with rows [n, d] in round t, server models [R, d_s] and client memory name →
         [n, …]. `memory` is that of the run, which contains clients' own columns.
         """
         if self.ruled:
-            predictor: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
+            predictor: WeightedRows = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
             return predictor
         if self.adapt is not None:
-            lent = self.adapt.memory(model)
-            for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
-                mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
-            lent.writable = False
+            rule_memory = self.adapt.memory(model)
+            for rule_entries, stored_entries in (
+                (rule_memory.clients, memory.clients),
+                (rule_memory.server, memory.server),
+            ):
+                rule_entries |= {name: value for name, value in stored_entries.items() if name in (OWN, AVERAGED)}
+            rule_memory.writable = False
             shared_rows = self.adapt.model.columns.shared_part(rows)
-            return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived_rows)
-        return one_row(rows)
+            return single_row_predictor(self.adapt.run(shared_rows, cohort, t, model, rule_memory).arrived_rows)
+        return single_row_predictor(rows)
 
     def after_local_steps(
         self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
@@ -91,8 +94,8 @@ class OwnModels:
         """Rows [n, d] of clients after the local steps of round t from the carry `start`, and the resulting client
         memory.
         """
-        lent = memory.read_only()
-        return self.trainer.run(start, cohort, t, model, lent).arrived_rows, lent.unwritten
+        rule_memory = memory.read_only()
+        return self.trainer.run(start, cohort, t, model, rule_memory).arrived_rows, rule_memory.unwritten
 
     def after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from the communicated columns [n, d_s]; `memory` determines the

@@ -14,15 +14,15 @@ from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
 
-MODELS = registry.PERSONAL_MODELS
-MEASURES = descriptions(registry.PERSONAL_MEASURES)
-VALIDATED = registry.VALIDATED.column
-PERSONAL_COLUMNS = descriptions(registry.PERSONAL)
+MODEL_DESCRIPTIONS = registry.PERSONAL_MODELS
+MEASURE_DESCRIPTIONS = descriptions(registry.PERSONAL_MEASURES)
+VALIDATED_CLIENTS_COLUMN = registry.VALIDATED_CLIENTS_METRIC.column
+PERSONAL_COLUMNS = descriptions(registry.PERSONAL_MODEL_METRICS)
 
-Predictor = list[tuple[Tensor, Tensor]]  # shares [n] and rows [n, d]: the rows' outputs are summed by these shares
-Scores = dict[str, Tensor]  # 'validation_loss', 'training_loss' and, with labels, 'validation_accuracy': [n] each
+WeightedRows = list[tuple[Tensor, Tensor]]  # shares [n] and rows [n, d]: the rows' outputs are summed by these shares
+ScoresByName = dict[str, Tensor]  # 'validation_loss', 'training_loss' and, with labels, 'validation_accuracy': [n] each
 
-BLOCK = 4000  # samples of one forward pass
+SAMPLES_PER_FORWARD_PASS = 4000  # samples of one forward pass
 
 
 class ClientScores:
@@ -42,24 +42,26 @@ class ClientScores:
         self.evaluator, dtype = evaluator, evaluator.model.dtype
         self.training = ClientSamples(evaluator.data, train_samples, dtype)
         self.validation = self.training if validation is None else ClientSamples(validation, None, dtype)
-        self.added = {f"validation_{metric.column}": metric for metric in evaluator.metrics.metrics}
+        self.metric_by_measure = {f"validation_{metric.column}": metric for metric in evaluator.metrics.metrics}
         self.names = ["validation_loss", "training_loss"] + ["validation_accuracy"] * evaluator.labelled
-        self.names += self.added
+        self.names += self.metric_by_measure
 
-    def __call__(self, predictor: Predictor, cohort: Cohort, deployed: Tensor) -> Scores:
+    def __call__(self, predictor: WeightedRows, cohort: Cohort, deployed: Tensor) -> ScoresByName:
         """Scores of the cohort's predictors, NaN for a client without samples; `deployed` [n, d] shifts the data if
         `shift.deploy` is 'round'.
         """
         loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
         same_samples = self.validation is self.training
         training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed)[0]
-        scores = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
+        scores = {"validation_loss": loss, "training_loss": training} | dict(
+            zip(self.metric_by_measure, added, strict=True)
+        )
         return scores if accuracy is None else scores | {"validation_accuracy": accuracy}
 
     def _scores_on(
         self,
         samples: ClientSamples,
-        predictor: Predictor,
+        predictor: WeightedRows,
         cohort: Cohort,
         deployed: Tensor,
         metrics: Metrics | None = None,
@@ -67,15 +69,15 @@ class ClientScores:
         """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
         none = deployed.new_zeros(len(metrics.names) if metrics else 0, 0)
         if not len(cohort):  # a rank may have no rows
-            nobody = deployed.new_zeros(0)
-            return nobody, nobody if self.evaluator.labelled else None, none
+            no_values = deployed.new_zeros(0)
+            return no_values, no_values if self.evaluator.labelled else None, none
         losses, correct, added = [], [], []
-        step = max(1, BLOCK // max(samples.width, 1))
+        step = max(1, SAMPLES_PER_FORWARD_PASS // max(samples.width, 1))
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
             block = [(share[pick], rows[pick]) for share, rows in predictor]
-            batch = self._shifted(samples.batch(cohort.virtual[pick]), block, deployed[pick])
-            output = self._output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
+            batch = self._shifted_batch(samples.batch(cohort.virtual[pick]), block, deployed[pick])
+            output = self._predictor_output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
             per_sample = model.client_losses(output, by_sample, weight)
@@ -83,10 +85,10 @@ class ClientScores:
             if self.evaluator.labelled:
                 correct.append(weighted_mean(correct_share(model.scores(output, 2), batch["y"], 2), weight))
             if metrics:
-                added.append(metrics.of_clients(output, target_of(batch), weight))
+                added.append(metrics.client_metrics(output, target_of(batch), weight))
         return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
 
-    def _shifted(self, batch: dict[str, Tensor], predictor: Predictor, deployed: Tensor) -> dict[str, Tensor]:
+    def _shifted_batch(self, batch: dict[str, Tensor], predictor: WeightedRows, deployed: Tensor) -> dict[str, Tensor]:
         """The samples, shifted by the predictors or the server's models."""
         shift = self.evaluator.shift
         if not shift.active:
@@ -94,7 +96,7 @@ class ClientScores:
         mixed = torch.stack([share[:, None] * rows for share, rows in predictor]).sum(0)
         return shift.respond_differentiably_all(batch, mixed if shift.deploy == "step" else deployed)
 
-    def _output(self, predictor: Predictor, x: Inputs, weight: Tensor) -> Tensor:
+    def _predictor_output(self, predictor: WeightedRows, x: Inputs, weight: Tensor) -> Tensor:
         """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""
         outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in predictor]
         shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, predictor, strict=True)]
@@ -120,7 +122,11 @@ def summarise(values: np.ndarray, measure: str, better: str | None = None) -> di
     }
 
 
-def measures(labelled: bool) -> list[str]:
+def measure_descriptions(labelled: bool) -> list[str]:
     """The measures of each model: the spread over clients is that of the accuracy if available, else of the loss."""
     spread = "accuracy" if labelled else "loss"
-    return [m for m in MEASURES if m in ("validation_loss", "training_loss") or m.startswith(f"validation_{spread}")]
+    return [
+        m
+        for m in MEASURE_DESCRIPTIONS
+        if m in ("validation_loss", "training_loss") or m.startswith(f"validation_{spread}")
+    ]

@@ -14,10 +14,10 @@ from fedsim.availability import Availability
 from fedsim.core.federation import Federation
 from fedsim.core.files import replacement_file
 
-NAME = "clients.npz"
-METRIC = "metric_"  # before the name of a metric that a user adds
-MOST_CLIENTS = 200  # of whom more than an accuracy is kept
-MOST_ROUNDS = 200
+CLIENTS_FILENAME = "clients.npz"
+METRIC_PREFIX = "metric_"  # before the name of a metric that a user adds
+MAX_DETAILED_CLIENTS = 200  # of whom more than an accuracy is kept
+MAX_DETAILED_ROUNDS = 200
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Clients:
     metrics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def gather(
+def gather_clients(
     federation: Federation,
     availability: Availability,
     rounds: int,
@@ -74,14 +74,14 @@ def gather(
     """
     names = None if federation.names is None else np.array(federation.names)
     fractions = federation.class_fractions
-    recorded_rounds = range(min(rounds, MOST_ROUNDS))
+    recorded_rounds = range(min(rounds, MAX_DETAILED_ROUNDS))
     return Clients(
         number=federation.clients,
         accuracy=accuracy,
-        samples=federation.sizes[: federation.clients][:MOST_CLIENTS] if stored else None,
-        class_fractions=None if fractions is None else fractions[0, :MOST_CLIENTS],
-        present=np.stack([availability.counts(t)[0, :MOST_CLIENTS] > 0 for t in recorded_rounds], axis=1),
-        names=None if names is None else names[:MOST_CLIENTS],
+        samples=federation.sizes[: federation.clients][:MAX_DETAILED_CLIENTS] if stored else None,
+        class_fractions=None if fractions is None else fractions[0, :MAX_DETAILED_CLIENTS],
+        present=np.stack([availability.counts(t)[0, :MAX_DETAILED_CLIENTS] > 0 for t in recorded_rounds], axis=1),
+        names=None if names is None else names[:MAX_DETAILED_CLIENTS],
         accuracy_names=None if names is None or (accuracy is None and not metrics) else names[measured],
         labels=None if labels is None else np.array(labels),
         metrics=metrics,
@@ -92,7 +92,7 @@ def gather(
 def write(path: Path, clients: Clients) -> None:
     """Write the file so that it is whole at every moment; OutputError where it cannot be."""
     arrays = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
-    arrays |= {f"{METRIC}{name}": values for name, values in clients.metrics.items()}
+    arrays |= {f"{METRIC_PREFIX}{name}": values for name, values in clients.metrics.items()}
     with replacement_file(path, "wb") as file:
         np.savez_compressed(file, **arrays)
 
@@ -101,5 +101,5 @@ def read(path: Path) -> Clients:
     """Read it back; nothing is unpickled."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {field.name: file.get(field.name) for field in fields(Clients) if field.name != "metrics"}
-        metrics = {name.removeprefix(METRIC): file[name] for name in file if name.startswith(METRIC)}
+        metrics = {name.removeprefix(METRIC_PREFIX): file[name] for name in file if name.startswith(METRIC_PREFIX)}
         return Clients(**arrays | {"number": int(file["number"])}, metrics=metrics)

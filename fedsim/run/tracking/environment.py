@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 
-def commit() -> str | None:
+def commit_hash() -> str | None:
     """The commit of the checkout fedsim runs from (with '+' if it has changes); None for an installed package."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
@@ -28,7 +28,7 @@ def commit() -> str | None:
     return head + ("+" if changed.strip() else "")
 
 
-def versions() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Distribution → version, None where it is not installed."""
     installed_versions: dict[str, str | None] = {}
     for name in (
@@ -48,7 +48,7 @@ def versions() -> dict[str, str | None]:
     return installed_versions
 
 
-def _program(path: Path) -> str:
+def _program_name(path: Path) -> str:
     """The name under which a person called the program."""
     return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
 
@@ -57,7 +57,7 @@ def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
     """What a report needs to say about the machine and the program."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
-        "command": " ".join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
+        "command": " ".join([_program_name(Path(sys.argv[0])), *sys.argv[1:]]),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": str(device),
         "gpu": gpu,
@@ -66,6 +66,6 @@ def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions(),
-        "commit": commit(),
+        "versions": package_versions(),
+        "commit": commit_hash(),
     }

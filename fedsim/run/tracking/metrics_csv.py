@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import atomic_write, on_disk, regular_path, replacement_file, without_following
-from fedsim.run.tracking.result import Row
+from fedsim.core.files import check_regular_path, flush_to_disk, name_write_errors, no_follow_opener, replacement_file
+from fedsim.run.tracking.result import MetricsRow
 
 METRICS_FILENAME = "metrics.csv"
-_BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
-_WHOLE = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTES
+_BYTE_COLUMNS = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
+_INTEGER_COLUMNS = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTE_COLUMNS
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[MetricsRow]:
     """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over.
 
     Raises:
         FileNotFoundError: there is none.
         CheckpointError: the file holds something else.
     """
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     try:
-        with open(regular_path(path), newline="", encoding="utf-8") as file:
+        with open(check_regular_path(path), newline="", encoding="utf-8") as file:
             lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
         for record in csv.DictReader(lines):
             if None not in record.values():
-                rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
+                rows.append({k: int(v) if k in _INTEGER_COLUMNS else float(v) for k, v in record.items()})
         if rows and not {"round", "seed"} <= rows[0].keys():
             raise ValueError("it has no columns 'round' and 'seed'")
     except FileNotFoundError:
@@ -43,24 +43,24 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
-def read_meanings(path: Path) -> dict[str, str]:
+def read_column_descriptions(path: Path) -> dict[str, str]:
     """Column → what it is, as the first lines say."""
     with open(path, encoding="utf-8") as file:
         first = itertools.takewhile(lambda line: line.startswith("# "), file)
         return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
 
 
-def checksum(rows: Iterable[Row], before: int = 0) -> int:
+def checksum(rows: Iterable[MetricsRow], previous_crc: int = 0) -> int:
     """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
     for row in rows:
-        numbers = [int(value) if name in _WHOLE else float(value) for name, value in row.items()]
-        before = zlib.crc32(repr(numbers).encode(), before)
-    return before
+        numbers = [int(value) if name in _INTEGER_COLUMNS else float(value) for name, value in row.items()]
+        previous_crc = zlib.crc32(repr(numbers).encode(), previous_crc)
+    return previous_crc
 
 
-def kept_rows(
+def rows_up_to_round(
     path: Path, columns: Mapping[str, str], keep: int, count: int | None = None, crc: int | None = None
-) -> list[Row]:
+) -> list[MetricsRow]:
     """The rows up to a round; none for −1. `count` is how many the run had written by then, `crc` their checksum, where
     these are known.
 
@@ -94,7 +94,7 @@ class MetricsCSV:
         kept_rows: rows that it has already.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept_rows: list[Row]) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept_rows: list[MetricsRow]) -> None:
         self.kept_rows, self._path, self._file = kept_rows, path, file
         self._writer = csv.DictWriter(file, list(columns))
 
@@ -106,32 +106,32 @@ class MetricsCSV:
         Raises:
             CheckpointError: the rows are not of a run with these columns.
         """
-        rows = kept_rows(path, columns, keep)
+        rows = rows_up_to_round(path, columns, keep)
         with replacement_file(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(rows)
         appended = open(  # noqa: SIM115 (closed by close)
-            path, "a", newline="", encoding="utf-8", opener=without_following
+            path, "a", newline="", encoding="utf-8", opener=no_follow_opener
         )
         return cls(path, columns, appended, rows)
 
-    def append(self, rows: list[Row]) -> None:
+    def append(self, rows: list[MetricsRow]) -> None:
         """Write rows through to the file: the end of the process does not touch them.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        with atomic_write(self._path):
+        with name_write_errors(self._path):
             self._writer.writerows(rows)
             self._file.flush()
 
     def on_disk(self) -> None:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
-        with atomic_write(self._path):
-            on_disk(self._file)
+        with name_write_errors(self._path):
+            flush_to_disk(self._file)
 
     def close(self) -> None:
-        with atomic_write(self._path):
+        with name_write_errors(self._path):
             self._file.close()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError, OutputError
-from fedsim.run.tracking.result import Row, mean_std
+from fedsim.run.tracking.result import MetricsRow, mean_std
 
 if TYPE_CHECKING:  # no run need wait for matplotlib before its first round
     from matplotlib.figure import Figure
@@ -61,11 +61,11 @@ class EvaluationEvent:
     """
 
     round: int
-    rows: list[Row]
+    rows: list[MetricsRow]
     clients: dict[str, np.ndarray]
     model: Callable[[int], dict[str, Tensor]]
 
-    def mean(self) -> Row:
+    def mean(self) -> MetricsRow:
         """Column → mean over the replicates that are numbers."""
         return {name: mean_std([float(row[name]) for row in self.rows])[0] for name in self.rows[0] if name != "seed"}
 
@@ -110,7 +110,7 @@ class Observer(Validated):
         """Nothing comes any more, however the run ended."""
 
 
-class Calling(Observer):
+class CallbackObserver(Observer):
     """A function as an observer: it gets each evaluation.
 
     Args:
@@ -132,10 +132,10 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        self._watching = list(observers)
+        self._active_observers = list(observers)
 
     def __bool__(self) -> bool:
-        return bool(self._watching)
+        return bool(self._active_observers)
 
     def begin(self, run: RunStarted) -> None:
         self._notify(lambda observer: observer.begin(run), "as the run began")
@@ -143,21 +143,21 @@ class Observers:
     def evaluated(self, seen: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""
         replies = self._notify(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
-        wishes = [
+        stop_reasons = [
             f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
         ]
-        return wishes[0] if wishes else None
+        return stop_reasons[0] if stop_reasons else None
 
     def finish(self, ended: RunEnded) -> None:
         self._notify(lambda observer: observer.finish(ended), "as the run ended")
 
     def close(self) -> None:
         self._notify(lambda observer: observer.close(), "as it was closed")
-        self._watching = []
+        self._active_observers = []
 
     def _notify(self, call: Callable[[Observer], Any], moment: str) -> Sequence[tuple[str, Any]]:
         replies = []
-        for observer in list(self._watching):
+        for observer in list(self._active_observers):
             name = _name(observer)
             try:
                 replies.append((name, call(observer)))
@@ -169,14 +169,14 @@ class Observers:
                     "observer %s failed %s (%s: %s); it is disabled, and the run continues",
                     *(name, moment, type(error).__name__, reason),
                 )
-                self._watching.remove(observer)
+                self._active_observers.remove(observer)
                 with contextlib.suppress(Exception):
                     observer.close()
         return replies
 
 
 def _name(observer: Observer) -> str:
-    implementation = observer.function if isinstance(observer, Calling) else type(observer)
+    implementation = observer.function if isinstance(observer, CallbackObserver) else type(observer)
     return str(getattr(implementation, "__name__", type(implementation).__name__))
 
 
@@ -189,7 +189,7 @@ def as_observer(candidate: Any) -> Observer:
     if isinstance(candidate, Observer):
         return candidate
     if callable(candidate) and not isinstance(candidate, type):
-        return Calling(candidate)
+        return CallbackObserver(candidate)
     raise ConfigError(
         f"tracking.observers: {candidate!r} is no observer; give wandb, mlflow or trackio, or "
         f"{{_target_: package.Class}} "

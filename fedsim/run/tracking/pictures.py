@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAWN_BY = "fedsim.studies"  # the package whose plots.compare.of_folder(folder) yields headings and figures
+PLOTS_PACKAGE = "fedsim.studies"  # the package whose plots.compare.of_folder(folder) yields headings and figures
 
 
-def pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
+def run_pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
     """Headings and figures of the run in this folder."""
-    if importlib.util.find_spec(DRAWN_BY) is not None:
-        yield from importlib.import_module(f"{DRAWN_BY}.plots.compare").of_folder(folder)
+    if importlib.util.find_spec(PLOTS_PACKAGE) is not None:
+        yield from importlib.import_module(f"{PLOTS_PACKAGE}.plots.compare").of_folder(folder)

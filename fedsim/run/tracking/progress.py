@@ -9,9 +9,9 @@ from typing import Protocol
 
 from rich import filesize
 
-from fedsim.evaluation.columns import fraction
-from fedsim.evaluation.registry import DISTANCES
-from fedsim.run.tracking.result import Row, mean_std, spread
+from fedsim.evaluation.columns import is_fraction
+from fedsim.evaluation.registry import DISTANCE_COLUMNS
+from fedsim.run.tracking.result import MetricsRow, mean_std, spread
 
 log = logging.getLogger("fedsim.progress")
 
@@ -100,13 +100,13 @@ def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
     return BarProgress(rounds, completed) if sys.stderr.isatty() else LogProgress(rounds)
 
 
-def facts_line(rows: list[Row], speed: float | None) -> str:
+def facts_line(rows: list[MetricsRow], speed: float | None) -> str:
     """The line a person reads: columns of metrics.csv by their names, without underscores."""
     segments = []
     test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
-    for name in ("train_loss", test_metric, *DISTANCES):
+    for name in ("train_loss", test_metric, *DISTANCE_COLUMNS):
         if name in rows[0]:
-            scale, form, unit = (100, ".1f", " %") if fraction(name) else (1, ".3g", "")
+            scale, form, unit = (100, ".1f", " %") if is_fraction(name) else (1, ".3g", "")
             mean, std = mean_std([row[name] * scale for row in rows])
             segments.append(f"{name.replace('_', ' ')} {mean:{form}}{spread(std)}{unit}")
     if speed is not None:

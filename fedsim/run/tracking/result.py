@@ -14,31 +14,31 @@ from fedsim.evaluation.columns import PLACE, TIME, WORK
 from fedsim.models.naming import Naming
 from fedsim.strategies import State
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 
 
 @dataclass
 class Result:
     """Attributes:
 
-    history: one row per evaluated round and replicate; the keys are those of `fedsim.evaluation.COLUMNS`.
+    history: one row per evaluated round and replicate; the keys are those of `fedsim.evaluation.COLUMN_DESCRIPTIONS`.
     state: the strategy's last state; `state.model` is [R, d].
     seconds: wall time, resumed parts included.
     samples: training samples processed.
     extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs
         (`fedsim.evaluation.personal.Newcomers`).
-    rows: [R, d] the server's models, with whatever of a row the strategy does not see.
+    final_models: [R, d] the server's models, with whatever of a row the strategy does not see.
     naming: what the module calls a row's parts.
     stopped: why the run ended before its last round; None where it did not.
     """
 
-    history: list[Row]
+    history: list[MetricsRow]
     state: State
     seconds: float
     samples: int
     folder: str | None = None
-    extra: Row = field(default_factory=dict)
-    rows: Tensor | None = None
+    extra: MetricsRow = field(default_factory=dict)
+    final_models: Tensor | None = None
     naming: Naming | None = None
     stopped: str | None = None
 
@@ -62,9 +62,9 @@ class Result:
             replicate: its number, where several have the same seed.
         """
         assert self.naming is not None
-        assert self.rows is not None
-        seeds = [row["seed"] for row in self.history[: len(self.rows)]]
-        return self.naming.state_dict(self.rows[replicate_of(seeds, seed, replicate, "the run")].cpu())
+        assert self.final_models is not None
+        seeds = [row["seed"] for row in self.history[: len(self.final_models)]]
+        return self.naming.state_dict(self.final_models[replicate_of(seeds, seed, replicate, "the run")].cpu())
 
 
 def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run: str) -> int:
@@ -78,17 +78,19 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
             raise ConfigError(f"replicate={replicate}, but {run} has {len(seeds)}")
         return replicate
     if seed is None and len(seeds) > 1:
-        distinct = len(set(seeds)) == len(seeds)
-        example = f"seed={seeds[0]}" if distinct else "replicate=0"
-        listed = f"the seeds {', '.join(map(str, seeds))}" if distinct else f"replicates 0 to {len(seeds) - 1}"
-        raise ConfigError(f"{run} has {listed}: say which model is meant, such as model({example})")
+        are_seeds_distinct = len(set(seeds)) == len(seeds)
+        example = f"seed={seeds[0]}" if are_seeds_distinct else "replicate=0"
+        choices_text = (
+            f"the seeds {', '.join(map(str, seeds))}" if are_seeds_distinct else f"replicates 0 to {len(seeds) - 1}"
+        )
+        raise ConfigError(f"{run} has {choices_text}: say which model is meant, such as model({example})")
     if seed is not None and seeds.count(seed) != 1:
         hint = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
         raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{hint}")
     return 0 if seed is None else seeds.index(seed)
 
 
-def result_columns(history: list[Row]) -> list[str]:
+def result_columns(history: list[MetricsRow]) -> list[str]:
     """The columns of a history that are results rather than bookkeeping."""
     return [name for name in history[0] if name not in PLACE | WORK | TIME]
 

@@ -11,14 +11,14 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
-from fedsim.run.tracking.result import Row
+from fedsim.run.tracking.result import MetricsRow
 
-IDENTITY = "observers.json"  # in a run's folder: what a resumed run is called there
-LONGEST = 500  # signs of a setting that MLflow keeps of old
-MOST = 100  # settings that it takes at once
+IDENTITIES_FILE = "observers.json"  # in a run's folder: what a resumed run is called there
+MAX_MLFLOW_VALUE_LENGTH = 500  # signs of a setting that MLflow keeps of old
+MLFLOW_SETTINGS_PER_CALL = 100  # settings that it takes at once
 
 
-def library(name: str) -> Any:
+def import_service(name: str) -> Any:
     """The service's own package.
 
     Raises:
@@ -30,7 +30,7 @@ def library(name: str) -> Any:
         raise ConfigError(f"tracking.observers={name} is an extra; pip install 'fedsim-torch[{name}]'") from error
 
 
-def numbers(event: EvaluationEvent, names: list[str]) -> Row:
+def event_numbers(event: EvaluationEvent, names: list[str]) -> MetricsRow:
     """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
     own; what is not a number is left out."""
     scalars = {name: value for name, value in event.mean().items() if name != "round"}
@@ -54,7 +54,7 @@ class Service(Observer):
 
     def __init__(self, project: str = "fedsim", name: str | None = None) -> None:
         self.project, self.name = project, name
-        self.api = library(self.package)
+        self.api = import_service(self.package)
         self._names: list[str] = []
 
     def begin(self, run: RunStarted) -> None:
@@ -63,7 +63,7 @@ class Service(Observer):
         previous_id = identities.get(self.package) if run.completed else None
         run_id = self.start(run, self.name or (run.folder.name if run.folder else None), previous_id)
         if run.folder is not None:
-            with replacement_file(run.folder / IDENTITY) as file:
+            with replacement_file(run.folder / IDENTITIES_FILE) as file:
                 file.write(json.dumps(identities | {self.package: run_id}) + "\n")
 
     def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
@@ -72,11 +72,11 @@ class Service(Observer):
 
 
 def _identities(folder: Path | None) -> dict[str, str]:
-    path = None if folder is None else folder / IDENTITY
+    path = None if folder is None else folder / IDENTITIES_FILE
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
 
-def _flat(event: RunEnded) -> Row:
+def _flat(event: RunEnded) -> MetricsRow:
     """Results by 'final/NAME', and what took how long."""
     final = {f"final/{name}": statistics["mean"] for name, statistics in event.summary["final"].items()}
     totals = {name: event.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
@@ -106,7 +106,7 @@ class WandB(Service):
         return str(self._run.id)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._run.log(numbers(event, self._names), step=event.round)
+        self._run.log(event_numbers(event, self._names), step=event.round)
 
     def finish(self, event: RunEnded) -> None:
         self._run.summary.update(_flat(event))
@@ -147,20 +147,23 @@ class MLflow(Service):
             else existing_experiment.experiment_id
         )
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
-        parameters = [(key, str(value)[:LONGEST]) for key, value in run.settings.items()]
-        for first in range(0, len(parameters), MOST):
-            params = [self.api.entities.Param(key, value) for key, value in parameters[first : first + MOST]]
+        parameters = [(key, str(value)[:MAX_MLFLOW_VALUE_LENGTH]) for key, value in run.settings.items()]
+        for first in range(0, len(parameters), MLFLOW_SETTINGS_PER_CALL):
+            params = [
+                self.api.entities.Param(key, value)
+                for key, value in parameters[first : first + MLFLOW_SETTINGS_PER_CALL]
+            ]
             self._client.log_batch(self._run, params=params)
         return str(self._run)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._log(numbers(event, self._names), event.round)
+        self._log(event_numbers(event, self._names), event.round)
 
-    def _log(self, values: Row, step: int) -> None:
+    def _log(self, values: MetricsRow, step: int) -> None:
         timestamp = self.api.utils.time.get_current_time_millis()
         metrics = [self.api.entities.Metric(name, value, timestamp, step) for name, value in values.items()]
-        for first in range(0, len(metrics), 10 * MOST):
-            self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MOST])
+        for first in range(0, len(metrics), 10 * MLFLOW_SETTINGS_PER_CALL):
+            self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MLFLOW_SETTINGS_PER_CALL])
 
     def finish(self, event: RunEnded) -> None:
         self._log(_flat(event), event.round)
@@ -190,7 +193,7 @@ class Trackio(Service):
         return str(name)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self.api.log(numbers(event, self._names), step=event.round)
+        self.api.log(event_numbers(event, self._names), step=event.round)
 
     def close(self) -> None:
         if getattr(self, "_open", False):

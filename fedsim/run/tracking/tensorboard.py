@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.files import atomic_write, real_folder
+from fedsim.core.files import ensure_real_folder, name_write_errors
 from fedsim.evaluation.registry import describe
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import mean_std
 
-EVENTS = "events.out.tfevents."
-OPENED = re.compile(re.escape(EVENTS) + r"(\d+)")
+EVENT_FILE_PREFIX = "events.out.tfevents."
+EVENT_TIMESTAMP_PATTERN = re.compile(re.escape(EVENT_FILE_PREFIX) + r"(\d+)")
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +30,22 @@ def _make_the_next_name_the_last(folder: Path) -> None:
     So wait, for a second at most, until a new file comes after those that are there. Where the clock was set back,
     those of later seconds are renamed to earlier ones, in the same order.
     """
-    opened = {path: int(match[1]) for path in folder.glob("*/*") if (match := OPENED.match(path.name))}
-    while int(time.time()) == max(opened.values(), default=0):
+    open_time_by_path = {
+        path: int(match[1]) for path in folder.glob("*/*") if (match := EVENT_TIMESTAMP_PATTERN.match(path.name))
+    }
+    while int(time.time()) == max(open_time_by_path.values(), default=0):
         time.sleep(0.02)
-    behind = False
-    for directory in {path.parent for path in opened}:
+    is_out_of_order = False
+    for directory in {path.parent for path in open_time_by_path}:
         limit = int(time.time())
-        for path in sorted((path for path in opened if path.parent == directory), reverse=True):
-            if opened[path] >= limit:
-                behind = True
-                path.rename(path.with_name(OPENED.sub(f"{EVENTS}{limit - 1:010d}", path.name)))
-            limit = min(limit - 1, opened[path])
-    if behind:
+        for path in sorted((path for path in open_time_by_path if path.parent == directory), reverse=True):
+            if open_time_by_path[path] >= limit:
+                is_out_of_order = True
+                path.rename(
+                    path.with_name(EVENT_TIMESTAMP_PATTERN.sub(f"{EVENT_FILE_PREFIX}{limit - 1:010d}", path.name))
+                )
+            limit = min(limit - 1, open_time_by_path[path])
+    if is_out_of_order:
         log.warning("the system clock is behind this run's earlier event files; they are renamed to keep their order")
 
 
@@ -61,18 +65,18 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard import SummaryWriter
 
         self._files, self._settings = run.folder / "event files", run.settings
-        with atomic_write(self._files):
+        with name_write_errors(self._files):
             _make_the_next_name_the_last(run.folder)
             names, purge = run.names, run.completed + 1 if run.completed else 0
             for name in ["mean", *names] if len(names) > 1 else names:
-                self._writers.append(SummaryWriter(str(real_folder(run.folder / name)), purge_step=purge))
+                self._writers.append(SummaryWriter(str(ensure_real_folder(run.folder / name)), purge_step=purge))
 
     def evaluated(self, event: EvaluationEvent) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         if not self._writers:
             return
         mean, *replicate_writers = self._writers
-        with atomic_write(self._files):
+        with name_write_errors(self._files):
             for name in event.rows[0]:
                 if (scalar_tag := describe(name).tag) is not None:
                     mean.add_scalar(scalar_tag, mean_std([row[name] for row in event.rows])[0], event.round)
@@ -94,7 +98,7 @@ class TensorBoard(Observer):
             return
         from torch.utils.tensorboard.summary import hparams
 
-        with atomic_write(self._files):
+        with name_write_errors(self._files):
             if event.round > 1:  # of one round there is no course to see, and drawing takes a second
                 for heading, figure in event.pictures():
                     self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
@@ -111,6 +115,6 @@ class TensorBoard(Observer):
 
     def close(self) -> None:
         if self._writers:
-            with atomic_write(self._files):
+            with name_write_errors(self._files):
                 for writer in self._writers:
                     writer.close()

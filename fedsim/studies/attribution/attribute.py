@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.run.tracking.result import result_columns
-from fedsim.studies.attribution.causes import Cause, Choices, without
+from fedsim.studies.attribution.causes import Cause, ChoiceByGroup, without_causes
 from fedsim.studies.attribution.shapley import shapley
 from fedsim.studies.reproduce.recipe import Setting
 from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_rows
 
 # the first that a run has
@@ -65,14 +65,14 @@ class Attribution:
         return np.argsort(-self.shares.mean(1), kind="stable")
 
 
-def removed_in(causes: list[Cause], subset: int) -> list[Cause]:
+def removed_causes(causes: list[Cause], subset: int) -> list[Cause]:
     """The causes that a subset removes."""
     return [cause for number, cause in enumerate(causes) if subset >> number & 1]
 
 
 def attribute(
     config: DictConfig,
-    choices: Choices,
+    choices: ChoiceByGroup,
     causes: list[Cause],
     folder: Path,
     metric: str | None = None,
@@ -107,10 +107,10 @@ def attribute(
 
 
 def _job(
-    config: DictConfig, choices: Choices, causes: list[Cause], subset: int, folder: Path, trusted: tuple[str, ...]
+    config: DictConfig, choices: ChoiceByGroup, causes: list[Cause], subset: int, folder: Path, trusted: tuple[str, ...]
 ) -> Job:
-    removed = removed_in(causes, subset)
-    changed, changed_choices = without(config, choices, removed)
+    removed = removed_causes(causes, subset)
+    changed, changed_choices = without_causes(config, choices, removed)
     name = "without " + ", ".join(cause.label for cause in removed) if removed else "as it is"
     slug = "-".join(["without", *(cause.name for cause in removed)]) if removed else "as-it-is"
     return Job(
@@ -118,18 +118,18 @@ def _job(
     )
 
 
-def sentence(attribution: Attribution, scale: float = 1.0, unit: str = "") -> str:
+def summary_sentence(attribution: Attribution, scale: float = 1.0, unit: str = "") -> str:
     """The result in one sentence, largest cause first, with 95 % intervals over seeds."""
 
     def amount(values: np.ndarray) -> str:
-        low, high = Paired(scale * values).interval
-        spread = "" if math.isnan(low) else f" [{_number(low)}, {_number(high)}]"
-        return f"{_number(scale * values.mean())}{spread}"
+        low, high = PairedDifference(scale * values).interval
+        spread = "" if math.isnan(low) else f" [{_signed_number_text(low)}, {_signed_number_text(high)}]"
+        return f"{_signed_number_text(scale * values.mean())}{spread}"
 
     amounts = [f"{attribution.causes[i].label} {amount(attribution.shares[i])}" for i in attribution.largest_first]
     return f"Of {amount(attribution.total)}{unit}: {', '.join(amounts)}."
 
 
-def _number(value: float) -> str:
+def _signed_number_text(value: float) -> str:
     """With a minus sign in place of a hyphen, since intervals follow."""
     return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.app.composition import compose, hydra_context
 from fedsim.core.errors import ConfigError
 
-Choices = dict[str, str]  # config group → choice
+ChoiceByGroup = dict[str, str]  # config group → choice
 PRIVATE_STAGES = {"gaussian", "tree", "clip"}
-LIMIT = 5  # causes at once: 2^5 runs
+MAX_CAUSES = 5  # causes at once: 2^5 runs
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,22 @@ class Cause:
 
     name: str
     label: str
-    replacement: Callable[[DictConfig, Choices], dict[str, Any] | None]
+    replacement: Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]
     removal: str
 
 
-def _group(name: str, choice: str, *equivalents: str) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
+def _choice_replacement(
+    name: str, choice: str, *equivalents: str
+) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
     """Another choice of a group, unless the run has it, or one of `equivalents`, anyway."""
 
-    def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+    def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
         return {name: choice} if choices.get(name, choice) not in (choice, *equivalents) else None
 
     return replacement
 
 
-def _one_long_step(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _one_local_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if config.local_epochs is not None:  # the number of steps differs between clients
         return None
     steps = 10 if config.local_steps is None else int(config.local_steps)
@@ -55,19 +57,19 @@ def _one_long_step(config: DictConfig, choices: Choices) -> dict[str, Any] | Non
     return {"local_steps": 1, "lr": total}
 
 
-def _iid(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _iid_partition(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if choices.get("partition") in ("iid", "natural", None):
         return None
     validation = OmegaConf.select(config, "partition.validation")
     return {"partition": "iid"} | ({} if validation is None else {"partition.validation": validation})
 
 
-def _full_batches(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _full_batches(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     return None if config.batch_size is None else {"batch_size": None}
 
 
-def _no_uplink(private: bool) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
-    def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+def _no_uplink(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
+    def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
         stages = {str(name) for name in config.uplink} - {"_target_"} if config.get("uplink") else set()
         is_private = bool(stages & {"gaussian", "tree"})
         if not stages or choices.get("uplink") == "none" or is_private != private:
@@ -83,29 +85,34 @@ def _no_uplink(private: bool) -> Callable[[DictConfig, Choices], dict[str, Any] 
 
 
 CAUSES = (
-    Cause("availability", "availability", _group("availability", "full"), "all clients participate in each round"),
-    Cause("drift", "client drift", _one_long_step, "one local step of the same total length"),
-    Cause("heterogeneity", "heterogeneity", _iid, "IID shares of the same data"),
+    Cause(
+        "availability",
+        "availability",
+        _choice_replacement("availability", "full"),
+        "all clients participate in each round",
+    ),
+    Cause("drift", "client drift", _one_local_step, "one local step of the same total length"),
+    Cause("heterogeneity", "heterogeneity", _iid_partition, "IID shares of the same data"),
     Cause("batches", "batch noise", _full_batches, "full batches"),
-    Cause("shift", "performative shift", _group("shift", "none"), "data that do not react to the model"),
-    Cause("attack", "attack", _group("attack", "none"), "no attacker"),
-    Cause("contamination", "contamination", _group("contamination", "none"), "clean samples"),
+    Cause("shift", "performative shift", _choice_replacement("shift", "none"), "data that do not react to the model"),
+    Cause("attack", "attack", _choice_replacement("attack", "none"), "no attacker"),
+    Cause("contamination", "contamination", _choice_replacement("contamination", "none"), "clean samples"),
     Cause("privacy", "privacy noise", _no_uplink(private=True), "neither clipping nor noise"),
     Cause("compression", "compression", _no_uplink(private=False), "uncompressed updates"),
-    Cause("staleness", "staleness", _group("delay", "none"), "updates that arrive in their round"),
-    Cause("deadlines", "deadlines", _group("clock", "none"), "no deadline"),
-    Cause("stragglers", "partial work", _group("work", "all"), "each client computes all its local steps"),
+    Cause("staleness", "staleness", _choice_replacement("delay", "none"), "updates that arrive in their round"),
+    Cause("deadlines", "deadlines", _choice_replacement("clock", "none"), "no deadline"),
+    Cause("stragglers", "partial work", _choice_replacement("work", "all"), "each client computes all its local steps"),
 )
 
 
-def causes_of(config: DictConfig, choices: Choices, names: Iterable[str] | None = None) -> list[Cause]:
-    """The causes that a run has: those that are asked for, or the first `LIMIT` of `CAUSES`.
+def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] | None = None) -> list[Cause]:
+    """The causes that a run has: those that are asked for, or the first `MAX_CAUSES` of `CAUSES`.
 
     Raises:
         ConfigError: an unknown name, a cause that the run does not have, none, or too many.
     """
     if names is None:
-        present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:LIMIT]
+        present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:MAX_CAUSES]
         if not present:
             raise ConfigError(
                 "this run has none of the causes that can be removed: "
@@ -113,28 +120,33 @@ def causes_of(config: DictConfig, choices: Choices, names: Iterable[str] | None 
             )
         return present
     by_name = {cause.name: cause for cause in CAUSES}
-    chosen = []
+    chosen_causes = []
     for name in names:
         if name not in by_name:
             raise ConfigError(f"--causes {name} is unknown; choose among {', '.join(by_name)}")
         if by_name[name].replacement(config, choices) is None:
             raise ConfigError(f"--causes {name}: this run does not have it; leave it out")
-        chosen.append(by_name[name])
-    if len(chosen) > LIMIT:
-        raise ConfigError(f"--causes names {len(chosen)} causes, which need 2^{len(chosen)} runs; name up to {LIMIT}")
-    return chosen
+        chosen_causes.append(by_name[name])
+    if len(chosen_causes) > MAX_CAUSES:
+        raise ConfigError(
+            f"--causes names {len(chosen_causes)} causes, which need 2^{len(chosen_causes)} runs; "
+            f"name up to {MAX_CAUSES}"
+        )
+    return chosen_causes
 
 
-def without(config: DictConfig, choices: Choices, causes: Iterable[Cause]) -> tuple[DictConfig, Choices]:
+def without_causes(
+    config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause]
+) -> tuple[DictConfig, ChoiceByGroup]:
     """The configuration and choices of the same run without some causes."""
     changed, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choices)
     assert isinstance(changed, DictConfig)
     for cause in causes:
         for key, value in (cause.replacement(config, choices) or {}).items():
             if key in changed_choices:
-                OmegaConf.update(changed, key, _default(key, value), merge=False)
-                inside = [group for group in changed_choices if group.startswith(f"{key}/")]
-                for group in inside:
+                OmegaConf.update(changed, key, _default_configuration(key, value), merge=False)
+                nested_groups = [group for group in changed_choices if group.startswith(f"{key}/")]
+                for group in nested_groups:
                     del changed_choices[group]
                 changed_choices[key] = value
             else:
@@ -143,7 +155,7 @@ def without(config: DictConfig, choices: Choices, causes: Iterable[Cause]) -> tu
 
 
 @functools.cache
-def _default(group: str, choice: str) -> Any:
+def _default_configuration(group: str, choice: str) -> Any:
     """The configuration of a choice, as composed alone."""
     with hydra_context():
         content = compose((f"{group}={choice}",))[0][group]

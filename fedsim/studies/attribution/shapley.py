@@ -29,8 +29,8 @@ def shapley(values: np.ndarray) -> np.ndarray:
     sizes = np.array([int(subset).bit_count() for subset in subsets])
     shares = np.zeros((causes, *values.shape[1:]))
     for cause in range(causes):
-        without = subsets[(subsets >> cause) & 1 == 0]
-        orders = [math.factorial(size) * math.factorial(causes - size - 1) for size in sizes[without]]
+        subsets_without = subsets[(subsets >> cause) & 1 == 0]
+        orders = [math.factorial(size) * math.factorial(causes - size - 1) for size in sizes[subsets_without]]
         weights = np.array(orders) / math.factorial(causes)
-        shares[cause] = np.tensordot(weights, values[without + 2**cause] - values[without], axes=1)
+        shares[cause] = np.tensordot(weights, values[subsets_without + 2**cause] - values[subsets_without], axes=1)
     return shares

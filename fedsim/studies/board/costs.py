@@ -14,10 +14,10 @@ from fedsim.run.simulation import Simulation
 from fedsim.studies.board.track_settings import TrackSettings
 from fedsim.studies.reproduce.runner import Job
 
-ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
+TIMED_ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
 
 
-class Times(TrackSettings):
+class RoundTimes(TrackSettings):
     """{'ms': median processor time of a round of all seeds, 'made': command, commit, versions} of every algorithm in a
     track; 'ms' is None where it cannot run."""
 
@@ -40,15 +40,15 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
         ConfigError: it cannot run.
     """
     steps = build(job.config, shared=shared)[0].steps()
-    spent = []
+    round_seconds = []
     try:
         work = next(steps)
         while True:
             start = time.process_time()
             work = steps.send(work.trainer.run_local_steps(work))
-            spent.append(time.process_time() - start)
+            round_seconds.append(time.process_time() - start)
     except StopIteration:
-        return 1000 * statistics.median(spent[len(spent) // 2 :])
+        return 1000 * statistics.median(round_seconds[len(round_seconds) // 2 :])
 
 
 def remembered_bytes(simulation: Simulation) -> float:

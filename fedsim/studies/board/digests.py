@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.run.content import content, fingerprint, match
+from fedsim.run.content import content_fingerprints, fingerprint, fingerprints_match
 from fedsim.run.simulation import Simulation
 
-NAMES = ("data", "splits", "traces", "models", "batches")
-Digests = dict[str, list[Any]]
+DIGEST_NAMES = ("data", "splits", "traces", "models", "batches")
+DigestsByName = dict[str, list[Any]]
 
 
-def digests(simulation: Simulation) -> Digests:
+def digests(simulation: Simulation) -> DigestsByName:
     """Of a run that has not begun: every name of NAMES, data in several parts; of a rule that pools all data in one
     client its models alone."""
     rounds = simulation.rounds
@@ -36,7 +36,11 @@ def digests(simulation: Simulation) -> Digests:
         for array in (subset.offsets, subset.order)
     ]
     return {
-        **{f"data: {name}": values for name, values in content(simulation).items() if name.endswith("of the data")},
+        **{
+            f"data: {name}": values
+            for name, values in content_fingerprints(simulation).items()
+            if name.endswith("of the data")
+        },
         "models": models,
         "splits": _count_and_digest(splits),
         "traces": _count_and_digest([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
@@ -62,14 +66,14 @@ def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.nd
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
 
-def check(label: str, digests: Digests, committed: Digests, shared_digests: list[str]) -> None:
+def check_digests(label: str, digests: DigestsByName, committed: DigestsByName, shared_digests: list[str]) -> None:
     """Refuse a row made with other traces, splits, data, initial models or batches than the cell's.
 
     Raises:
         ConfigError: they differ; the message says in what.
     """
     names = [name for name in digests if name in committed and name.partition(":")[0] in shared_digests]
-    mismatches = [name for name in names if not match(committed[name], digests[name])]
+    mismatches = [name for name in names if not fingerprints_match(committed[name], digests[name])]
     if mismatches:
         raise ConfigError(
             f"{label} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "

@@ -9,10 +9,10 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
 AHEAD, ALIKE = "ahead", "alike"
-EVERYWHERE = "*"
+ALL_CELLS_PATTERN = "*"
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Comparison:
     other: str
     how: str = AHEAD
     measure: str | None = None
-    cells: list[str] = field(default_factory=lambda: [EVERYWHERE])
+    cells: list[str] = field(default_factory=lambda: [ALL_CELLS_PATTERN])
     but: list[str] = field(default_factory=list)
     within: float = 0.0
 
@@ -59,7 +59,7 @@ class Comparison:
         )
         return is_included and not is_excluded
 
-    def is_shown(self, by: Paired, higher_is_better: bool) -> bool:
+    def is_shown(self, by: PairedDifference, higher_is_better: bool) -> bool:
         """Do these differences show it? `higher_is_better`: larger numbers are better."""
         low, high = by.interval
         if self.how == ALIKE:

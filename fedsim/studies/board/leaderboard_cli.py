@@ -20,15 +20,15 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.run.tracking.environment import environment
 from fedsim.studies.board import submission
-from fedsim.studies.board.board import Board, Cell, load, names, results_folder
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.board import Board, Cell, board_names, load_board, results_folder
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.page import write_pages
-from fedsim.studies.board.recheck import TOLERANCE, recheck
+from fedsim.studies.board.recheck import RECHECK_TOLERANCE, recheck
 from fedsim.studies.board.rows import Rates, read, write
-from fedsim.studies.board.runner import compute
+from fedsim.studies.board.runner import compute_rows
 from fedsim.studies.reproduce.runner import jobs_at_once, resumable_command
 
-VERSIONS = ("fedsim-torch", "torch", "numpy")
+VERSIONED_PACKAGES = ("fedsim-torch", "torch", "numpy")
 
 
 @tolerate_broken_pipes()
@@ -39,12 +39,12 @@ def main(arguments: list[str] | None = None) -> None:
     with resumable_command("fedsim-leaderboard", logging.WARNING):
         logging.getLogger("fedsim.app.job_progress").setLevel(logging.INFO)
         if options.list:
-            print(listing(options.boards))
+            print(boards_text(options.boards))
             return
         if not options.board:
             parser.error("name a board; --list shows them")
         for name in options.board:
-            _board(load(name, options.boards), options)
+            _board(load_board(name, options.boards), options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--check", action="store_true", help="make one cell again, a random one, and compare")
     parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help="of --check, relative (default: %(default)g)"
+        "--tolerance", type=float, default=RECHECK_TOLERANCE, help="of --check, relative (default: %(default)g)"
     )
     parser.add_argument("--page", action="store_true", help="write the pages of what is there; computes nothing")
     parser.add_argument("--jobs", default="auto", help="processes (default: one per core)")
@@ -75,13 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def listing(folder: Path | None = None) -> str:
+def boards_text(folder: Path | None = None) -> str:
     """Every board, its tracks with the number of their cells, and its entries."""
     lines = []
-    for name in names(folder):
-        board = load(name, folder)
+    for name in board_names(folder):
+        board = load_board(name, folder)
         lines.append(f"{name}: {board.about}")
-        lines += [f"  {track}: {len(board.cells(track))} cells; {of.about}" for track, of in board.tracks.items()]
+        lines += [
+            f"  {track}: {len(board.cells(track))} cells; {track_description.about}"
+            for track, track_description in board.tracks.items()
+        ]
         lines.append(f"  {len(board.entries)} entries: {'; '.join(board.entries)}")
     return "\n".join(lines)
 
@@ -90,16 +93,16 @@ def _board(board: Board, options: argparse.Namespace) -> None:
     """Do with one board what was asked for."""
     folder = (options.results or results_folder()) / board.name
     for name in options.forget:
-        forget(board, folder, name)
-    mine: list[str] = []
+        delete_entry(board, folder, name)
+    submitted_names: list[str] = []
     if options.entry is not None:
         entries, digest = submission.submitted_entries(options.entry)
         submission.add_entries(folder, board, entries, digest)
-        mine = list(entries)
+        submitted_names = list(entries)
     submission.with_submitted(folder, board)
     for name in options.only:
         checks.choice("--only", name, board.entries)
-    entries_wanted = options.only or mine or list(board.entries)
+    entries_wanted = options.only or submitted_names or list(board.entries)
     cells = chosen_cells(board, options.cell)
     if options.check:
         _check(board, cells, entries_wanted, folder, options.tolerance)
@@ -108,7 +111,7 @@ def _board(board: Board, options: argparse.Namespace) -> None:
     else:
         torch.set_num_threads(1)
         jobs = jobs_at_once(options.jobs, "cpu", len(cells))
-        compute(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
+        compute_rows(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
 
 
 def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
@@ -125,16 +128,16 @@ def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
     return [c for c in cells if not globs or any(fnmatch.fnmatch(c.name, pattern) for pattern in globs)]
 
 
-def forget(board: Board, folder: Path, name: str) -> None:
+def delete_entry(board: Board, folder: Path, name: str) -> None:
     """Delete what was computed of an entry."""
-    for store in (Rates.read(folder), Times.read(folder)):
+    for store in (Rates.read(folder), RoundTimes.read(folder)):
         store.forget(name)
         store.write(folder)
     for cell in board.cells():
         cells = read(folder, cell, board)
         if cells.rows.pop(name, None) is not None:
             write(folder, cells, board)
-    submission.forget(folder, name)
+    submission.delete_submission(folder, name)
 
 
 def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, tolerance: float) -> None:
@@ -155,7 +158,7 @@ def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, to
 def _provenance_of_run() -> dict[str, Any]:
     """What rows say of their making."""
     provenance = environment(torch.device("cpu"))
-    versions = {name: provenance["versions"][name] for name in VERSIONS}
+    versions = {name: provenance["versions"][name] for name in VERSIONED_PACKAGES}
     date = datetime.now(timezone.utc).date().isoformat()
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {"command": command, "commit": provenance["commit"], "date": date, "versions": versions}

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.speaking import code_span, in_markdown
+from fedsim.core.speaking import code_span, escape_markdown
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.findings import EVERYWHERE, Comparison
-from fedsim.studies.board.measured import Measured
+from fedsim.studies.board.findings import ALL_CELLS_PATTERN, Comparison
+from fedsim.studies.board.measured import BoardMeasure
 from fedsim.studies.board.rows import DONE, REFUSED
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
-CAPTIONS = {
+PICTURE_CAPTIONS = {
     "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "
     "does not tell apart at 5 %. Cells of one data set are no independent problems: this describes these cells only.",
     "wins": "In how many cells the algorithm of a line is better than that of a column, by the cell's paired interval.",
@@ -25,69 +25,70 @@ CAPTIONS = {
 }
 
 
-def markdown(standings: Standings, drawn: Sequence[str]) -> str:
-    """The page; `drawn` are names of its pictures."""
+def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
+    """The page; `picture_names` are names of its pictures."""
     board = standings.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
-    planned = len(board.cells())
+    num_planned_cells = len(board.cells())
     row_counts = Counter(row.status for cells in standings.cells for row in cells.rows.values())
     lines = [
-        f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
+        f"# {escape_markdown(board.title)}: {escape_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(standings.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds "
+        f"{len(standings.cells)} of {num_planned_cells} cells, {row_counts[DONE]} rows with "
+        f"numbers, {len(board.seeds)} seeds "
         "each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
         "",
-        *_tuning(board),
+        *_tuning_sentence(board),
         "",
     ]
-    if len(standings.cells) < planned:
+    if len(standings.cells) < num_planned_cells:
         missing = [t for t in board.tracks if t not in standings.tracks]
-        lines += [f"**Not complete**: {planned - len(standings.cells)} cells are not computed yet"]
-        lines[-1] += f", none of {', '.join(map(in_markdown, missing))}." if missing else "."
+        lines += [f"**Not complete**: {num_planned_cells - len(standings.cells)} cells are not computed yet"]
+        lines[-1] += f", none of {', '.join(map(escape_markdown, missing))}." if missing else "."
         lines.append("")
-    lines += findings(standings)
-    lines += _table(standings)
+    lines += findings_text(standings)
+    lines += _standings_table(standings)
     if standings.test is not None:
-        settled, test = standings.settled(), standings.test
+        halfway_order, test = standings.halfway_orders(), standings.test
         lines += [
             f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
-            f"rounds against that at the end, Kendall's τ: {settled.tau:.2f} in the mean over cells, "
-            f"{settled.min_tau:.2f} at least.",
+            f"rounds against that at the end, Kendall's τ: {halfway_order.tau:.2f} in the mean over cells, "
+            f"{halfway_order.min_tau:.2f} at least.",
         ]
-        if settled.separated_pairs:
+        if halfway_order.separated_pairs:
             lines[-1] += (
-                f" Of the {settled.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
-                f"{settled.kept_pairs / settled.separated_pairs:.1%} stood in that order by then."
+                f" Of the {halfway_order.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
+                f"{halfway_order.kept_pairs / halfway_order.separated_pairs:.1%} stood in that order by then."
             )
         lines.append("")
-    for name in drawn:
-        lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
+    for name in picture_names:
+        lines += [f"![{name}]({name})", "", PICTURE_CAPTIONS[name.removesuffix(".png")], ""]
     if unranked := standings.unranked_reasons:
         reasons = dict.fromkeys(unranked.values())
         bullets = [
-            f"- {in_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
-            f"{in_markdown(' '.join(reason.split()))}"
+            f"- {escape_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
+            f"{escape_markdown(' '.join(reason.split()))}"
             for reason in reasons
         ]
         lines += ["Not ranked:", "", *bullets, ""]
     for track in standings.tracks if len(standings.tracks) > 1 else ():
         lines += [
-            f"## {in_markdown(track)}",
+            f"## {escape_markdown(track)}",
             "",
-            f"{in_markdown(board.tracks[track].about)}.",
+            f"{escape_markdown(board.tracks[track].about)}.",
             "",
-            *_table(standings.at(track)),
+            *_standings_table(standings.at(track)),
         ]
-    return "\n".join([*lines, *_provenance(standings)]).rstrip() + "\n"
+    return "\n".join([*lines, *_provenance_text(standings)]).rstrip() + "\n"
 
 
-def _tuning(board: Board) -> list[str]:
+def _tuning_sentence(board: Board) -> list[str]:
     """How rates were found, in a sentence."""
-    t, against = board.tuning, in_markdown(board.against)
-    metric = in_markdown(t.metric.replace("_", " "))
+    t, against = board.tuning, escape_markdown(board.against)
+    metric = escape_markdown(t.metric.replace("_", " "))
     return [
         f"Rates: {t.trials} trials of each algorithm in a track, {t.rounds} rounds on seeds {t.seeds}, which no row "
         f"has; the best {metric} is kept ([rates.json](rates.json) has all trials). Differences "
@@ -96,96 +97,113 @@ def _tuning(board: Board) -> list[str]:
     ]
 
 
-def _table(standings: Standings) -> list[str]:
+def _standings_table(standings: Standings) -> list[str]:
     """A line for every ranked entry: rank, the main measure, its difference, wins and losses, the others, memory,
     processor time."""
     board, names = standings.board, standings.ranked
     against = board.against if board.against in names else None
-    other_measures = [m for m in board.measures if m != board.main]
-    heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *other_measures, "memory", "ms a round"]
-    lines = ["| " + " | ".join(map(in_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    other_measures = [m for m in board.measures if m != board.main_measure]
+    column_headings = [
+        "",
+        "rank",
+        board.main_measure,
+        f"to {board.against}",
+        "won/lost",
+        *other_measures,
+        "memory",
+        "ms a round",
+    ]
+    lines = [
+        "| " + " | ".join(map(escape_markdown, column_headings)) + " |",
+        "|---" + "|--:" * (len(column_headings) - 1) + "|",
+    ]
     ranks = standings.test.ranks if standings.test is not None else np.arange(1.0, len(names) + 1)
     for index, name in enumerate(names):
         comparison = ["", ""]
         if against is not None and name != against:
             row, column = index, names.index(against)
             comparison = [
-                _difference(standings.paired(name, against), board.measures[board.main]),
+                _difference_text(standings.paired(name, against), board.measures[board.main_measure]),
                 f"{standings.wins[row, column]}/{standings.wins[column, row]}",
             ]
-        cells = [in_markdown(name), f"{ranks[index]:.1f}", _mean(standings, name, board.main), *comparison]
-        cells += [_mean(standings, name, measure) for measure in other_measures]
+        cells = [
+            escape_markdown(name),
+            f"{ranks[index]:.1f}",
+            _mean_text(standings, name, board.main_measure),
+            *comparison,
+        ]
+        cells += [_mean_text(standings, name, measure) for measure in other_measures]
         ms = standings.milliseconds(name)
-        cells += [_memory(standings, name), "–" if ms is None else f"{ms:.3g}"]
+        cells += [_memory_text(standings, name), "–" if ms is None else f"{ms:.3g}"]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
-def findings(standings: Standings) -> list[str]:
+def findings_text(standings: Standings) -> list[str]:
     """The board's sentences, and under each what shows it, or that its numbers do not."""
     lines = []
     for number, finding in enumerate(standings.board.findings, 1):
-        lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
-        lines += [f"   - {comparison_text(standings, comparison, in_markdown)}" for comparison in finding.shown_by]
+        lines += [f"{number}. **{escape_markdown(finding.says)}**", ""]
+        lines += [f"   - {comparison_text(standings, comparison, escape_markdown)}" for comparison in finding.shown_by]
         lines.append("")
     return ["## What the numbers say", "", *lines] if lines else []
 
 
 def comparison_text(standings: Standings, comparison: Comparison, formatter: Callable[[str], str] = str) -> str:
     """A comparison with its numbers, and whether they show it; `formatter` makes text of names."""
-    by, cells, holds = standings.compared(comparison)
-    name = comparison.measure or standings.board.main
+    paired, cells, holds = standings.compared_difference(comparison)
+    name = comparison.measure or standings.board.main_measure
     measure = standings.board.measures[name]
-    among = [_patterns(comparison.cells)] if comparison.cells != [EVERYWHERE] else []
-    among += [f"but {_patterns(comparison.but)}"] if comparison.but else []
-    scope = f" ({' '.join(among)})" if among else ""
+    cells_text = [_patterns_text(comparison.cells)] if comparison.cells != [ALL_CELLS_PATTERN] else []
+    cells_text += [f"but {_patterns_text(comparison.but)}"] if comparison.but else []
+    scope = f" ({' '.join(cells_text)})" if cells_text else ""
     names = f"{formatter(comparison.one)} less {formatter(comparison.other)}, {formatter(name)}"
-    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference(by, measure)}"
+    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference_text(paired, measure)}"
     margin = (
         f", within ±{100 * comparison.within if measure.percent else comparison.within:g}" if comparison.within else ""
     )
     return statement + margin + ("" if holds else "; **not shown**")
 
 
-def _patterns(of: list[str]) -> str:
-    return ", ".join(map(code_span, of))
+def _patterns_text(patterns: list[str]) -> str:
+    return ", ".join(map(code_span, patterns))
 
 
-def _mean(standings: Standings, name: str, measure: str) -> str:
+def _mean_text(standings: Standings, name: str, measure: str) -> str:
     """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
-    by = standings.board.measures[measure]
+    paired = standings.board.measures[measure]
     values = np.concatenate([cells.rows[name].of(measure) for cells in standings.cells])
     finite_values = values[np.isfinite(values)]
     if not len(finite_values):
         return "–"
-    if by.until is not None:
+    if paired.until is not None:
         share = len(finite_values) / (len(standings.board.seeds) * len(standings.cells))
-        return f"{_count(float(np.median(finite_values)))} ({100 * share:.0f} %)"
-    text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
+        return f"{_count_text(float(np.median(finite_values)))} ({100 * share:.0f} %)"
+    text = f"{100 * finite_values.mean():.1f} %" if paired.percent else f"{finite_values.mean():.4g}"
     return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
 
 
-def _difference(by: Paired, measure: Measured) -> str:
-    if not by.pairs:
+def _difference_text(paired: PairedDifference, measure: BoardMeasure) -> str:
+    if not paired.pairs:
         return "–"
     factor = 100 if measure.percent else 1
-    low, high = (factor * bound for bound in by.interval)
-    sure = not (low <= 0 <= high) and not math.isnan(low)
+    low, high = (factor * bound for bound in paired.interval)
+    is_significant = not (low <= 0 <= high) and not math.isnan(low)
     digits = max(2, min(6, 1 - math.floor(math.log10(high - low)))) if high > low else 2
-    text = f"{factor * by.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-    return f"**{text}**" if sure else text
+    text = f"{factor * paired.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"**{text}**" if is_significant else text
 
 
-def _memory(standings: Standings, name: str) -> str:
+def _memory_text(standings: Standings, name: str) -> str:
     sizes = sorted({cells.rows[name].remembered for cells in standings.cells if cells.rows[name].status == DONE})
     return (
         "–"
         if not sizes or sizes[-1] == 0
-        else " – ".join(_count(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
+        else " – ".join(_count_text(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
     )
 
 
-def _count(value: float) -> str:
+def _count_text(value: float) -> str:
     """A number as people read it: 950, 12 k, 3.4 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if value >= size:
@@ -193,24 +211,24 @@ def _count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _provenance(standings: Standings) -> list[str]:
+def _provenance_text(standings: Standings) -> list[str]:
     """Which commands and versions made the rows."""
     rows = [row for cells in standings.cells for row in cells.rows.values() if row.status != REFUSED]
     origins = Counter(
-        (str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made
+        (str(row.made.get("command")), _commit_text(row.made), _versions_text(row.made)) for row in rows if row.made
     )
     lines = [
-        f"- {n} rows: {code_span(command)}, commit {in_markdown(commit)}, {in_markdown(versions)}"
+        f"- {n} rows: {code_span(command)}, commit {escape_markdown(commit)}, {escape_markdown(versions)}"
         for (command, commit, versions), n in origins.items()
     ]
     return ["## Made by", "", *lines] if lines else []
 
 
-def _commit(provenance: dict[str, Any]) -> str:
+def _commit_text(provenance: dict[str, Any]) -> str:
     """Its first letters, and whether there were changes."""
     commit = str(provenance.get("commit") or "unknown")
     return commit[:7] + (" with changes" if commit.endswith("+") else "")
 
 
-def _versions(provenance: dict[str, dict[str, str]]) -> str:
+def _versions_text(provenance: dict[str, dict[str, str]]) -> str:
     return ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items())

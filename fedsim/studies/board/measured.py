@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.evaluation.columns import fraction, is_higher_better
-from fedsim.studies.results.run_measures import COSTS, cost
+from fedsim.evaluation.columns import is_fraction, is_higher_better
+from fedsim.studies.results.run_measures import COLUMNS_BY_COST, cost_to_target
 from fedsim.studies.results.runs import Run
 
-SPENT = {**COSTS, "samples": ("samples",), "deployments": ("round",)}
+COLUMNS_BY_BOARD_COST = {**COLUMNS_BY_COST, "samples": ("samples",), "deployments": ("round",)}
 
 
 @dataclass
-class Measured:
+class BoardMeasure:
     """Attributes:
 
     metric: a column of metrics.csv.
@@ -32,7 +32,7 @@ class Measured:
 
     def __post_init__(self) -> None:
         if self.until is not None:
-            checks.choice("until", self.until, SPENT)
+            checks.choice("until", self.until, COLUMNS_BY_BOARD_COST)
 
     def __call__(self, run: Run, target: float) -> list[float]:
         """[R] numbers; NaN where a replicate has none: it was given up, or never reached the target."""
@@ -40,8 +40,11 @@ class Measured:
             return [float(value) for value in run.final_values(self.metric, self.last)]
         if not run.has_metric(self.metric):
             return [float("nan")] * run.replicates
-        factor = deployed(run) if self.until == "deployments" else 1.0
-        return [factor * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
+        factor = deployed_models_per_round(run) if self.until == "deployments" else 1.0
+        return [
+            factor * float(value)
+            for value in cost_to_target(run, self.metric, target, COLUMNS_BY_BOARD_COST[self.until])
+        ]
 
     @property
     def higher_is_better(self) -> bool:
@@ -51,10 +54,10 @@ class Measured:
     @property
     def percent(self) -> bool:
         """Is it a fraction that people read in per cent?"""
-        return self.until is None and fraction(self.metric)
+        return self.until is None and is_fraction(self.metric)
 
 
-def deployed(run: Run) -> float:
+def deployed_models_per_round(run: Run) -> float:
     """Models a round to which a client's data answer."""
     settings = run.settings
     if settings.get("shift.deploy", "step") == "step":
@@ -62,7 +65,7 @@ def deployed(run: Run) -> float:
     return 1 / float(settings.get("shift.redraw") or 1)
 
 
-def curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
+def metric_curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
     """Rounds, and the metric's mean over the replicates that are left; nothing where it is not measured."""
     if not run.has_metric(metric):
         return [], []

@@ -35,12 +35,15 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
     standings = Standings.of(with_submitted(folder, board), folder)
     if not standings.cells:
         raise ConfigError(f"board {board.name} has no rows yet in {folder}; run fedsim-leaderboard {board.name}")
-    drawn = pictures(standings, folder)
-    texts = {"README.md": markdown(standings, [path.name for path in drawn]), "index.html": html(standings)}
+    picture_names = pictures(standings, folder)
+    texts = {
+        "README.md": markdown(standings, [path.name for path in picture_names]),
+        "index.html": page_html(standings),
+    }
     for name, text in texts.items():
         with replacement_file(folder / name) as file:
             file.write(text)
-    return [*(folder / name for name in texts), *drawn]
+    return [*(folder / name for name in texts), *picture_names]
 
 
 def pictures(standings: Standings, folder: Path) -> list[Path]:
@@ -53,22 +56,22 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
         "critical_differences": plots.critical_differences(
             names, standings.test.ranks, standings.difference, standings.groups()
         ),
-        "wins": plots.wins(names, standings.wins, len(standings.cells)),
+        "wins": plots.wins_heatmap(names, standings.wins, len(standings.cells)),
     }
     columns = [" ".join(label for _, label in cells.cell.at) for cells in standings.cells]
     blocks = [(track, len(list(group))) for track, group in itertools.groupby(c.cell.track for c in standings.cells)]
     scores = standings.scores()
-    if not board.measures[board.main].percent:  # of another size in every track
+    if not board.measures[board.main_measure].percent:  # of another size in every track
         drawn["cells"] = plots.ranks_by_cell(
             names, columns, np.where(np.isfinite(scores), rank_scores(scores), np.nan).T, blocks
         )
     elif board.against in names:
-        ours = scores[:, [names.index(board.against)]]
-        finite_mask = np.isfinite(scores) & np.isfinite(ours)
+        reference_scores = scores[:, [names.index(board.against)]]
+        finite_mask = np.isfinite(scores) & np.isfinite(reference_scores)
         with np.errstate(invalid="ignore"):
-            ahead = np.where(finite_mask, scores - ours, np.nan).T
-        bar_label = f"{board.main} beyond that of {board.against}, percentage points"
-        drawn["cells"] = plots.heat(names, columns, 100 * ahead, bar_label, blocks)
+            score_differences = np.where(finite_mask, scores - reference_scores, np.nan).T
+        bar_label = f"{board.main_measure} beyond that of {board.against}, percentage points"
+        drawn["cells"] = plots.difference_heatmap(names, columns, 100 * score_differences, bar_label, blocks)
     paths = []
     for name, figure in drawn.items():
         with replacement_file(folder / f"{name}.png", "wb") as file:
@@ -77,11 +80,11 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
     return paths
 
 
-def html(standings: Standings) -> str:
+def page_html(standings: Standings) -> str:
     """The page with filters."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    payload = json.dumps(without_nan(data(standings)), separators=(",", ":"), ensure_ascii=False)
+    payload = json.dumps(without_nan(page_data(standings)), separators=(",", ":"), ensure_ascii=False)
     return template.render(
         title=standings.board.title,
         about=standings.board.about,
@@ -93,7 +96,7 @@ def html(standings: Standings) -> str:
     )
 
 
-def data(standings: Standings) -> dict[str, Any]:
+def page_data(standings: Standings) -> dict[str, Any]:
     """All numbers, for the page's own program."""
     board = standings.board
     return {
@@ -114,12 +117,12 @@ def data(standings: Standings) -> dict[str, Any]:
             for axis, labels in board.axes.items()
         },
         "entries": {name: {"about": e.about, "remembers": e.remembers} for name, e in board.entries.items()},
-        "cells": [_cell(cells) for cells in standings.cells],
+        "cells": [_cell_data(cells) for cells in standings.cells],
         "versions": [" ".join(text) for text in dict.fromkeys(_versions_per_row(standings))],
     }
 
 
-def _cell(cells: CellRows) -> dict[str, Any]:
+def _cell_data(cells: CellRows) -> dict[str, Any]:
     return {
         "track": cells.cell.track,
         "at": dict(cells.cell.at),

@@ -8,11 +8,11 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError
 from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.digests import check
+from fedsim.studies.board.digests import check_digests
 from fedsim.studies.board.rows import DONE, Rates, read
 from fedsim.studies.board.tasks import FillCell
 
-TOLERANCE = 1e-6  # relative, of any number
+RECHECK_TOLERANCE = 1e-6  # relative, of any number
 
 
 def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch: Path) -> float:
@@ -39,7 +39,7 @@ def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch:
     worst = 0.0
     for name in names:
         old, new = old_cells.rows[name], new_cells.rows[name]
-        check(f"{name} in {cell.name}", old.digests, new.digests, board.compared)
+        check_digests(f"{name} in {cell.name}", old.digests, new.digests, board.compared)
         if old.status != new.status:
             raise ConfigError(f"{name} in {cell.name} is {old.status} on disk, and {new.status} now: {new.message}")
         for measure in board.measures if old.status == DONE else ():

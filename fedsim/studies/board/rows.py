@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board, Cell, Track
-from fedsim.studies.board.digests import Digests, check
+from fedsim.studies.board.digests import DigestsByName, check_digests
 from fedsim.studies.board.track_settings import TrackSettings
 from fedsim.studies.board.trials import Trial, TunedParameter, Tuning
 
@@ -42,7 +42,7 @@ class Row:
     numbers: dict[str, list[float]] = field(default_factory=dict)
     curve: list[list[float]] = field(default_factory=list)
     remembered: float = 0.0
-    digests: Digests = field(default_factory=dict)
+    digests: DigestsByName = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
 
     def of(self, measure: str) -> np.ndarray:
@@ -62,7 +62,7 @@ class CellRows:
 
     cell: Cell
     rows: dict[str, Row] = field(default_factory=dict)
-    digests: Digests = field(default_factory=dict)
+    digests: DigestsByName = field(default_factory=dict)
 
     def add(self, name: str, row: Row, shared_digests: list[str]) -> None:
         """Take a row.
@@ -70,7 +70,7 @@ class CellRows:
         Raises:
             ConfigError: it was made with other traces, splits, data, initial models or batches.
         """
-        check(f"{name} in {self.cell.name}", row.digests, self.digests, shared_digests)
+        check_digests(f"{name} in {self.cell.name}", row.digests, self.digests, shared_digests)
         self.digests = row.digests | self.digests
         self.rows[name] = row
 
@@ -91,11 +91,11 @@ def read(folder: Path, cell: Cell, board: Board) -> CellRows:
         return cells
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        stored_settings = {key: content[key] for key in _settings(cell, board)}
-        rows = {name: Row(**_numbers(row, content)) for name, row in content["rows"].items()}
+        stored_settings = {key: content[key] for key in _cell_settings(cell, board)}
+        rows = {name: Row(**_restore_numbers(row, content)) for name, row in content["rows"].items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"{path} holds no rows of a board ({error})") from error
-    if stored_settings != _settings(cell, board):
+    if stored_settings != _cell_settings(cell, board):
         raise ConfigError(f"{path} was made with other settings than board {board.name} has now; delete it")
     for name, row in rows.items():
         measured_values = [row.numbers.get(measure, []) for measure in board.measures]
@@ -115,27 +115,31 @@ def write(folder: Path, cells: CellRows, board: Board) -> None:
     shared: dict[str, list[Any]] = {"digests": [], "made": []}
     rows = {}
     for name, row in cells.rows.items():
-        record = _shorten(asdict(row))
+        record = _shorten_numbers(asdict(row))
         for field_name, entries in shared.items():
             if record[field_name] not in entries:
                 entries.append(record[field_name])
             record[field_name] = entries.index(record[field_name])
         rows[name] = record
-    head = {"cell": cells.cell.name, **_settings(cells.cell, board), **shared}
-    lines = [f"  {json.dumps(key)}: {_text(value)}," for key, value in head.items()]
-    lines += ['  "rows": {', ",\n".join(f"    {json.dumps(name)}: {_text(row)}" for name, row in rows.items()), "  }"]
+    head = {"cell": cells.cell.name, **_cell_settings(cells.cell, board), **shared}
+    lines = [f"  {json.dumps(key)}: {_row_text(value)}," for key, value in head.items()]
+    lines += [
+        '  "rows": {',
+        ",\n".join(f"    {json.dumps(name)}: {_row_text(row)}" for name, row in rows.items()),
+        "  }",
+    ]
     with replacement_file(path) as file:
         file.write("\n".join(["{", *lines, "}"]) + "\n")
 
 
-def _settings(cell: Cell, board: Board) -> dict[str, Any]:
+def _cell_settings(cell: Cell, board: Board) -> dict[str, Any]:
     """What all rows of a cell were made and measured with."""
     measures = {name: [m.metric, m.last, m.until] for name, m in board.measures.items()}
     target = board.tracks[cell.track].target
     return {"overrides": [*board.base, *cell.overrides], "target": target, "measures": measures}
 
 
-def _text(value: Any) -> str:
+def _row_text(value: Any) -> str:
     return json.dumps(without_nan(value), ensure_ascii=False)
 
 
@@ -191,13 +195,13 @@ def overrides_of(rates: dict[str, Any], knob: TunedParameter | None) -> list[str
     return chosen if knob is None else [*chosen, knob.set(rates["knob"])]
 
 
-def _shorten(row: dict[str, Any]) -> dict[str, Any]:
+def _shorten_numbers(row: dict[str, Any]) -> dict[str, Any]:
     """Numbers to seven digits."""
     row["numbers"] = {name: [float(f"{v:.7g}") for v in values] for name, values in row["numbers"].items()}
     return row
 
 
-def _numbers(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+def _restore_numbers(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """null, which JSON has for NaN, as a number again, and what rows share in its place."""
     numbers = row.get("numbers", {})
     row["numbers"] = {name: [math.nan if v is None else v for v in values] for name, values in numbers.items()}

@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedsim.app.job_progress import JobProgress, as_they_end, best_so_far, metric_text
+from fedsim.app.job_progress import JobProgress, best_so_far, metric_text, yield_finished_futures
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.rows import CellRows, Rates, read
 from fedsim.studies.board.tasks import FillCell, TimeTrack, TuneTrack
 from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
 
-TUNED_TOGETHER = 4  # algorithms whose trials are kept at once
+ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms whose trials are kept at once
 
 T = TypeVar("T")
 
 
-def compute(
+def compute_rows(
     board: Board,
     cells: list[Cell],
     entries: list[str],
@@ -57,9 +57,12 @@ def compute(
         missing = [name for name in entries if rates.of(track, name) is None]
         for name in entries:
             rates.check(board, track, name)
-        batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
+        batches = [
+            missing[first : first + ALGORITHMS_TUNED_AT_ONCE]
+            for first in range(0, len(missing), ALGORITHMS_TUNED_AT_ONCE)
+        ]
         tunings += [TuneTrack(board, batch, runs, folder, provenance, track) for batch in batches]
-    for number, (tune, results) in enumerate(_completed(tunings, jobs, runs), 1):
+    for number, (tune, results) in enumerate(_finished_tasks(tunings, jobs, runs), 1):
         rates.update(tune.track, results)
         rates.write(folder)
         say(f"[{number}/{len(tunings)}] tuned in {tune.track}: {', '.join(tune.entries)}")
@@ -68,10 +71,10 @@ def compute(
         rows = read(folder, cell, board).rows
         if missing := [name for name in entries if name not in rows]:
             fillings.append(FillCell(board, missing, runs, folder, provenance, cell, rates.by_track[cell.track]))
-    for number, (fill, name) in enumerate(_completed(fillings, jobs, runs), 1):
-        best = best_row(read(folder, fill.cell, board), board)
+    for number, (fill, name) in enumerate(_finished_tasks(fillings, jobs, runs), 1):
+        best = best_row_text(read(folder, fill.cell, board), board)
         say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows{best}")
-    times = Times.read(folder)
+    times = RoundTimes.read(folder)
     for track in tracks:
         if missing := [name for name in entries if times.of(track, name) is None]:
             results = TimeTrack(board, missing, runs, folder, provenance, track, rates.by_track[track])()
@@ -80,39 +83,43 @@ def compute(
             say(f"timed in {track}: {', '.join(results)}")
 
 
-def best_row(cells: CellRows, board: Board) -> str:
+def best_row_text(cells: CellRows, board: Board) -> str:
     """'; best so far: accuracy 0.83 (FedAWE)': the best row of the cell by the board's main measure; '' without one."""
-    means = {name: float(row.of(board.main).mean()) for name, row in cells.rows.items() if row.of(board.main).size}
+    means = {
+        name: float(row.of(board.main_measure).mean())
+        for name, row in cells.rows.items()
+        if row.of(board.main_measure).size
+    }
     means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     if not means:
         return ""
-    best = (max if board.measures[board.main].higher_is_better else min)(means, key=lambda name: means[name])
-    return f"; best so far: {metric_text(board.main, means[best])} ({best})"
+    best = (max if board.measures[board.main_measure].higher_is_better else min)(means, key=lambda name: means[name])
+    return f"; best so far: {metric_text(board.main_measure, means[best])} ({best})"
 
 
-def _completed(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
+def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
     """The tasks, each as it ends, with what came of it; `runs` is the folder of the runs under way."""
     if jobs == 1 or len(tasks) < 2:
         for task in tasks:
             yield task, task()
         return
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_worker)
+    process_pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
-        waiting = {pool.submit(_run_task, task): task for task in tasks}
+        waiting = {process_pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
-        for future in as_they_end(list(waiting), progress, lambda: _under_way(runs)):
+        for future in yield_finished_futures(list(waiting), progress, lambda: _best_running_metric(runs)):
             progress.jobs_finished()
             stopped, result = future.result()
             if stopped is not None:
                 raise Stopped(stopped)
             yield waiting[future], result
     except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
+        process_pool.shutdown(wait=True, cancel_futures=True)
         raise
-    pool.shutdown()
+    process_pool.shutdown()
 
 
-def _under_way(runs: Path | None) -> str:
+def _best_running_metric(runs: Path | None) -> str:
     """The best leading metric of the runs under way."""
     return "" if runs is None else best_so_far(sorted(path.parent for path in runs.rglob(METRICS_FILENAME)))
 
@@ -127,7 +134,7 @@ def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
     return outcome
 
 
-def _worker() -> None:
+def _start_worker() -> None:
     """One thread each, ended with the command."""
     torch.set_num_threads(1)
     end_with_parent()

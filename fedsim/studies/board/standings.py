@@ -12,13 +12,19 @@ import numpy as np
 from scipy import stats
 
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.findings import Comparison
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row, read
-from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
-from fedsim.studies.results.paired import Paired, paired_difference
+from fedsim.studies.results.friedman import (
+    Friedman,
+    critical_difference,
+    friedman,
+    indistinguishable_groups,
+    rank_scores,
+)
+from fedsim.studies.results.paired import PairedDifference, paired_difference
 
-WORST = -np.inf  # what a row that diverged scores
+DIVERGED_SCORE = -np.inf  # what a row that diverged scores
 
 
 class HalfwayOrder(NamedTuple):
@@ -48,7 +54,7 @@ class Standings:
 
     board: Board
     cells: list[CellRows]
-    times: Times = field(default_factory=Times)
+    times: RoundTimes = field(default_factory=RoundTimes)
 
     @classmethod
     def of(cls, board: Board, folder: Path) -> Standings:
@@ -58,7 +64,7 @@ class Standings:
             ConfigError: a cell has a row that does not belong beside the others.
         """
         all_cells = [read(folder, cell, board) for cell in board.cells()]
-        return cls(board, [cells for cells in all_cells if cells.rows], Times.read(folder))
+        return cls(board, [cells for cells in all_cells if cells.rows], RoundTimes.read(folder))
 
     def at(self, track: str) -> Standings:
         """Those of one track."""
@@ -78,13 +84,13 @@ class Standings:
     @functools.cached_property
     def ranked(self) -> list[str]:
         """The entries that have been run in every cell, and were refused in none, best mean rank first."""
-        names = [name for name in self.board.entries if all(self._ran(cells, name) for cells in self.cells)]
-        scores = self._scores(names, self.board.main)
+        names = [name for name in self.board.entries if all(self._was_run(cells, name) for cells in self.cells)]
+        scores = self._scores(names, self.board.main_measure)
         means = rank_scores(scores).mean(0) if len(names) else np.zeros(0)
         return [names[index] for index in np.argsort(means, kind="stable")]
 
     @staticmethod
-    def _ran(cells: CellRows, name: str) -> bool:
+    def _was_run(cells: CellRows, name: str) -> bool:
         return name in cells.rows and cells.rows[name].status != REFUSED
 
     @property
@@ -93,13 +99,13 @@ class Standings:
         reasons = {}
         for name in self.board.entries:
             if name not in self.ranked:
-                refused = [c.rows[name] for c in self.cells if name in c.rows and c.rows[name].status == REFUSED]
-                reasons[name] = refused[0].message if refused else "not in every cell yet"
+                refused_rows = [c.rows[name] for c in self.cells if name in c.rows and c.rows[name].status == REFUSED]
+                reasons[name] = refused_rows[0].message if refused_rows else "not in every cell yet"
         return reasons
 
     def scores(self, measure: str | None = None) -> np.ndarray:
         """[N, k] means over seeds, larger ones better, cells × `ranked`; −∞ where a seed was given up."""
-        return self._scores(self.ranked, measure or self.board.main)
+        return self._scores(self.ranked, measure or self.board.main_measure)
 
     def _scores(self, names: Sequence[str], measure: str) -> np.ndarray:
         return np.array([[self._score(cells.rows[name], measure) for name in names] for cells in self.cells])
@@ -109,7 +115,7 @@ class Standings:
         sign = 1 if self.board.measures[measure].higher_is_better else -1
         values = row.of(measure)
         if row.status != DONE or not np.isfinite(values).all():
-            return WORST
+            return DIVERGED_SCORE
         return sign * float(f"{values.mean():.6g}")
 
     @functools.cached_property
@@ -126,32 +132,32 @@ class Standings:
     def groups(self) -> list[tuple[int, int]]:
         """First and last of `ranked` that it does not tell apart."""
         assert self.test is not None
-        return not_told_apart(self.test.ranks, self.difference)
+        return indistinguishable_groups(self.test.ranks, self.difference)
 
-    def paired(self, first: str, second: str, measure: str | None = None) -> Paired:
+    def paired(self, first: str, second: str, measure: str | None = None) -> PairedDifference:
         """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
         number are left out."""
-        pairs = self._value_pairs(first, second, measure or self.board.main)
+        pairs = self._value_pairs(first, second, measure or self.board.main_measure)
         if not pairs:
-            return Paired(np.zeros(0))
+            return PairedDifference(np.zeros(0))
         a, b = np.array(pairs).mean(0)
         return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
     def _value_pairs(self, first: str, second: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """The numbers of two entries in the cells where both have them."""
         rows = [cells.rows for cells in self.cells if {first, second} <= cells.rows.keys()]
-        pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
+        pairs = [(cell_rows[first].of(measure), cell_rows[second].of(measure)) for cell_rows in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
-    def compared(self, comparison: Comparison) -> tuple[Paired, int, bool]:
+    def compared_difference(self, comparison: Comparison) -> tuple[PairedDifference, int, bool]:
         """Differences by seed, of how many cells they are, and whether they show what is said."""
         subset = Standings(self.board, [cells for cells in self.cells if comparison.of(cells.cell.name)])
-        measure = comparison.measure or self.board.main
-        by = subset.paired(comparison.one, comparison.other, measure)
+        measure = comparison.measure or self.board.main_measure
+        paired = subset.paired(comparison.one, comparison.other, measure)
         return (
-            by,
+            paired,
             len(subset._value_pairs(comparison.one, comparison.other, measure)),
-            comparison.is_shown(by, self.board.measures[measure].higher_is_better),
+            comparison.is_shown(paired, self.board.measures[measure].higher_is_better),
         )
 
     @functools.cached_property
@@ -164,7 +170,7 @@ class Standings:
     @functools.cached_property
     def _better(self) -> list[np.ndarray]:
         """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
-        main = self.board.main
+        main = self.board.main_measure
         higher_is_better = self.board.measures[main].higher_is_better
         rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
         return [
@@ -173,7 +179,7 @@ class Standings:
         ]
 
     def _beats(self, first: Row, second: Row, measure: str, higher_is_better: bool) -> bool:
-        failed = [self._score(row, measure) == WORST for row in (first, second)]
+        failed = [self._score(row, measure) == DIVERGED_SCORE for row in (first, second)]
         if any(failed):
             return not failed[0]
         low, high = paired_difference(
@@ -181,21 +187,23 @@ class Standings:
         ).interval
         return low > 0 if higher_is_better else high < 0
 
-    def settled(self) -> HalfwayOrder:
+    def halfway_orders(self) -> HalfwayOrder:
         """Whether half of the rounds had given the same order, by the curves of who was not given up."""
-        sign = 1 if self.board.measures[self.board.main].higher_is_better else -1
+        sign = 1 if self.board.measures[self.board.main_measure].higher_is_better else -1
         taus, agreeing_pairs, separated_pairs = [], 0, 0
         for cells, better in zip(self.cells, self._better, strict=True):
             curves = [np.array(cells.rows[name].curve, dtype=float) for name in self.ranked]
             curve_indices = [k for k, curve in enumerate(curves) if curve.size and np.isfinite(curve).all()]
             if len(curve_indices) > 1:
                 rounds = curves[curve_indices[0]][0]
-                at = int(np.searchsorted(rounds, rounds[-1] / 2))
-                half, end = (np.array([sign * curves[k][1][index] for k in curve_indices]) for index in (at, -1))
-                taus.append(float(stats.kendalltau(half, end).statistic))
+                halfway_index = int(np.searchsorted(rounds, rounds[-1] / 2))
+                halfway_scores, final_scores = (
+                    np.array([sign * curves[k][1][index] for k in curve_indices]) for index in (halfway_index, -1)
+                )
+                taus.append(float(stats.kendalltau(halfway_scores, final_scores).statistic))
                 separated_mask = better[np.ix_(curve_indices, curve_indices)]
                 separated_pairs += int(separated_mask.sum())
-                agreeing_pairs += int((half[:, None] > half)[separated_mask].sum())
+                agreeing_pairs += int((halfway_scores[:, None] > halfway_scores)[separated_mask].sum())
         return HalfwayOrder(
             float(np.mean(taus or [np.nan])), min(taus, default=np.nan), separated_pairs, agreeing_pairs
         )

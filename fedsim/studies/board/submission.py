@@ -18,15 +18,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedsim.app.folders import key_of
+from fedsim.app.folders import override_key
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 from fedsim.local import LocalRule
 from fedsim.strategies import Strategy
 from fedsim.studies.board.board import Board, Entry, parse_entry
 
-SUBMITTED = "submitted.json"
-GROUPS = {"strategy": Strategy, "local": LocalRule}
+SUBMISSIONS_FILE = "submitted.json"
+CLASS_BY_GROUP = {"strategy": Strategy, "local": LocalRule}
 
 
 def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
@@ -39,11 +39,11 @@ def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"--entry {path} cannot be read ({error.strerror})") from error
-    entries = _of_python(path) if path.suffix == ".py" else _of_yaml(path)
+    entries = _entries_from_python(path) if path.suffix == ".py" else _entries_from_yaml(path)
     return entries, digest
 
 
-def _of_yaml(path: Path) -> dict[str, Entry]:
+def _entries_from_yaml(path: Path) -> dict[str, Entry]:
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         return {str(name): parse_entry(definition) for name, definition in content.items()}
@@ -52,7 +52,7 @@ def _of_yaml(path: Path) -> dict[str, Entry]:
         raise ConfigError(f"--entry {path} must hold NAME: {{overrides: […]}} ({reason})") from error
 
 
-def _of_python(path: Path) -> dict[str, Entry]:
+def _entries_from_python(path: Path) -> dict[str, Entry]:
     """A class that the file defines: the last one of a strategy or of a local rule."""
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -64,7 +64,7 @@ def _of_python(path: Path) -> dict[str, Entry]:
     if Path(str(module.__file__)).resolve() != path.resolve():
         raise ConfigError(f"--entry {path}: {path.stem} is the name of another module, {module.__file__}; rename it")
     classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == path.stem]
-    candidates = [(group, c) for c in classes for group, kind in GROUPS.items() if issubclass(c, kind)]
+    candidates = [(group, c) for c in classes for group, kind in CLASS_BY_GROUP.items() if issubclass(c, kind)]
     if not candidates:
         raise ConfigError(f"--entry {path} defines no Strategy and no LocalRule; derive a class from one of them")
     group, kind = candidates[-1]
@@ -87,9 +87,9 @@ def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: s
     Raises:
         ConfigError: a name is taken by another one.
     """
-    stored_entries = _stored(folder)
+    stored_entries = _stored_submissions(folder)
     for name, new_entry in entries.items():
-        if any(key_of(override) == "trusted" for override in new_entry.overrides):
+        if any(override_key(override) == "trusted" for override in new_entry.overrides):
             raise ConfigError(f"--entry: {name} has trusted=…, which counts on the command line alone; leave it out")
         if name in board.entries and name not in stored_entries:
             raise ConfigError(f"{name} is an entry of board {board.name}; give the submission another name")
@@ -98,24 +98,24 @@ def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: s
         board.tuning.check(f"entry {name}", new_entry.knob)
         stored_entries[name] = {"file": digest, **asdict(new_entry)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SUBMITTED, stored_entries)
+    write_json(folder / SUBMISSIONS_FILE, stored_entries)
     with_submitted(folder, board)
 
 
 def with_submitted(folder: Path, board: Board) -> Board:
     """The board, with what was submitted to these results behind its own entries."""
-    for name, definition in _stored(folder).items():
+    for name, definition in _stored_submissions(folder).items():
         board.entries[name] = parse_entry({key: value for key, value in definition.items() if key != "file"})
     return board
 
 
-def forget(folder: Path, name: str) -> None:
+def delete_submission(folder: Path, name: str) -> None:
     """A submission is none any more."""
-    stored_entries = _stored(folder)
+    stored_entries = _stored_submissions(folder)
     if stored_entries.pop(name, None) is not None:
-        write_json(folder / SUBMITTED, stored_entries)
+        write_json(folder / SUBMISSIONS_FILE, stored_entries)
 
 
-def _stored(folder: Path) -> dict[str, dict[str, Any]]:
-    path = folder / SUBMITTED
+def _stored_submissions(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / SUBMISSIONS_FILE
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -17,9 +17,9 @@ from fedsim.core.errors import ConfigError, OutputError, RunError
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
 from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.costs import ROUNDS, milliseconds, remembered_bytes
+from fedsim.studies.board.costs import TIMED_ROUNDS, milliseconds, remembered_bytes
 from fedsim.studies.board.digests import digests
-from fedsim.studies.board.measured import curve
+from fedsim.studies.board.measured import metric_curve
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned_record, write
 from fedsim.studies.board.trials import Trial, best_trial
 from fedsim.studies.reproduce.recipe import Setting
@@ -54,34 +54,36 @@ class TuneTrack(BoardJob):
     def __call__(self) -> dict[str, dict[str, Any]]:
         """Entry → what `Rates` keeps of it."""
         board, track = self.board, self.board.tracks[self.track]
-        planned: list[tuple[str, Any, list[float], Job]] = []
-        for at in track.tuned_at:
-            cell = board.cell(self.track, at)
+        planned_jobs: list[tuple[str, Any, list[float], Job]] = []
+        for cell_labels in track.tuned_at:
+            cell = board.cell(self.track, cell_labels)
             for name in self.entries:
                 entry = board.entries[name]
                 low, high = (entry.rates * rate for rate in track.rates)
                 for value, rates in board.tuning.grid(entry.knob, (low, high)).items():
                     knob = [] if entry.knob is None else [entry.knob.set(value)]
                     overrides = (*entry.overrides, *self._trial(rates), *knob)
-                    planned.append((name, value, rates, _job(board, cell, name, overrides, self.runs)))
-        outcomes = dict(_run_jobs([job for *_, job in planned]))
+                    planned_jobs.append((name, value, rates, _board_job(board, cell, name, overrides, self.runs)))
+        outcomes = dict(_run_jobs([job for *_, job in planned_jobs]))
         scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
-        refused: dict[str, str] = {}
-        for name, value, rates, job in planned:
+        refusal_reasons: dict[str, str] = {}
+        for name, value, rates, job in planned_jobs:
             outcome = outcomes[job.folder]
             rate_scores = [-math.inf] * len(rates)
             if outcome.status == REFUSED:
-                refused[name] = outcome.message
+                refusal_reasons[name] = outcome.message
                 continue
             if outcome.status == DONE:
                 rate_scores = board.tuning.scores(load(job.folder), rates)
             for rate, score in zip(rates, rate_scores, strict=True):
                 scores[name].setdefault(Trial(rate, value), []).append(score)
         records = {}
-        for name, of in scores.items():
-            records[name] = tuned_record(best_trial(of) if of else None, of, board.tuning, track)
-            records[name] |= {} if of else {"message": refused[name]}
-        _forget(job for *_, job in planned)
+        for name, entry_scores in scores.items():
+            records[name] = tuned_record(
+                best_trial(entry_scores) if entry_scores else None, entry_scores, board.tuning, track
+            )
+            records[name] |= {} if entry_scores else {"message": refusal_reasons[name]}
+        _delete_run_folders(job for *_, job in planned_jobs)
         return records
 
     def _trial(self, rates: list[float]) -> list[str]:
@@ -120,7 +122,7 @@ class FillCell(BoardJob):
             overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
             row = Row(DONE, "", list(overrides), made=self.provenance)
             try:
-                job = _job(board, cell, name, overrides, self.runs)
+                job = _board_job(board, cell, name, overrides, self.runs)
                 simulation, _, _ = build(job.config, shared=shared)
                 row.digests, row.remembered = digests(simulation), remembered_bytes(simulation)
             except ConfigError as error:
@@ -136,10 +138,13 @@ class FillCell(BoardJob):
                     run = load(folder)
                     target = board.tracks[cell.track].target
                     row.numbers = {key: measured(run, target) for key, measured in board.measures.items()}
-                    row.curve = [list(map(float, series)) for series in curve(run, board.measures[board.main].metric)]
+                    row.curve = [
+                        list(map(float, series))
+                        for series in metric_curve(run, board.measures[board.main_measure].metric)
+                    ]
                 cells.add(name, row, board.compared)
             write(self.folder, cells, board)
-            _forget(company)
+            _delete_run_folders(company)
         write(self.folder, cells, board)
         return cell.name
 
@@ -156,11 +161,11 @@ class TimeTrack(BoardJob):
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, dict[str, Any]]:
-        """Entry → what `Times` keeps of it."""
+        """Entry → what `RoundTimes` keeps of it."""
         board, rates = self.board, self.rates
         assert rates is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
-        short = [f"seeds={board.seeds}", f"rounds={ROUNDS}", f"eval_every={ROUNDS}"]
+        short = [f"seeds={board.seeds}", f"rounds={TIMED_ROUNDS}", f"eval_every={TIMED_ROUNDS}"]
         timings: dict[str, dict[str, Any]] = {}
         shared: dict[str, Any] = {}
         for name in self.entries:
@@ -168,13 +173,15 @@ class TimeTrack(BoardJob):
             timings[name] = {"ms": None, "made": self.provenance}
             if entry_rates["lr"] is None:
                 continue
-            job = _job(board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs)
+            job = _board_job(
+                board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs
+            )
             with contextlib.suppress(Exception):  # what is wrong with it stands in its rows
                 timings[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
         return timings
 
 
-def _job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
+def _board_job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
     """One run; no two are in the same folder."""
     setting = Setting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
     return plan([setting], runs, ())[0]
@@ -209,7 +216,7 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
             raise Stopped("stopped between two rounds")
 
 
-def _forget(jobs: Iterator[Job] | list[Job]) -> None:
+def _delete_run_folders(jobs: Iterator[Job] | list[Job]) -> None:
     """Delete the folders of runs whose numbers are kept."""
     for job in jobs:
         shutil.rmtree(job.folder, ignore_errors=True)

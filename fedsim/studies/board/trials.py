@@ -92,5 +92,5 @@ def geometric_grid(low: float, high: float, count: int) -> list[float]:
 def best_trial(scores: dict[Trial, list[float]]) -> Trial | None:
     """The trial of the highest mean score, the first of equal ones; None where all of them failed somewhere."""
     means = {trial: sum(values) / len(values) for trial, values in scores.items()}
-    chosen = max(means, key=lambda trial: means[trial])
-    return chosen if math.isfinite(means[chosen]) else None
+    best = max(means, key=lambda trial: means[trial])
+    return best if math.isfinite(means[best]) else None

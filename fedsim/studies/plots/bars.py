@@ -6,8 +6,17 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.cells import Cell, at, labels
-from fedsim.studies.plots.style import FITTED, HATCHED, colour, formulas, legend_below, panels, parameters, wrap_name
+from fedsim.studies.plots.cells import Cell, axis_labels, cells_at_label
+from fedsim.studies.plots.style import (
+    FITTED_BAR_STYLE,
+    FITTED_LABEL,
+    legend_below,
+    nth_colour,
+    panel_figure,
+    parameters,
+    typeset_formulas,
+    wrap_name,
+)
 
 
 def bars(
@@ -31,25 +40,29 @@ def bars(
     """
     if group is None:
         group, colours = colours, None
-    groups, tints = labels(cells, group), labels(cells, colours)
+    groups, tints = axis_labels(cells, group), axis_labels(cells, colours)
     names = [measure] if isinstance(measure, str) else measure
-    boxes = [(box, name) for box in labels(cells, panel) for name in names]
+    boxes = [(box, name) for box in axis_labels(cells, panel) for name in names]
     width = 0.8 / len(tints)
     with matplotlib.rc_context(parameters()):
-        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
+        drawing, grid = panel_figure(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
         for axes, (box, quantity) in zip(grid, boxes, strict=True):
-            axes.set_title(formulas(", ".join([box, quantity] if box and len(names) > 1 else [box or quantity])))
+            axes.set_title(
+                typeset_formulas(", ".join([box, quantity] if box and len(names) > 1 else [box or quantity]))
+            )
             axes.grid(visible=False, axis="x")
             for number, tint in enumerate(tints):
-                literal = not all(cell.fitted for cell in at(cells, colours, tint))
+                literal = not all(cell.fitted for cell in cells_at_label(cells, colours, tint))
                 for group_index, name in enumerate(groups):
-                    for cell in at(at(at(cells, panel, box), group, name), colours, tint):
+                    for cell in cells_at_label(
+                        cells_at_label(cells_at_label(cells, panel, box), group, name), colours, tint
+                    ):
                         values, x = cell.numbers[quantity], group_index + (number - (len(tints) - 1) / 2) * width
                         spread = values.std(ddof=1) if len(values) > 1 else None
                         axes.bar(
-                            x, values.mean(), width * 0.9, yerr=spread, color=colour(number),
+                            x, values.mean(), width * 0.9, yerr=spread, color=nth_colour(number),
                             label=None if literal and cell.fitted else tint or "ours",
-                            **(HATCHED if cell.fitted else {}),
+                            **(FITTED_BAR_STYLE if cell.fitted else {}),
                         )  # fmt: skip
                         if quantity in cell.paper:
                             paper = cell.paper[quantity]
@@ -57,12 +70,12 @@ def bars(
                                 x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
                             )
             axes.set_xticks(range(len(groups)), [wrap_name(name, 14) for name in groups])
-            axes.set_ylabel(formulas(unit))
+            axes.set_ylabel(typeset_formulas(unit))
             if minimum is not None:
                 highest = axes.dataLim.ymax
                 axes.set_ylim(minimum, highest + 0.1 * (highest - minimum))
         if any(cell.fitted for cell in cells):
-            axes.bar(0, 0, color="grey", label=FITTED, **HATCHED)
+            axes.bar(0, 0, color="grey", label=FITTED_LABEL, **FITTED_BAR_STYLE)
         legend_below(drawing, grid)
     return drawing
 
@@ -80,7 +93,7 @@ def heatmap(
         unit: beside the colour bar.
         digits: after the decimal point.
     """
-    columns, rows, boxes = labels(cells, x), labels(cells, y), labels(cells, panel)
+    columns, rows, boxes = axis_labels(cells, x), axis_labels(cells, y), axis_labels(cells, panel)
     table = np.full((len(boxes), len(rows), len(columns)), np.nan)
     printed, fitted = np.full_like(table, np.nan), np.zeros(table.shape, dtype=bool)
     for cell in cells:
@@ -89,7 +102,7 @@ def heatmap(
         printed[index], fitted[index] = cell.paper.get(measure, np.nan), cell.fitted
     low, high = np.nanmin(table), np.nanmax(table)
     with matplotlib.rc_context(parameters()):
-        drawing, grid = panels(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
+        drawing, grid = panel_figure(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
         for number, axes in enumerate(grid):
             picture = axes.imshow(table[number], cmap="viridis", vmin=low, vmax=high, aspect="auto")
             for row, column in np.ndindex(len(rows), len(columns)):
@@ -97,14 +110,14 @@ def heatmap(
                 if np.isnan(value):
                     continue
                 text = f"{value:.{digits}f}" + ("" if np.isnan(paper) else f"\n({paper:.{digits}f})")
-                text += f"\n{FITTED}" * bool(fitted[number, row, column])
+                text += f"\n{FITTED_LABEL}" * bool(fitted[number, row, column])
                 shade = "white" if value < (low + high) / 2 else "black"
                 axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8)
             axes.set_xticks(range(len(columns)), columns)
             axes.set_yticks(range(len(rows)), rows)
             axes.set_xlabel(x)
             axes.set_ylabel(y)
-            axes.set_title(formulas(boxes[number] or measure))
+            axes.set_title(typeset_formulas(boxes[number] or measure))
             axes.grid(visible=False)
-        drawing.colorbar(picture, ax=grid, label=formulas(unit), shrink=0.85)
+        drawing.colorbar(picture, ax=grid, label=typeset_formulas(unit), shrink=0.85)
     return drawing

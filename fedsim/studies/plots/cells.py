@@ -31,11 +31,11 @@ class Cell:
     fitted: bool = False
 
 
-def labels(cells: list[Cell], axis: str | None) -> list[str]:
+def axis_labels(cells: list[Cell], axis: str | None) -> list[str]:
     """The labels on an axis, in the order of the cells; one empty label without an axis."""
     return [""] if axis is None else list(dict.fromkeys(cell.at[axis] for cell in cells))
 
 
-def at(cells: list[Cell], axis: str | None, label: str) -> list[Cell]:
+def cells_at_label(cells: list[Cell], axis: str | None, label: str) -> list[Cell]:
     """The cells with this label on the axis."""
     return cells if axis is None else [cell for cell in cells if cell.at[axis] == label]

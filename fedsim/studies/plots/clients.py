@@ -11,23 +11,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedsim.run.tracking.clients import Clients
-from fedsim.studies.plots.looks import looks
-from fedsim.studies.plots.style import colour, panels, parameters, points, wrap_name
+from fedsim.studies.plots.looks import curve_styles
+from fedsim.studies.plots.style import nth_colour, panel_figure, parameters, scaled_points, wrap_name
 from fedsim.studies.plots.venues import grid_size
 from fedsim.studies.results.differences import shared_name
 from fedsim.studies.results.runs import Run
 
-BEYOND = ("#882255", "#999933")  # classes after the eighth
-MOST_BUBBLES = 20  # clients
-MOST_PANELS = 6
-LONGEST_NAME = 16  # signs of a client's name
+EXTRA_CLASS_COLOURS = ("#882255", "#999933")  # classes after the eighth
+MAX_BUBBLE_CLIENTS = 20  # clients
+MAX_PANELS = 6
+MAX_NAME_LENGTH = 16  # signs of a client's name
 ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 
 
-def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
+def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
     """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
     together."""
-    tints = [look.tint for look in looks(runs).of]
+    tints = [style.tint for style in curve_styles(runs).of]
     client_records = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
     has_held_out = metric is None and all(c.held_out is not None for _, _, c in client_records)
     candidates = [
@@ -41,11 +41,11 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
         return None
     draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
     with matplotlib.rc_context(parameters()):
-        drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(series))
+        drawing, (axes,) = panel_figure(1, width=8.0, height=1.1 + 0.62 * len(series))
         for position, (number, _, values) in enumerate(series):
             tint = tints[number]
-            across = position + draw.uniform(-0.26, 0.26, len(values))
-            axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
+            x_positions = position + draw.uniform(-0.26, 0.26, len(values))
+            axes.scatter(values, x_positions, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
             axes.boxplot(
                 values, positions=[position], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
                 medianprops={"color": "#111111", "linewidth": 2.2}, boxprops={"color": "#444444"},
@@ -56,22 +56,22 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
         axes.set_ylim(len(series) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
         samples = "samples held out of the client" if has_held_out else "the client's own training samples"
-        signs = int(8 * drawing.get_figwidth() / points(1))
+        signs = int(8 * drawing.get_figwidth() / scaled_points(1))
         axes.set_xlabel(wrap_name(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), signs))
     return drawing
 
 
-def availability(runs: list[Run]) -> Figure | None:
+def availability_figure(runs: list[Run]) -> Figure | None:
     """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
     groups = _group_runs(runs, "present")
     if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
         return None
     columns = min(len(groups), 3)
     with matplotlib.rc_context(parameters()):
-        across = max(4.4, 8.0 / columns)
-        columns, across, height = grid_size(len(groups), columns, across, 3.6)
+        x_positions = max(4.4, 8.0 / columns)
+        columns, x_positions, height = grid_size(len(groups), columns, x_positions, 3.6)
         rows = -(-len(groups) // columns)
-        drawing = Figure(figsize=(across * columns, height * rows), layout="constrained")
+        drawing = Figure(figsize=(x_positions * columns, height * rows), layout="constrained")
         grid = drawing.subplots(2 * rows, columns, squeeze=False, height_ratios=[1, 3.2] * rows)
         for axes in grid.ravel():
             axes.grid(visible=False)
@@ -79,37 +79,41 @@ def availability(runs: list[Run]) -> Figure | None:
             for axes in grid[2 * (unused // columns) :, unused % columns][:2]:
                 axes.axis("off")
         for number, (heading, presence, clients) in enumerate(groups):
-            above, below = grid[2 * (number // columns) :, number % columns][:2]
+            count_axes, raster_axes = grid[2 * (number // columns) :, number % columns][:2]
             count = presence.sum(0)
-            above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
-            above.axhline(count.mean(), color=colour(1), linewidth=1.2)
-            above.set_ylim(0, len(presence))
-            above.set_xlim(-0.5, len(count) - 0.5)
-            above.set_yticks([0, len(presence)])
-            above.set_xticks([])
-            above.set_title(wrap_name(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52))
-            below.imshow(
+            count_axes.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
+            count_axes.axhline(count.mean(), color=nth_colour(1), linewidth=1.2)
+            count_axes.set_ylim(0, len(presence))
+            count_axes.set_xlim(-0.5, len(count) - 0.5)
+            count_axes.set_yticks([0, len(presence)])
+            count_axes.set_xticks([])
+            count_axes.set_title(
+                wrap_name(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52)
+            )
+            raster_axes.imshow(
                 presence, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
-            below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-            _label_ticks(below.yaxis, clients.names)
-            below.xaxis.set_major_locator(MaxNLocator(integer=True))
-            below.set_xlabel("round")
-            below.set_ylabel("client")
-            above.set_ylabel("active", fontsize=points(9))
+            raster_axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            _label_ticks(raster_axes.yaxis, clients.names)
+            raster_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            raster_axes.set_xlabel("round")
+            raster_axes.set_ylabel("client")
+            count_axes.set_ylabel("active", fontsize=scaled_points(9))
     return drawing
 
 
-def partitions(runs: list[Run]) -> Figure | None:
+def partition_figure(runs: list[Run]) -> Figure | None:
     """Who holds what: bubbles of the first clients' classes; a panel per partition."""
     groups = _group_runs(runs, "class_fractions")
     if not groups:
         return None
     with matplotlib.rc_context(parameters()):
         class_count = max(shares.shape[1] for _, shares, _ in groups)
-        drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
+        drawing, grid = panel_figure(
+            len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3)
+        )
         for axes, (heading, shares, clients) in zip(grid, groups, strict=True):
-            draw_bubbles(axes, shares[:MOST_BUBBLES])
+            draw_bubbles(axes, shares[:MAX_BUBBLE_CLIENTS])
             _label_ticks(axes.yaxis, clients.names)
             _label_ticks(axes.xaxis, clients.labels)
             axes.set_title(wrap_name(heading, 40))
@@ -119,7 +123,7 @@ def partitions(runs: list[Run]) -> Figure | None:
 def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
     """A circle per client and class, its area the class's share [m', C] of the client's samples (fedawe Fig. 4)."""
     client, label = np.indices(shares.shape)
-    tints = [colour(int(c)) if c < 8 else BEYOND[int(c) % 2] for c in label.ravel()]
+    tints = [nth_colour(int(c)) if c < 8 else EXTRA_CLASS_COLOURS[int(c) % 2] for c in label.ravel()]
     axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
     if shares.shape[1] <= 20:
         axes.set_xticks(range(shares.shape[1]))
@@ -135,7 +139,7 @@ def _label_ticks(axis: Axis, names: np.ndarray | None) -> None:
 
         def name(position: float, _: int | None = None) -> str:
             in_range = position == int(position) and 0 <= position < len(names)
-            return shortened(str(names[int(position)]), LONGEST_NAME) if in_range else ""
+            return shortened(str(names[int(position)]), MAX_NAME_LENGTH) if in_range else ""
 
         axis.set_major_formatter(FuncFormatter(name))
 
@@ -154,7 +158,7 @@ def _group_runs(runs: list[Run], attribute: str) -> list[tuple[str, np.ndarray, 
         if array is not None:
             names = None if clients.names is None else clients.names.tobytes()
             groups.setdefault((array.shape, array.tobytes(), names), []).append((run, clients))
-    panel_groups = list(groups.values())[:MOST_PANELS]
+    panel_groups = list(groups.values())[:MAX_PANELS]
     return [
         (shared_name([run for run, _ in group], runs), getattr(group[0][1], attribute), group[0][1])
         for group in panel_groups

@@ -11,16 +11,24 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.evaluation.columns import fraction
-from fedsim.evaluation.registry import DISTANCES, describe
-from fedsim.run.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
+from fedsim.evaluation.columns import is_fraction
+from fedsim.evaluation.registry import DISTANCE_COLUMNS, describe
+from fedsim.run.tracking.clients import MAX_DETAILED_CLIENTS, MAX_DETAILED_ROUNDS
 from fedsim.run.tracking.result import spread as after
 from fedsim.studies.plots import clients
-from fedsim.studies.plots.curves import beside_a_loss, figure, telling_metrics
-from fedsim.studies.plots.looks import looks
-from fedsim.studies.plots.style import literal, measured_in, panels, parameters, percent, points, wrap_name
+from fedsim.studies.plots.curves import figure, metrics_with_loss, telling_metrics
+from fedsim.studies.plots.looks import curve_styles
+from fedsim.studies.plots.style import (
+    escape_formula,
+    metric_axis_label,
+    panel_figure,
+    parameters,
+    scaled_points,
+    set_percent_axis,
+    wrap_name,
+)
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES
-from fedsim.studies.results.differences import ABSENT
+from fedsim.studies.results.differences import ABSENT_TEXT
 from fedsim.studies.results.runs import Run, load
 
 
@@ -55,30 +63,38 @@ def pictures(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → ends of the curves' vertical axis.
     """
-    runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
-    several, count = max(run.replicates for run in runs) > 1, replicates(runs)
+    runs = [dataclasses.replace(run, label=escape_formula(run.label)) for run in runs]
+    has_several_replicates, count = max(run.replicates for run in runs) > 1, replicates(runs)
     few_note = f" {FEW_REPLICATES_NOTE}" if few_replicates(runs) else ""
-    band = f" Bands are ±1 standard deviation over {count}.{few_note}" if several else ""
-    inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}" if several else ""
-    chosen = metrics or beside_a_loss(
-        [name for name in telling_metrics(runs) if name not in DISTANCES][:max_metrics], runs
+    band = f" Bands are ±1 standard deviation over {count}.{few_note}" if has_several_replicates else ""
+    inner = (
+        f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}"
+        if has_several_replicates
+        else ""
     )
-    if chosen:
-        over = "Over the rounds" if x is None else f"Over {describe(x).label}"
-        logarithmic = any(name in DISTANCES for name in chosen)
+    chosen_metrics = metrics or metrics_with_loss(
+        [name for name in telling_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
+    )
+    if chosen_metrics:
+        curves_heading = "Over the rounds" if x is None else f"Over {describe(x).label}"
+        logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
         text = f"Mean over the replicates.{band}"
-        text += " On logarithmic axes bands hold the middle 80 % of them." if several and logarithmic else ""
-        yield Picture("curves", over, text, figure(runs, chosen, x, limits))
+        text += (
+            " On logarithmic axes bands hold the middle 80 % of them." if has_several_replicates and logarithmic else ""
+        )
+        yield Picture("curves", curves_heading, text, figure(runs, chosen_metrics, x, limits))
     if len(runs) > 1:
         whiskers = (
-            f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few_note}" if several else ""
+            f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few_note}"
+            if has_several_replicates
+            else ""
         )
-        ends = f"After the last round.{whiskers}"
-        yield Picture("final", "Where the runs ended", ends, final(runs))
-    if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
+        bars_caption = f"After the last round.{whiskers}"
+        yield Picture("final", "Where the runs ended", bars_caption, final_bars(runs))
+    if distances := [name for name in DISTANCE_COLUMNS if any(name in run.metrics for run in runs)]:
         distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
         yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
-    if drawing := clients.accuracies(runs):
+    if drawing := clients.accuracy_boxes(runs):
         caption = (
             "A dot is a client, evaluated after the last round on the samples that the axis names; all replicates "
         )
@@ -88,20 +104,18 @@ def pictures(
         caption += "the mean."
         yield Picture("clients", "From client to client", caption, drawing)
     for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):
-        if drawing := clients.accuracies(runs, metric):
+        if drawing := clients.accuracy_boxes(runs, metric):
             caption = "A dot is a client for which it exists, as above."
             yield Picture(f"clients_{metric}", f"From client to client: {metric}", caption, drawing)
-    if drawing := clients.availability(runs):
+    if drawing := clients.availability_figure(runs):
         caption = (
-            f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
+            f"First replicate, at most the first {MAX_DETAILED_ROUNDS} rounds and {MAX_DETAILED_CLIENTS} clients. "
         )
-        caption += "could take part. Above: how many could; the line is their mean."
+        caption += "Dark: the client could take part. Above: how many could; the line is their mean."
         yield Picture("availability", "Who was there", caption, drawing)
-    if drawing := clients.partitions(runs):
-        caption = (
-            f"First replicate, at most the first {clients.MOST_BUBBLES} clients. A circle's area is the share of the "
-        )
-        caption += "class in the client's samples."
+    if drawing := clients.partition_figure(runs):
+        caption = f"First replicate, at most the first {clients.MAX_BUBBLE_CLIENTS} clients. "
+        caption += "A circle's area is the share of the class in the client's samples."
         yield Picture("partition", "Who holds what", caption, drawing)
 
 
@@ -124,12 +138,12 @@ def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
     yield from ((picture.heading, picture.figure) for picture in pictures([load(folder)]))
 
 
-def final(runs: list[Run]) -> Figure:
+def final_bars(runs: list[Run]) -> Figure:
     """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
-    metrics, tints = telling_metrics(runs)[:2], [look.tint for look in looks(runs).of]
+    metrics, tints = telling_metrics(runs)[:2], [style.tint for style in curve_styles(runs).of]
     with matplotlib.rc_context(parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
-        drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
+        drawing, grid = panel_figure(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
         for axes, metric in zip(grid, metrics, strict=True):
             for position, run in enumerate(runs):
                 values = run.final_values(metric)
@@ -140,21 +154,22 @@ def final(runs: list[Run]) -> Figure:
                     axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
                     axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
-                    mean_text(metric, mean, spread) if run.has_metric(metric) else ABSENT, (1, position), (6, 0),
-                    xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=points(9),
+                    mean_text(metric, mean, spread) if run.has_metric(metric) else ABSENT_TEXT, (1, position), (6, 0),
+                    xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+                    fontsize=scaled_points(9),
                 )  # fmt: skip
-            axes.set_xlabel(measured_in(metric))
+            axes.set_xlabel(metric_axis_label(metric))
             axes.set_ylim(len(runs) - 0.45, -0.55)
             axes.set_yticks(range(len(runs)), [wrap_name(run.label) for run in runs] if axes is grid[0] else [])
             axes.grid(visible=False, axis="y")
-            if fraction(metric):
+            if is_fraction(metric):
                 axes.set_xlim(0, 1)
-            percent(axes.xaxis, metric)
+            set_percent_axis(axes.xaxis, metric)
     return drawing
 
 
 def mean_text(metric: str, mean: float, std: float) -> str:
     """Accuracies in per cent, everything else to four digits; no deviation where there is none (NaN)."""
-    if fraction(metric):
+    if is_fraction(metric):
         return f"{100 * mean:.1f}" + ("" if np.isnan(std) else f" ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}{after(std)}"

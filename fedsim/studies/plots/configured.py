@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fedsim.availability import Availability
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.clients import draw_bubbles
-from fedsim.studies.plots.style import colour, panels, parameters
+from fedsim.studies.plots.style import nth_colour, panel_figure, parameters
 
 
 def _availability(cell: Cell) -> Availability:
@@ -30,7 +30,7 @@ def _heading(cell: Cell) -> str:
 def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
     """A circle per client and class; its area is the class's share of the client's samples (fedawe Fig. 4)."""
     with matplotlib.rc_context(parameters()):
-        drawing, grid = panels(len(cells), width=3.6, height=4.2, columns=min(len(cells), 4))
+        drawing, grid = panel_figure(len(cells), width=3.6, height=4.2, columns=min(len(cells), 4))
         for axes, cell in zip(grid, cells, strict=True):
             fractions = _availability(cell).population.class_fractions
             assert fractions is not None
@@ -42,11 +42,11 @@ def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
 def histogram(cells: list[Cell], bins: int = 20) -> Figure:
     """How the clients' base probabilities p_i are spread, first replicate (fedawe Fig. 5)."""
     with matplotlib.rc_context(parameters()):
-        drawing, grid = panels(len(cells))
+        drawing, grid = panel_figure(len(cells))
         for axes, cell in zip(grid, cells, strict=True):
             base = base_probabilities(_availability(cell))
-            axes.hist(base, bins=bins, range=(0, 1), color=colour(0), edgecolor="white", linewidth=0.6)
-            axes.axvline(base.mean(), color=colour(1), linewidth=1.4, label=f"mean {base.mean():.2f}")
+            axes.hist(base, bins=bins, range=(0, 1), color=nth_colour(0), edgecolor="white", linewidth=0.6)
+            axes.axvline(base.mean(), color=nth_colour(1), linewidth=1.4, label=f"mean {base.mean():.2f}")
             axes.set_xlabel("base probability $p_i$")
             axes.set_ylabel("clients")
             axes.set_title(_heading(cell))
@@ -64,18 +64,18 @@ def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
             p = np.stack([availability.probabilities(t)[0] for t in range(rounds)], axis=1)
             presence = np.stack([availability.counts(t)[0] > 0 for t in range(rounds)], axis=1)
             base = base_probabilities(_availability(cell))
-            above, below = grid[:, column]
+            probability_axes, raster_axes = grid[:, column]
             for client, curve in enumerate(p):
-                above.plot(curve, color=colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
-                below.eventplot(
+                probability_axes.plot(curve, color=nth_colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
+                raster_axes.eventplot(
                     np.flatnonzero(presence[client]), lineoffsets=client, linelengths=0.8, linewidths=2.0,
-                    colors=colour(client),
+                    colors=nth_colour(client),
                 )  # fmt: skip
-            above.set_title(_heading(cell))
-            above.set_ylim(0, 1)
-            below.set_yticks(range(len(p)), [f"{b:g}" for b in base])
-            below.set_ylim(-0.7, len(p) - 0.3)
-            below.set_xlabel("round")
+            probability_axes.set_title(_heading(cell))
+            probability_axes.set_ylim(0, 1)
+            raster_axes.set_yticks(range(len(p)), [f"{b:g}" for b in base])
+            raster_axes.set_ylim(-0.7, len(p) - 0.3)
+            raster_axes.set_xlabel("round")
         grid[0, 0].set_ylabel("probability $p_i^t$")
         grid[1, 0].set_ylabel("available, by $p_i$")
         handles, names = grid[0, 0].get_legend_handles_labels()

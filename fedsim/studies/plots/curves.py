@@ -12,26 +12,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import MODELS, fraction
-from fedsim.evaluation.registry import DISTANCES, NEWCOMERS
-from fedsim.studies.plots.cells import Cell, at, labels
-from fedsim.studies.plots.looks import looks
+from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS, is_fraction
+from fedsim.evaluation.registry import DISTANCE_COLUMNS, NEWCOMER_PREFIX
+from fedsim.studies.plots.cells import Cell, axis_labels, cells_at_label
+from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
     DASHES,
-    FITTED,
     FITTED_DASHES,
-    colour,
-    formulas,
+    FITTED_LABEL,
     legend_below,
-    measured_in,
-    panels,
+    metric_axis_label,
+    nth_colour,
+    panel_figure,
     parameters,
-    percent,
-    points,
+    scaled_points,
+    set_percent_axis,
+    typeset_formulas,
 )
-from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.runs import Run, measured_columns
 
-PREFERRED = (
+PREFERRED_METRICS = (
     "test_accuracy",
     "test_accuracy_by_client_worst10",
     "client_accuracy_worst10",
@@ -43,9 +43,9 @@ PREFERRED = (
     "train_loss",
     "test_loss",
 )
-QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
-STRETCHED = 1.5  # round 0 is left out of view where it would make an axis so much longer
-LOSSES = ("test_loss", "train_loss")
+BAND_QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
+MAX_AXIS_STRETCH = 1.5  # round 0 is left out of view where it would make an axis so much longer
+LOSS_METRICS = ("test_loss", "train_loss")
 
 
 def draw_curve(
@@ -62,28 +62,28 @@ def draw_curve(
     from the 10 % to the 90 % quantile; NaN is no value."""
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
-    often = max(1, len(rounds) // 8)
-    marked: dict[str, Any] = {"marker": marker, "markersize": points(4.5), "markevery": often}
-    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=points(1.6), label=label, **marked)
+    marker_interval = max(1, len(rounds) // 8)
+    marker_options: dict[str, Any] = {"marker": marker, "markersize": scaled_points(4.5), "markevery": marker_interval}
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=scaled_points(1.6), label=label, **marker_options)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
         if axes.get_yscale() == "log":
             samples = [row.compressed() for row in values]
             low, high = np.array(
-                [np.quantile(sample, QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
+                [np.quantile(sample, BAND_QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
             ).T
-        if fraction(metric):
+        if is_fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
         axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
 
 
 def smooth(values: np.ndarray, decay: float) -> np.ndarray:
     """Exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
-    out = np.array(values, dtype=float)
-    for position in range(1, len(out)):
-        out[position] = decay * out[position - 1] + (1 - decay) * values[position]
-    return out
+    smoothed = np.array(values, dtype=float)
+    for position in range(1, len(smoothed)):
+        smoothed[position] = decay * smoothed[position - 1] + (1 - decay) * values[position]
+    return smoothed
 
 
 def figure(
@@ -100,59 +100,61 @@ def figure(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → ends of its vertical axis.
     """
-    chosen, looking = metrics or beside_a_loss(telling_metrics(runs)[:2], runs), looks(runs)
+    chosen_metrics, styles = metrics or metrics_with_loss(telling_metrics(runs)[:2], runs), curve_styles(runs)
     with matplotlib.rc_context(parameters()):
-        columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
-        drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
-        for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, "", metric in DISTANCES, x)
-            axes.set_ylabel(measured_in(metric, _signs_beside(axes)))
-            for run, look in zip(runs, looking.of, strict=True):
+        columns = 3 if len(chosen_metrics) == 3 else min(len(chosen_metrics), 2)
+        drawing, grid = panel_figure(
+            len(chosen_metrics), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns
+        )
+        for axes, metric in zip(grid, chosen_metrics, strict=True):
+            _prepare_axes(axes, metric, "", metric in DISTANCE_COLUMNS, x)
+            axes.set_ylabel(metric_axis_label(metric, _label_width(axes)))
+            for run, style in zip(runs, styles.of, strict=True):
                 if run.has_metric(metric):
-                    draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
-            _without_round_0(axes)
+                    draw_curve(axes, *run.along(metric, x), metric, "", style.tint, style.dashes, style.marker)
+            _hide_round_0(axes)
             if limits and metric in limits:
                 axes.set_ylim(*limits[metric])
-            percent(axes.yaxis, metric)
-        legend_below(drawing, grid, looking.entries(), looking.legend_title)
+            set_percent_axis(axes.yaxis, metric)
+        legend_below(drawing, grid, styles.entries(), styles.legend_title)
     return drawing
 
 
-def _signs_beside(axes: Axes) -> int:
+def _label_width(axes: Axes) -> int:
     """How many signs of a label fit beside the vertical axis: 36 at 3.6 inches and letters of 10 points."""
     drawing = axes.figure
     assert isinstance(drawing, Figure)
     rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
-    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / points(1)))
+    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / scaled_points(1)))
 
 
-def _without_round_0(axes: Axes) -> None:
+def _hide_round_0(axes: Axes) -> None:
     """Where the initial model would take most of a linear axis, the curves come in from outside."""
     points = [line.get_xydata() for line in axes.get_lines()]
     points += [path.vertices for band in axes.collections for path in band.get_paths()]
     if axes.get_yscale() == "log" or not points:
         return
     x, y = np.ma.masked_invalid(np.concatenate([np.asarray(p) for p in points])).T
-    later = y[x > 0].compressed()
-    if len(set(x.compressed())) < 4 or not len(later):
+    later_values = y[x > 0].compressed()
+    if len(set(x.compressed())) < 4 or not len(later_values):
         return
-    low, high = later.min(), later.max()
-    if high > low and y.max() - y.min() > STRETCHED * (high - low):
+    low, high = later_values.min(), later_values.max()
+    if high > low and y.max() - y.min() > MAX_AXIS_STRETCH * (high - low):
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
-def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
+def metrics_with_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
     if any("loss" in name or "risk" in name for name in metrics):
         return metrics
-    return metrics[:1] + [name for name in LOSSES if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
+    return metrics[:1] + [name for name in LOSS_METRICS if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
 def telling_metrics(runs: list[Run]) -> list[str]:
     """The metrics that runs have, those of all runs before those of some, the most telling first."""
-    available_metrics = measured_by(runs)
-    order = [*PREFERRED, *(name for name in available_metrics if name not in PREFERRED)]
-    selected_metrics = [name for name in PREFERRED if name in available_metrics] or available_metrics
+    available_metrics = measured_columns(runs)
+    order = [*PREFERRED_METRICS, *(name for name in available_metrics if name not in PREFERRED_METRICS)]
+    selected_metrics = [name for name in PREFERRED_METRICS if name in available_metrics] or available_metrics
     return sorted(selected_metrics, key=lambda name: (not all(run.has_metric(name) for run in runs), order.index(name)))
 
 
@@ -188,31 +190,31 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
     if x and (iterations or ema is not None):
         raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
     metrics = [metric] if isinstance(metric, str) else metric
-    lines = _Lines(labels(cells, colours), labels(cells, dashes), colours, dashes, also)
-    boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
+    lines = _LineStyles(axis_labels(cells, colours), axis_labels(cells, dashes), colours, dashes, also)
+    boxes = [(name, label) for name in metrics for label in axis_labels(cells, panel)]
     with matplotlib.rc_context(parameters()):
-        across = len(boxes) // len(metrics)
-        drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
+        num_columns = len(boxes) // len(metrics)
+        drawing, grid = panel_figure(len(boxes), columns=num_columns if num_columns > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
-            _prepare(axes, name, formulas(label), logarithmic, x)
+            _prepare_axes(axes, name, typeset_formulas(label), logarithmic, x)
             if iterations:
                 axes.set_xlabel("iteration")
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
-            axes.set_ylabel(measured_in(name, 36))
-            for cell in at(cells, panel, label):
+            axes.set_ylabel(metric_axis_label(name, 36))
+            for cell in cells_at_label(cells, panel, label):
                 assert cell.run is not None
-                for quantity, words, style in lines.of(cell, name):
+                for quantity, quantity_label, style in lines.of(cell, name):
                     rounds, values = cell.run.along(quantity, x)
                     if ema is not None:
                         values = smooth(values, ema ** float(np.diff(rounds).mean()))
                     visible_mask = rounds >= first
-                    along = rounds[visible_mask]
+                    x_values = rounds[visible_mask]
                     if iterations:
-                        along = along * cell.run.settings["local_steps"]
-                    draw_curve(axes, along, values[visible_mask], quantity, words, lines.tint(cell), style)
+                        x_values = x_values * cell.run.settings["local_steps"]
+                    draw_curve(axes, x_values, values[visible_mask], quantity, quantity_label, lines.tint(cell), style)
         if minimum is not None:
             _set_lower_limit(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
@@ -220,7 +222,7 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
 
 
 @dataclass
-class _Lines:
+class _LineStyles:
     """How the lines of a figure are told apart.
 
     Attributes:
@@ -237,8 +239,8 @@ class _Lines:
     def tint(self, cell: Cell) -> str:
         """The colour of a run's lines."""
         if self.colours is None:
-            return colour(0)
-        return colour(self.tints.index(cell.at[self.colours]))
+            return nth_colour(0)
+        return nth_colour(self.tints.index(cell.at[self.colours]))
 
     def of(self, cell: Cell, metric: str) -> list[tuple[str, str, Any]]:
         """Of a run, the quantities that are drawn, each with its label and line style."""
@@ -248,12 +250,18 @@ class _Lines:
         names = [cell.at[axis] for axis in (self.colours, self.dashes) if axis]
         if cell.fitted:
             dash = "--" if self.dashes is None else FITTED_DASHES
-            if all(FITTED not in name for name in names):
-                names.append(FITTED)
+            if all(FITTED_LABEL not in name for name in names):
+                names.append(FITTED_LABEL)
         lines = [(metric, ", ".join(names), dash)]
         companion_metric = f"{self.also}_{metric}"
         if self.also and cell.run is not None and cell.run.has_metric(companion_metric):
-            lines.append((companion_metric, ", ".join([*names, MODELS[self.also].removeprefix("the ")]), ":"))
+            lines.append(
+                (
+                    companion_metric,
+                    ", ".join([*names, EVALUATED_MODEL_DESCRIPTIONS[self.also].removeprefix("the ")]),
+                    ":",
+                )
+            )
         return lines
 
 
@@ -274,10 +282,10 @@ def metrics_of(options: dict[str, Any]) -> list[str]:
     return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]
 
 
-def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
+def _prepare_axes(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
     axes.set_title(heading)
-    along = "round" if x is None else measured_in(x)
-    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMERS) else along)
+    x_values = "round" if x is None else metric_axis_label(x)
+    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMER_PREFIX) else x_values)
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")

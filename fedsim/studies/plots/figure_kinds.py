@@ -13,7 +13,7 @@ from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.configured import bubbles, histogram, rasters
 from fedsim.studies.plots.curves import curves
 
-KINDS: dict[str, Callable[..., Figure]] = {
+DRAW_FUNCTION_BY_KIND: dict[str, Callable[..., Figure]] = {
     "curves": curves,
     "bars": bars,
     "heatmap": heatmap,
@@ -28,6 +28,6 @@ def draw(cells: list[Cell], options: dict[str, Any]) -> Figure:
     arguments = dict(options)
     kind = arguments.pop("kind")
     try:
-        return KINDS[kind](cells, **arguments)
+        return DRAW_FUNCTION_BY_KIND[kind](cells, **arguments)
     except TypeError as error:
         raise ConfigError(f"figure: {kind} does not take these options ({error})") from error

@@ -15,20 +15,26 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from fedsim.core.settings import spoken_key
+from fedsim.core.settings import display_key
 from fedsim.studies.plots.compare import mean_text, pictures
 from fedsim.studies.plots.curves import telling_metrics
-from fedsim.studies.plots.looks import looks
-from fedsim.studies.results.differences import ABSENT, find_differing_keys, of_their_own, shared_name, value
-from fedsim.studies.results.runs import Run, measured_by, run_that_measures
+from fedsim.studies.plots.looks import curve_styles
+from fedsim.studies.results.differences import (
+    ABSENT_TEXT,
+    find_differing_keys,
+    own_class_options,
+    setting_text,
+    shared_name,
+)
+from fedsim.studies.results.runs import Run, measured_columns, run_that_measures
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-CURVES = 4  # metrics
-STROKES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
-RUNS_ACROSS = 5  # more runs than this are rows of the table of differences
+MAX_CURVE_METRICS = 4  # metrics
+SVG_DASHES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
+MAX_RUN_COLUMNS = 5  # more runs than this are rows of the table of differences
 
 
-def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
+def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
     """The report.
 
     Args:
@@ -47,21 +53,30 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
         made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         about=_description(runs),
         runs=[
-            {"label": run.label, "colour": look.tint, "dashes": STROKES.get(look.dashes, "0 99"), "marker": look.marker}
-            for run, look in zip(runs, looks(runs).of, strict=True)
+            {
+                "label": run.label,
+                "colour": style.tint,
+                "dashes": SVG_DASHES.get(style.dashes, "0 99"),
+                "marker": style.marker,
+            }
+            for run, style in zip(runs, curve_styles(runs).of, strict=True)
         ],
-        differences=_differences(runs, keys),
-        hidden=_hidden(runs, keys),
-        across=len(runs) <= RUNS_ACROSS,
+        differences=_differing_settings(runs, keys),
+        hidden=_hidden_settings(runs, keys),
+        across=len(runs) <= MAX_RUN_COLUMNS,
         results=_results(runs),
         pictures=[
             {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _svg(p.figure)}
-            for p in pictures(runs, metrics, CURVES, x)
+            for p in pictures(runs, metrics, MAX_CURVE_METRICS, x)
         ],
         replicated=max(run.replicates for run in runs) > 1,
-        notes=_notes(runs),
-        shared=[(spoken_key(key), value(runs[0].settings, key)) for key in sorted(runs[0].settings) if key not in keys],
-        origins=[_origin(run) for run in runs],
+        notes=_reader_notes(runs),
+        shared=[
+            (display_key(key), setting_text(runs[0].settings, key))
+            for key in sorted(runs[0].settings)
+            if key not in keys
+        ],
+        origins=[_run_origin(run) for run in runs],
     )
 
 
@@ -79,21 +94,25 @@ def _description(runs: list[Run]) -> str:
         ("rounds", "{} rounds"),
         ("seeds", "seeds {}"),
     ):
-        distinct_values = {value(run.settings, key) for run in runs}
-        if len(distinct_values) == 1 and distinct_values != {ABSENT}:
+        distinct_values = {setting_text(run.settings, key) for run in runs}
+        if len(distinct_values) == 1 and distinct_values != {ABSENT_TEXT}:
             facts.append(form.format(*distinct_values))
     return " · ".join(facts)
 
 
-def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """The differing settings: name, whether it is an option of a class that differs, a value per run.
 
     Options that runs of a single class alone have, all with the same value, say nothing beside the class: they are left
-    out (`_hidden` names them).
+    out (`_hidden_settings` names them).
     """
-    class_options = of_their_own(keys)
+    class_options = own_class_options(keys)
     return [
-        {"name": spoken_key(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
+        {
+            "name": display_key(key),
+            "own": key in class_options,
+            "values": [setting_text(run.settings, key) for run in runs],
+        }
         for key in sorted(keys, key=lambda key: key in class_options)
         if not _of_one_class(runs, key, class_options)
     ]
@@ -101,76 +120,80 @@ def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
 
 def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
     """Do runs of one class alone have this option, with one value?"""
-    holders = [run for run in runs if key in run.settings]
-    if key not in class_options or len(holders) == len(runs):
+    runs_with_key = [run for run in runs if key in run.settings]
+    if key not in class_options or len(runs_with_key) == len(runs):
         return False
-    groups = [name.removesuffix("_target_") for run in holders for name in run.settings if name.endswith("._target_")]
+    groups = [
+        name.removesuffix("_target_") for run in runs_with_key for name in run.settings if name.endswith("._target_")
+    ]
     group = max((name for name in groups if key.startswith(name)), key=len, default="")
-    classes = {run.settings.get(f"{group}_target_") for run in holders}
-    return len(classes) == 1 and len({str(run.settings[key]) for run in holders}) == 1
+    classes = {run.settings.get(f"{group}_target_") for run in runs_with_key}
+    return len(classes) == 1 and len({str(run.settings[key]) for run in runs_with_key}) == 1
 
 
-def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
-    """The settings that `_differences` leaves out: name, whose they are, and their value."""
-    class_options = of_their_own(keys)
+def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+    """The settings that `_differing_settings` leaves out: name, whose they are, and their value."""
+    class_options = own_class_options(keys)
     hidden_rows = []
     for key in keys:
         if _of_one_class(runs, key, class_options):
-            holders = [run for run in runs if key in run.settings]
-            label = shared_name(holders, runs)
-            hidden_rows.append({"name": spoken_key(key), "run": label, "value": value(holders[0].settings, key)})
+            runs_with_key = [run for run in runs if key in run.settings]
+            label = shared_name(runs_with_key, runs)
+            hidden_rows.append(
+                {"name": display_key(key), "run": label, "value": setting_text(runs_with_key[0].settings, key)}
+            )
     return hidden_rows
 
 
 def _results(runs: list[Run]) -> list[dict[str, Any]]:
     """Every metric that a run has: its title, and per run what is written and whether it is the best."""
     table = []
-    for metric in dict.fromkeys([*telling_metrics(runs), *measured_by(runs)]):
+    for metric in dict.fromkeys([*telling_metrics(runs), *measured_columns(runs)]):
         first = run_that_measures(runs, metric)
-        ends = [run.final(metric) for run in runs]
-        means = [mean for mean, _ in ends]
-        described = first.describe(metric)
-        comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
+        final_values = [run.final(metric) for run in runs]
+        means = [mean for mean, _ in final_values]
+        description = first.describe(metric)
+        comparable_means = [mean for mean in means if description.better and not math.isnan(mean)]
         best = (max if first.higher_is_better(metric) else min)(comparable_means, default=math.nan)
         texts = [
-            mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT
-            for run, (mean, std) in zip(runs, ends, strict=True)
+            mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT_TEXT
+            for run, (mean, std) in zip(runs, final_values, strict=True)
         ]
-        marks = [len(runs) > 1 and mean == best for mean in means]
-        table.append({"title": described.label, "column": metric, "cells": list(zip(texts, marks, strict=True))})
+        best_flags = [len(runs) > 1 and mean == best for mean in means]
+        table.append({"title": description.label, "column": metric, "cells": list(zip(texts, best_flags, strict=True))})
     return table
 
 
-def _notes(runs: list[Run]) -> list[str]:
+def _reader_notes(runs: list[Run]) -> list[str]:
     """What a reader should know before comparing."""
     notes = []
     for run in runs:
-        completed_rounds, planned = run.rows[-1]["round"], run.settings.get("rounds")
+        completed_rounds, planned_rounds = run.rows[-1]["round"], run.settings.get("rounds")
         if run.summary.get("stopped"):
-            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned}.")
-        elif planned is not None and completed_rounds < planned:
-            notes.append(f"{run.label} has completed {completed_rounds} of {planned} rounds.")
+            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned_rounds}.")
+        elif planned_rounds is not None and completed_rounds < planned_rounds:
+            notes.append(f"{run.label} has completed {completed_rounds} of {planned_rounds} rounds.")
         elif run.clients is None:
             notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
     return notes
 
 
-def _origin(run: Run) -> dict[str, str]:
+def _run_origin(run: Run) -> dict[str, str]:
     """How the run was made."""
     environment, summary = run.environment, run.summary
     versions = environment.get("versions") or {}
     speed, threads = summary.get("samples_per_second"), environment.get("threads", "?")
-    machine = f"{environment.get('device', ABSENT)}, {threads} thread{'' if threads == 1 else 's'}"
+    machine = f"{environment.get('device', ABSENT_TEXT)}, {threads} thread{'' if threads == 1 else 's'}"
     return {
         "label": run.label,
         "folder": str(run.folder),
-        "command": environment.get("command", ABSENT),
-        "started": str(environment.get("started", ABSENT)).replace("T", " ")[:16],
+        "command": environment.get("command", ABSENT_TEXT),
+        "started": str(environment.get("started", ABSENT_TEXT)).replace("T", " ")[:16],
         "device": environment.get("gpu") or machine,
         "took": _duration(run.rows[-1].get("seconds", math.nan)),
-        "speed": ABSENT if speed is None else f"{speed:,.0f} samples/s",
+        "speed": ABSENT_TEXT if speed is None else f"{speed:,.0f} samples/s",
         "version": f"fedsim {versions.get('fedsim-torch') or '?'}, torch {versions.get('torch', '?')}",
-        "commit": (environment.get("commit") or ABSENT)[:10],
+        "commit": (environment.get("commit") or ABSENT_TEXT)[:10],
     }
 
 

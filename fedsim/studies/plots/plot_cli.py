@@ -16,18 +16,21 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.studies.plots.compare import FEW_REPLICATES_NOTE, Picture, few_replicates, pictures, replicates
-from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.style import PALETTE, parameters
+from fedsim.studies.plots.html_report import report_html
+from fedsim.studies.plots.style import PALETTE_DESCRIPTION, parameters
 from fedsim.studies.plots.venues import VENUES, drawn_for
 from fedsim.studies.results.differences import find_runs
-from fedsim.studies.results.forms import FORMS
-from fedsim.studies.results.run_measures import Cell, metric
-from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.forms import TABLE_FORMATTERS
+from fedsim.studies.results.run_measures import Cell, final_metric_measure
+from fedsim.studies.results.runs import Run, measured_columns
 from fedsim.studies.results.table import Table
 
-FORMATS = ("png", "pdf", "svg")
-UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same bytes each time
-GROWING = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
+PICTURE_FORMATS = ("png", "pdf", "svg")
+UNDATED_METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}  # the same bytes each time
+INCREASING_COLUMNS = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
 
 
 @tolerate_broken_pipes()
@@ -64,13 +67,13 @@ def main(arguments: list[str] | None = None) -> None:
         "--format",
         default="png,pdf",
         metavar="LIST",
-        help=f"formats of the pictures: of {', '.join(FORMATS)} (default: png,pdf)",
+        help=f"formats of the pictures: of {', '.join(PICTURE_FORMATS)} (default: png,pdf)",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
     try:
         runs = find_runs(options.runs)
-        available_metrics = measured_by(runs)
+        available_metrics = measured_columns(runs)
         for name in options.metric or []:
             checks.choice("--metric", name, available_metrics)
         if options.x is not None:
@@ -84,10 +87,10 @@ def main(arguments: list[str] | None = None) -> None:
         messages = []
         if out is not None:
             with drawn_for(VENUES.get(options.style)):
-                drawn = pictures(runs, options.metric, x=options.x, limits=limits)
-                messages.append(f"pictures: {_save(drawn, out, formats)}")
+                figures = pictures(runs, options.metric, x=options.x, limits=limits)
+                messages.append(f"pictures: {_save_pictures(figures, out, formats)}")
         if options.html is not None:
-            messages.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
+            messages.append(f"report:   {_write(options.html, report_html(runs, options.metric, options.x))}")
         if few_replicates(runs):
             print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
     except ConfigError as error:
@@ -99,22 +102,22 @@ def main(arguments: list[str] | None = None) -> None:
 
 def increasing_columns(runs: list[Run]) -> list[str]:
     """Columns along which the curves of all these runs can be drawn."""
-    return [name for name in GROWING if all(run.has_metric(name) for run in runs)]
+    return [name for name in INCREASING_COLUMNS if all(run.has_metric(name) for run in runs)]
 
 
 def _formats(text: str) -> list[str]:
     formats = [name.strip() for name in text.split(",")]
     for name in formats:
-        checks.choice("--format", name, FORMATS)
+        checks.choice("--format", name, PICTURE_FORMATS)
     return formats
 
 
 def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
     """NAME=LOW,HIGH."""
-    name, _, ends = text.partition("=")
+    name, _, limits_text = text.partition("=")
     checks.choice("--ylim", name, metrics)
     try:
-        low, high = map(float, ends.split(","))
+        low, high = map(float, limits_text.split(","))
     except ValueError as error:
         raise ConfigError(f"--ylim {text} must be NAME=LOW,HIGH, such as test_accuracy=0.5,1") from error
     if not -math.inf < low < high < math.inf:
@@ -122,21 +125,21 @@ def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
     return name, (low, high)
 
 
-def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
+def _save_pictures(figures: Iterable[Picture], out: Path, formats: list[str]) -> str:
     """Every picture in each of the formats, its caption beside it; returns where they are."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = []
-        for picture in drawn:
+        for picture in figures:
             names.append(picture.name)
-            for ending in formats:
+            for file_format in formats:
                 with (
                     matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
-                    replacement_file(out / f"{picture.name}.{ending}", "wb") as file,
+                    replacement_file(out / f"{picture.name}.{file_format}", "wb") as file,
                 ):
-                    picture.figure.savefig(file, format=ending, metadata=UNDATED.get(ending))
+                    picture.figure.savefig(file, format=file_format, metadata=UNDATED_METADATA.get(file_format))
             with replacement_file(out / f"{picture.name}.caption.txt") as file:
-                file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE}.\n")
+                file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE_DESCRIPTION}.\n")
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({_error_text(error)}); choose another folder") from error
     return f"{out / names[0]}.{formats[0]}" + (f", {', '.join(names[1:])}" if names[1:] else "")
@@ -158,6 +161,6 @@ def _error_text(error: OSError) -> str:
 
 def table(runs: list[Run], metrics: list[str], form: str) -> str:
     """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
-    measures = [metric(name, runs) for name in metrics]
+    measures = [final_metric_measure(name, runs) for name in metrics]
     lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
-    return FORMS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))
+    return TABLE_FORMATTERS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import STYLE, literal
+from fedsim.studies.plots.style import MATPLOTLIB_STYLE, escape_formula
 
-ROOM = 0.21  # inches of a name's line
+NAME_LINE_INCHES = 0.21  # inches of a name's line
 
 
 def critical_differences(
@@ -26,15 +26,15 @@ def critical_differences(
     """
     count = len(names)
     left_count, bars = (count + 1) // 2, 0.11 * len(groups)
-    height = 0.9 + bars + ROOM * left_count
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    height = 0.9 + bars + NAME_LINE_INCHES * left_count
+    with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(9, height))
         axes = drawing.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set_ylim(-height + 0.55, 0.55)
         low, high = 1.0, float(max(count, np.ceil(ranks.max())))
-        room = 0.32 * (high - low)  # beside the line, for names
-        axes.set_xlim(low - room, high + room)
+        name_width = 0.32 * (high - low)  # beside the line, for names
+        axes.set_xlim(low - name_width, high + name_width)
         axes.plot([low, high], [0, 0], color="black", linewidth=1)
         for tick in _ticks(low, high):
             axes.plot([tick, tick], [0, 0.07], color="black", linewidth=1)
@@ -43,14 +43,17 @@ def critical_differences(
         axes.text(low + difference + 0.01 * (high - low), 0.38, f"CD = {difference:.2f}", va="center", fontsize=9)
         for number, (first, last) in enumerate(groups):
             y = -0.1 - 0.11 * number
-            reach = 0.003 * (high - low)
-            axes.plot([ranks[first] - reach, ranks[last] + reach], [y, y], color="#D55E00", linewidth=2.6)
+            bar_overhang = 0.003 * (high - low)
+            axes.plot([ranks[first] - bar_overhang, ranks[last] + bar_overhang], [y, y], color="#D55E00", linewidth=2.6)
         for position, (name, rank) in enumerate(zip(names, ranks, strict=True)):
             on_left = position < left_count
             line = position if on_left else count - 1 - position
-            y, x = -0.3 - bars - ROOM * line, low - 0.02 * room if on_left else high + 0.02 * room
+            y, x = (
+                -0.3 - bars - NAME_LINE_INCHES * line,
+                low - 0.02 * name_width if on_left else high + 0.02 * name_width,
+            )
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
-            text = f"{literal(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {literal(name)}"
+            text = f"{escape_formula(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {escape_formula(name)}"
             axes.text(x, y, f" {text} ", ha="right" if on_left else "left", va="center", fontsize=8.5)
     return drawing
 
@@ -61,34 +64,34 @@ def _ticks(low: float, high: float) -> list[float]:
     return [low, *(float(t) for t in range(step, int(high) + 1, step) if t > low)]
 
 
-def wins(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
+def wins_heatmap(names: Sequence[str], matrix: np.ndarray, num_cells: int) -> Figure:
     """In how many cells the algorithm of a line is better than that of a column, surely: its paired interval says so.
 
     Args:
         names: best first.
         matrix: [k, k] counts.
-        of: how many cells there are.
+        num_cells: how many cells there are.
     """
     count = len(names)
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         size = 2.2 + 0.26 * count
         drawing = Figure(figsize=(size + 0.8, size), layout="constrained")
         axes = drawing.subplots()
-        shares = matrix / of
+        shares = matrix / num_cells
         picture = axes.imshow(np.ma.masked_where(np.eye(count, dtype=bool), shares), cmap="Blues", vmin=0, vmax=1)
         for i, j in np.ndindex(count, count):
             if i != j and matrix[i, j]:
                 shade = "white" if shares[i, j] > 0.55 else "black"
                 axes.text(j, i, str(matrix[i, j]), ha="center", va="center", fontsize=6.5, color=shade)
-        axes.set_xticks(range(count), [literal(name) for name in names], rotation=90, fontsize=8)
-        axes.set_yticks(range(count), [literal(name) for name in names], fontsize=8)
+        axes.set_xticks(range(count), [escape_formula(name) for name in names], rotation=90, fontsize=8)
+        axes.set_yticks(range(count), [escape_formula(name) for name in names], fontsize=8)
         axes.set_xlabel("… than this one")
         axes.set_ylabel("this one is surely better …")
-        drawing.colorbar(picture, ax=axes, label=f"share of {of} cells", shrink=0.7)
+        drawing.colorbar(picture, ax=axes, label=f"share of {num_cells} cells", shrink=0.7)
     return drawing
 
 
-def heat(
+def difference_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, unit: str, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
     """What each algorithm has more (blue) or less (red) than the one it is held against, cell by cell.
@@ -103,7 +106,7 @@ def heat(
     magnitudes = np.abs(values[np.isfinite(values)])
     limit = float(np.quantile(magnitudes, 0.97)) if len(magnitudes) else 1.0
     shades = {"cmap": "RdBu", "vmin": -limit or None, "vmax": limit or None}
-    return _by_cell(names, columns, values, blocks, unit, "both", shades)
+    return _cell_heatmap(names, columns, values, blocks, unit, "both", shades)
 
 
 def ranks_by_cell(
@@ -111,28 +114,28 @@ def ranks_by_cell(
 ) -> Figure:
     """The rank of each algorithm, cell by cell; arguments as of `heat`, ranks [k, N]."""
     shades = {"cmap": "Blues_r", "vmin": 1, "vmax": len(names)}
-    return _by_cell(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
+    return _cell_heatmap(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
 
 
-def _by_cell(
+def _cell_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], label: str,
     extend: str, shades: dict[str, Any],
 ) -> Figure:  # fmt: skip
     """A line for every algorithm, a column for every cell, × where there is no number."""
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(3.4 + 0.27 * len(columns), 2.1 + 0.21 * len(names)), layout="constrained")
         axes = drawing.subplots()
         axes.set_facecolor("#E8E8E8")
         picture = axes.imshow(np.where(np.isfinite(values), values, np.nan), aspect="auto", **shades)
         for line, column in np.argwhere(~np.isfinite(values)):
             axes.text(column, line, "×", ha="center", va="center", fontsize=8)
-        axes.set_yticks(range(len(names)), [literal(name) for name in names], fontsize=8)
-        axes.set_xticks(range(len(columns)), [literal(name) for name in columns], rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), [escape_formula(name) for name in names], fontsize=8)
+        axes.set_xticks(range(len(columns)), [escape_formula(name) for name in columns], rotation=90, fontsize=8)
         first = 0
         for name, count in blocks:
             if first:
                 axes.axvline(first - 0.5, color="black", linewidth=1)
-            axes.text(first + (count - 1) / 2, -0.7, literal(name), ha="center", va="bottom", fontsize=7)
+            axes.text(first + (count - 1) / 2, -0.7, escape_formula(name), ha="center", va="bottom", fontsize=7)
             first += count
         drawing.colorbar(picture, ax=axes, label=label, extend=extend, shrink=0.7)
     return drawing

@@ -16,21 +16,21 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
-from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import describe
 from fedsim.studies.plots.venues import current_venue, grid_size
 
-PALETTE = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
+PALETTE_DESCRIPTION = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
 COLOURS = (  # Okabe–Ito (Okabe and Ito 2008), and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
-HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
+FITTED_LABEL = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
+FITTED_BAR_STYLE: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
 
-STYLE: dict[Any, Any] = {
+MATPLOTLIB_STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,41 +47,41 @@ STYLE: dict[Any, Any] = {
 def save_small_png(figure: Figure, file: IO[bytes], dpi: float | str = "figure") -> None:
     """A picture for a repository: 256 colours, a third of the bytes. A drawing of lines and areas has few colours of
     its own; the others are the shades at edges, of which neighbouring ones become the same."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi)
-    with Image.open(drawn) as picture:
+    png_bytes = io.BytesIO()
+    figure.savefig(png_bytes, format="png", dpi=dpi)
+    with Image.open(png_bytes) as picture:
         few_colours = picture.convert("RGB").quantize(256, kmeans=2, dither=Image.Dither.NONE)
         few_colours.save(file, "PNG", optimize=True, dpi=picture.info["dpi"])
 
 
-def literal(text: str) -> str:
+def escape_formula(text: str) -> str:
     """A name as it is, on one line: `$` begins no formula, and a leading `_` does not hide it from a legend."""
     return re.sub(r"^_", " _", " ".join(text.split()).replace("$", r"\$"))
 
 
-def formulas(text: str) -> str:
+def typeset_formulas(text: str) -> str:
     """θ^PS set as mathematics, in a picture and in LaTeX."""
     return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)
 
 
-def measured_in(metric: str, signs: int | None = None) -> str:
+def metric_axis_label(metric: str, signs: int | None = None) -> str:
     """A metric's label and unit as pictures set them, on lines of so many signs."""
     heading = describe(metric).heading
-    return formulas(heading if signs is None else wrap_name(heading, signs))
+    return typeset_formulas(heading if signs is None else wrap_name(heading, signs))
 
 
-def colour(position: int) -> str:
+def nth_colour(position: int) -> str:
     """The colour of the n-th thing."""
     return COLOURS[position % len(COLOURS)]
 
 
-def percent(axis: Axis, metric: str) -> None:
+def set_percent_axis(axis: Axis, metric: str) -> None:
     """Accuracies are read in per cent, which the axis's label says."""
-    if fraction(metric):
+    if is_fraction(metric):
         axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
 
 
-def panels(
+def panel_figure(
     count: int, width: float = 4.4, height: float = 3.4, columns: int | None = None
 ) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels; up to three in a row unless `columns` says otherwise, four as two by two."""
@@ -100,10 +100,10 @@ def panels(
 def parameters() -> dict[Any, Any]:
     """Of matplotlib: those of all pictures, and of the venue that they are for."""
     venue = current_venue()
-    return STYLE | (venue.parameters if venue else {})
+    return MATPLOTLIB_STYLE | (venue.parameters if venue else {})
 
 
-def points(size: float) -> float:
+def scaled_points(size: float) -> float:
     """A size of letters or markers beside letters of 10 points, at the venue."""
     venue = current_venue()
     return size * venue.font / 10 if venue else size
@@ -122,16 +122,16 @@ def legend_below(
     handles: dict[str, Artist] = {} if entries is None else entries
     for axes in grid if entries is None else []:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(formulas(name), handle)
+            handles.setdefault(typeset_formulas(name), handle)
     if len(handles) > 1:
-        letters, sign = points(1), 0.075 if (venue := current_venue()) and venue.serif else 0.085  # inches
-        room = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
-        columns = max(1, min(len(handles), room))
+        letters, sign = scaled_points(1), 0.075 if (venue := current_venue()) and venue.serif else 0.085  # inches
+        max_columns = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
+        columns = max(1, min(len(handles), max_columns))
         lines = -(-len(handles) // columns) - 1 + bool(title)
         figure.set_figheight(figure.get_figheight() + 0.2 * letters * lines)
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title,
-            fontsize=points(9), title_fontsize=points(9),
+            fontsize=scaled_points(9), title_fontsize=scaled_points(9),
         )  # fmt: skip
 
 

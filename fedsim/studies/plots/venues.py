@@ -46,24 +46,24 @@ VENUES = {
     "ieee": Venue(3.5, 7.5, 9, True, "IEEE Author Center, Resolution and Size: a column of 3.5 inches, 9 to 10 points"),
     "talk": Venue(12.0, 6.5, 18, False, "a slide of 13.33 by 7.5 inches (16:9) less its margins, 18 points"),
 }
-FLATTEST = 0.55  # height by width of a panel, at least
-NARROW = 2.6  # inches of a panel below which no further one stands beside it, at 9 points
-_CURRENT: ContextVar[Venue | None] = ContextVar("venue", default=None)
+MIN_ASPECT_RATIO = 0.55  # height by width of a panel, at least
+MIN_PANEL_WIDTH = 2.6  # inches of a panel below which no further one stands beside it, at 9 points
+_CURRENT_VENUE: ContextVar[Venue | None] = ContextVar("venue", default=None)
 
 
 @contextlib.contextmanager
 def drawn_for(venue: Venue | None) -> Iterator[None]:
     """Pictures that are made and saved in this block are for the venue; None: for a screen."""
-    token = _CURRENT.set(venue)
+    token = _CURRENT_VENUE.set(venue)
     try:
         yield
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_VENUE.reset(token)
 
 
 def current_venue() -> Venue | None:
     """The venue of this block."""
-    return _CURRENT.get()
+    return _CURRENT_VENUE.get()
 
 
 def grid_size(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
@@ -75,6 +75,6 @@ def grid_size(count: int, columns: int, width: float, height: float) -> tuple[in
     venue = current_venue()
     if venue is None:
         return columns, width, height
-    columns = min(columns, count, max(1, int(venue.width / (NARROW * venue.font / 9))))
-    across, rows = venue.width / columns, -(-count // columns)
-    return columns, across, min(max(height / width, FLATTEST) * across, venue.height / rows)
+    columns = min(columns, count, max(1, int(venue.width / (MIN_PANEL_WIDTH * venue.font / 9))))
+    panel_width, rows = venue.width / columns, -(-count // columns)
+    return columns, panel_width, min(max(height / width, MIN_ASPECT_RATIO) * panel_width, venue.height / rows)

@@ -6,8 +6,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import COLOURS, formulas, panels, parameters, wrap_name
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.plots.style import COLOURS, panel_figure, parameters, typeset_formulas, wrap_name
+from fedsim.studies.results.paired import PairedDifference
 
 
 def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
@@ -22,13 +22,13 @@ def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> 
     means = steps.mean(1)
     tops = start + np.concatenate([[0.0], np.cumsum(means)])
     with matplotlib.rc_context(parameters()):
-        drawing, (axes,) = panels(1, width=max(4.4, 1.2 * (len(labels) + 2)), columns=1)
+        drawing, (axes,) = panel_figure(1, width=max(4.4, 1.2 * (len(labels) + 2)), columns=1)
         axes.bar(0, start, 0.7, color="#7F7F7F")
         for number, mean in enumerate(means):
             colour = COLOURS[1] if mean < 0 else COLOURS[0]
             axes.bar(number + 1, mean, 0.7, bottom=tops[number], color=colour)
             if steps.shape[1] > 1:
-                low, high = Paired(steps[number]).interval
+                low, high = PairedDifference(steps[number]).interval
                 axes.errorbar(number + 1, tops[number + 1], (high - low) / 2, color="black", linewidth=1, capsize=2)
             axes.plot([number + 0.35, number + 0.65], [tops[number]] * 2, color="black", linewidth=0.6)
         axes.bar(len(labels) + 1, tops[-1], 0.7, color="#7F7F7F")
@@ -38,5 +38,5 @@ def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> 
         names = ["without all", *labels, "as it is"]
         axes.set_xticks(range(len(names)), [wrap_name(name, 12) for name in names])
         axes.grid(visible=False, axis="x")
-        axes.set_ylabel(formulas(unit))
+        axes.set_ylabel(typeset_formulas(unit))
     return drawing

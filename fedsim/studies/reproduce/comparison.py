@@ -13,8 +13,8 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.reproduce.intervals import Difference, Undecided, difference
-from fedsim.studies.reproduce.number import Number, Where
+from fedsim.studies.reproduce.intervals import Difference, NoIntervalError, difference
+from fedsim.studies.reproduce.number import LabelsByAxis, Number
 
 RELATIONS = ("below", "above", "near")
 CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
@@ -24,10 +24,12 @@ CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
     "level",
     "held",
 )
-SHOWN_BY = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
+EVIDENCE_PATTERN = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
 MAX_EVIDENCE_LINES = 4  # of a verdict's evidence
 
-Substitutes = Mapping[str, tuple[frozenset[str], frozenset[str]]]  # axis → labels of this scale alone, of others alone
+LabelSubstitutes = Mapping[
+    str, tuple[frozenset[str], frozenset[str]]
+]  # axis → labels of this scale alone, of others alone
 
 
 @dataclass
@@ -59,9 +61,9 @@ class Comparison:
     """
 
     we_test: str
-    of: Where
+    of: LabelsByAxis
     relation: str
-    than: Where | float | str
+    than: LabelsByAxis | float | str
     statement: str = ""
     ours: bool = False
     times: float = 1.0
@@ -76,7 +78,7 @@ class Comparison:
     fitted: bool = False
     reason: str = ""
     shown_by: str = ""
-    where: Where = field(default_factory=dict)
+    where: LabelsByAxis = field(default_factory=dict)
     measure: str | None = None
     than_measure: str | None = None
     scales: list[str] = field(default_factory=lambda: ["cpu", "paper"])
@@ -89,9 +91,9 @@ class Comparison:
         if "than" not in fields and "than_measure" not in fields:
             raise KeyError("than")
         fields["relation"] = fields.pop("is")
-        fields["of"] = where_of(fields.get("of"))
-        fields["where"] = where_of(fields.get("where"))
-        fields["than"] = where_of(than) if isinstance(than, Mapping) else than
+        fields["of"] = labels_by_axis(fields.get("of"))
+        fields["where"] = labels_by_axis(fields.get("where"))
+        fields["than"] = labels_by_axis(than) if isinstance(than, Mapping) else than
         return Comparison(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
@@ -114,7 +116,7 @@ class Comparison:
         if bool(self.reason) != bool(self.shown_by):
             present_field, missing_field = ("reason", "shown_by") if self.reason else ("shown_by", "reason")
             raise ConfigError(f"{prefix}: {present_field} needs {missing_field} beside it: {self.we_test!r}")
-        if self.shown_by and not SHOWN_BY.fullmatch(self.shown_by):
+        if self.shown_by and not EVIDENCE_PATTERN.fullmatch(self.shown_by):
             raise ConfigError(
                 f"{prefix}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
             )
@@ -148,7 +150,7 @@ class Comparison:
         if self.paired and not isinstance(self.than, dict):
             raise ConfigError(f"{prefix}: paired: true needs runs on both sides, not than={self.than}")
 
-    def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[Sides]:
+    def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[ComparedSides]:
         """What is compared with what, among the numbers, or with `others`, those of `than_measure`."""
         return [
             sides
@@ -157,10 +159,10 @@ class Comparison:
             for sides in self._sides(left, numbers, than_numbers)
         ]
 
-    def _sides(self, left: Number, numbers: list[Number], than_numbers: list[Number] | None) -> list[Sides]:
+    def _sides(self, left: Number, numbers: list[Number], than_numbers: list[Number] | None) -> list[ComparedSides]:
         if not isinstance(self.than, dict):
             target = left.paper if self.than == "paper" else float(self.than)
-            return [Sides(left, target)] if target is not None and left.fitted == self.fitted else []
+            return [ComparedSides(left, target)] if target is not None and left.fitted == self.fitted else []
         if than_numbers is not None:
             counterparts = [candidate for candidate in than_numbers if candidate.at == left.at]
             names = [str(self.than_measure)] * len(counterparts)
@@ -174,13 +176,16 @@ class Comparison:
             ]
             names = [" / ".join(candidate.at[axis] for axis in self.than) for candidate in counterparts]
         return [
-            Sides(left, candidate, name)
+            ComparedSides(left, candidate, name)
             for name, candidate in zip(names, counterparts, strict=True)
             if (left.fitted or candidate.fitted) == self.fitted
         ]
 
     def judge(
-        self, numbers: list[Number], than_numbers: list[Number] | None = None, substitutes: Substitutes | None = None
+        self,
+        numbers: list[Number],
+        than_numbers: list[Number] | None = None,
+        substitutes: LabelSubstitutes | None = None,
     ) -> Judgement:
         """The verdict on these numbers; without those of each label that is named, it is not run.
 
@@ -190,74 +195,76 @@ class Comparison:
             substitutes: axis → labels that only this scale has, and labels that only other scales have. A label of the
                 other scales may be absent where the comparison names one of this scale for it.
         """
-        absent = self._absent_labels(numbers, substitutes or {}) if numbers else []
-        if absent:
-            return Judgement(self, NOT_RUN, f"no results for {', '.join(absent)}")
+        absent_labels = self._absent_labels(numbers, substitutes or {}) if numbers else []
+        if absent_labels:
+            return Judgement(self, NOT_RUN, f"no results for {', '.join(absent_labels)}")
         return self.judge_sides(self.sides(numbers, than_numbers))
 
-    def _absent_labels(self, numbers: list[Number], substitutes: Substitutes) -> list[str]:
+    def _absent_labels(self, numbers: list[Number], substitutes: LabelSubstitutes) -> list[str]:
         """The labels that the comparison names, no number has, and no label of this scale stands for."""
         sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
-        named: dict[str, list[str]] = {}
+        labels_by_named_axis: dict[str, list[str]] = {}
         for axis, labels in (item for side in sides for item in side.items()):
-            named[axis] = list(dict.fromkeys([*named.get(axis, []), *labels]))
+            labels_by_named_axis[axis] = list(dict.fromkeys([*labels_by_named_axis.get(axis, []), *labels]))
         absent = []
-        for axis, axis_labels in named.items():
-            here, elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
-            replaced = elsewhere.intersection(axis_labels)
-            if len(replaced) > len(here.intersection(axis_labels)):
-                replaced = frozenset()
-            needed = [label for label in axis_labels if label not in replaced]
-            absent += [label for label in needed if all(n.at.get(axis) != label for n in numbers)]
+        for axis, axis_labels in labels_by_named_axis.items():
+            labels_here, labels_elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
+            replaced_labels = labels_elsewhere.intersection(axis_labels)
+            if len(replaced_labels) > len(labels_here.intersection(axis_labels)):
+                replaced_labels = frozenset()
+            needed_labels = [label for label in axis_labels if label not in replaced_labels]
+            absent += [label for label in needed_labels if all(n.at.get(axis) != label for n in numbers)]
         return absent
 
-    def judge_sides(self, compared: list[Sides]) -> Judgement:
+    def judge_sides(self, compared: list[ComparedSides]) -> Judgement:
         """The worst verdict of any pair of sides; held only where all are."""
         if not compared:
             return Judgement(self, NOT_RUN, "these results have no such runs")
         outcomes = [self.judge_pair(sides) for sides in compared]
-        worst = next(word for word in WORST_FIRST if any(outcome[0] == word for outcome in outcomes))
-        evidence = [line for word, line, _ in outcomes if word == worst]
-        count = sum(word == worst for word, _, _ in outcomes)
+        worst = next(verdict for verdict in WORST_FIRST if any(outcome[0] == verdict for outcome in outcomes))
+        evidence = [line for verdict, line, _ in outcomes if verdict == worst]
+        count = sum(verdict == worst for verdict, _, _ in outcomes)
         suffix = f" … and {len(evidence) - MAX_EVIDENCE_LINES} more" if len(evidence) > MAX_EVIDENCE_LINES else ""
         detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MAX_EVIDENCE_LINES]) + suffix
-        powers = [shown for _, _, shown in outcomes if shown]
+        powers = [smallest_shown for _, _, smallest_shown in outcomes if smallest_shown]
         return Judgement(self, worst, detail, max(powers) if powers else None)
 
-    def judge_pair(self, sides: Sides) -> tuple[str, str, float]:
+    def judge_pair(self, sides: ComparedSides) -> tuple[str, str, float]:
         """Verdict of one pair, the line that says why, and the smallest difference that would have been shown."""
         right = sides.transformed(self.times, self.plus)
         try:
-            between = difference(sides.left, right, self.exact)
-            if self.paired and not between.paired and sides.seeds_are_known:
-                raise Undecided(f"{sides.left.name} and {sides.name} do not share their seeds")
-        except Undecided as why:
+            side_difference = difference(sides.left, right, self.exact)
+            if self.paired and not side_difference.paired and sides.seeds_are_known:
+                raise NoIntervalError(f"{sides.left.name} and {sides.name} do not share their seeds")
+        except NoIntervalError as why:
             return NOT_SHOWN, str(why), 0.0
-        word = self._near(between) if self.relation == "near" else self._directional(between)
+        word = self._near(side_difference) if self.relation == "near" else self._directional(side_difference)
         against = right if isinstance(right, float) else right.mean
         line = f"{sides.left.name}: {sides.left.mean:.4g} against {against:.4g}{f' ({sides.name})' * bool(sides.name)}"
-        return word, f"{line}, {described(between)}", between.smallest_shown
+        return word, f"{line}, {difference_text(side_difference)}", side_difference.smallest_shown
 
-    def _directional(self, between: Difference) -> str:
-        toward = -between.value if self.relation == "below" else between.value  # positive: as stated
-        if toward - between.reach(self.surely) > 0:
+    def _directional(self, side_difference: Difference) -> str:
+        signed_difference = (
+            -side_difference.value if self.relation == "below" else side_difference.value
+        )  # positive: as stated
+        if signed_difference - side_difference.reach(self.surely) > 0:
             return HELD
-        if toward + between.reach(self.errors) < 0:
+        if signed_difference + side_difference.reach(self.errors) < 0:
             return CONTRADICTED
-        if not between.error and not between.value:
+        if not side_difference.error and not side_difference.value:
             return LEVEL
-        size, reach = abs(between.value), between.reach()
-        return LEVEL if size <= reach and size + reach < (self.matters or 0.0) else NOT_SHOWN
+        size, half_width = abs(side_difference.value), side_difference.reach()
+        return LEVEL if size <= half_width and size + half_width < (self.matters or 0.0) else NOT_SHOWN
 
-    def _near(self, between: Difference) -> str:
-        size = abs(between.value)
-        if size + between.reach(self.surely) <= self.within:
+    def _near(self, side_difference: Difference) -> str:
+        size = abs(side_difference.value)
+        if size + side_difference.reach(self.surely) <= self.within:
             return HELD
-        return CONTRADICTED if size - between.reach(self.errors) > self.within else NOT_SHOWN
+        return CONTRADICTED if size - side_difference.reach(self.errors) > self.within else NOT_SHOWN
 
 
 @dataclass(frozen=True)
-class Sides:
+class ComparedSides:
     """Two sides of a comparison; the right one is a measured number, or a constant."""
 
     left: Number
@@ -292,16 +299,16 @@ class Judgement:
     smallest_shown: float | None = None
 
 
-def described(between: Difference) -> str:
+def difference_text(side_difference: Difference) -> str:
     """A difference with its interval."""
-    if not between.error:
-        return f"difference {between.value:.4g}, the same in every seed"
-    low, high = between.value - between.reach(), between.value + between.reach()
-    kind = "paired difference" if between.paired else "difference"
-    return f"{kind} {between.value:.4g} (95 %: {low:.4g} to {high:.4g})"
+    if not side_difference.error:
+        return f"difference {side_difference.value:.4g}, the same in every seed"
+    low, high = side_difference.value - side_difference.reach(), side_difference.value + side_difference.reach()
+    kind = "paired difference" if side_difference.paired else "difference"
+    return f"{kind} {side_difference.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
-def where_of(given: Mapping[str, Any] | None) -> Where:
+def labels_by_axis(given: Mapping[str, Any] | None) -> LabelsByAxis:
     """axis → labels; a single label may stand without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]

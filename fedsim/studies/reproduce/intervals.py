@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.results.paired import Paired, student_quantile
+from fedsim.studies.results.paired import PairedDifference, student_quantile
 
 CONFIDENCE, POWER = 0.95, 0.8
-EXACT = 1e-3  # of a difference: seeds of a deterministic quantity may not spread wider
+EXACT_SPREAD_TOLERANCE = 1e-3  # of a difference: seeds of a deterministic quantity may not spread wider
 
 
-class Undecided(Exception):
+class NoIntervalError(Exception):
     """These runs give no interval; the message says why."""
 
 
@@ -66,18 +66,18 @@ def difference(left: Number, right: Number | float, exact: bool = False) -> Diff
     target = right if isinstance(right, float) else right.mean
     for side in sides:
         if np.isnan(side.values).any():
-            raise Undecided(f"{side.name} is not a number")
+            raise NoIntervalError(f"{side.name} is not a number")
     if exact:
-        return _exact(sides, left.mean - target if left.mean != target else 0.0)
+        return _exact_difference(sides, left.mean - target if left.mean != target else 0.0)
     for side in sides:
         if len(side.values) < 2:
-            raise Undecided(f"{side.name} is one value, which has no interval")
+            raise NoIntervalError(f"{side.name} is one value, which has no interval")
         if not np.isfinite(side.values).all():
-            raise Undecided(f"{side.name} is not finite in every seed")
+            raise NoIntervalError(f"{side.name} is not finite in every seed")
     if isinstance(right, float):
-        return _of(left.values - right)
+        return _difference_interval(left.values - right)
     if left.seeds is not None and left.seeds == right.seeds and len(left.values) == len(right.values):
-        return _of(left.values - right.values, paired=True)
+        return _difference_interval(left.values - right.values, paired=True)
     error = math.hypot(left.error, right.error)
     if not error:
         return Difference(left.mean - target)
@@ -85,13 +85,13 @@ def difference(left: Number, right: Number | float, exact: bool = False) -> Diff
     return Difference(left.mean - target, error, freedom)
 
 
-def _of(values: np.ndarray, paired: bool = False) -> Difference:
-    by_seed = Paired(values)
+def _difference_interval(values: np.ndarray, paired: bool = False) -> Difference:
+    by_seed = PairedDifference(values)
     return Difference(by_seed.mean, by_seed.error, by_seed.pairs - 1, paired)
 
 
-def _exact(sides: list[Number], value: float) -> Difference:
+def _exact_difference(sides: list[Number], value: float) -> Difference:
     for side in sides:
-        if side.std > EXACT * abs(value):
-            raise Undecided(f"{side.name} is called exact, and its seeds differ by {side.std:.3g}")
+        if side.std > EXACT_SPREAD_TOLERANCE * abs(value):
+            raise NoIntervalError(f"{side.name} is called exact, and its seeds differ by {side.std:.3g}")
     return Difference(value)

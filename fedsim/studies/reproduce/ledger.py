@@ -14,8 +14,8 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.reproduce.comparison import Comparison
 
-LEDGER = "statements.yaml"
-ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+LEDGER_FILE = "statements.yaml"
+STATEMENT_ID_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 PAPER_KEYS = ("short", "title", "authors", "venue", "year", "link")
 
 
@@ -73,7 +73,7 @@ class Ledger:
 
     def _check_statement(self, statement: Statement) -> None:
         prefix = f"{self._prefix}: {statement.id}"
-        if not ID.fullmatch(statement.id):
+        if not STATEMENT_ID_PATTERN.fullmatch(statement.id):
             raise ConfigError(f"{prefix}: id must be lower-case words and digits joined by hyphens")
         checks.choice(f"{prefix}: item", statement.item, self.items)
         for key in ("place", "states"):
@@ -99,17 +99,17 @@ class Ledger:
         for recipe, of_recipe in comparisons.items():
             for comparison in of_recipe:
                 self.check_comparison(recipe, comparison)
-        decided = {comparison.statement for of_recipe in comparisons.values() for comparison in of_recipe}
+        decided_statements = {comparison.statement for of_recipe in comparisons.values() for comparison in of_recipe}
         for statement in self.statements:
             prefix = f"{self._prefix}: {statement.id}"
-            if statement.id in decided and statement.not_covered:
+            if statement.id in decided_statements and statement.not_covered:
                 raise ConfigError(f"{prefix}: a comparison decides it, so that it cannot have not_covered")
-            if statement.id not in decided and not statement.not_covered:
+            if statement.id not in decided_statements and not statement.not_covered:
                 raise ConfigError(f"{prefix}: no comparison decides it; add one, or say why under not_covered")
 
     @property
     def _prefix(self) -> str:
-        return f"{self.folder}/{LEDGER}"
+        return f"{self.folder}/{LEDGER_FILE}"
 
 
 def load_ledger(paper: str, folder: Path) -> Ledger:
@@ -118,13 +118,13 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
     Raises:
         ConfigError: it is not there, not well formed, or contradicts itself.
     """
-    path = folder / paper / LEDGER
+    path = folder / paper / LEDGER_FILE
     if not path.exists():
-        raise ConfigError(f"{paper} has no {LEDGER}, which a comparison with statement: ID needs")
+        raise ConfigError(f"{paper} has no {LEDGER_FILE}, which a comparison with statement: ID needs")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert isinstance(content, dict)
-        statements = [Statement(**{str(k): _text(v) for k, v in each.items()}) for each in content["statements"]]
+        statements = [Statement(**{str(k): _text(v) for k, v in entry.items()}) for entry in content["statements"]]
         ledger = Ledger(paper, content["paper"], [str(item) for item in content["items"]], statements)
     except (AssertionError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -135,7 +135,7 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
 
 def papers(folder: Path) -> list[str]:
     """Those that have a ledger."""
-    return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER}"))
+    return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER_FILE}"))
 
 
 def _text(value: Any) -> str:

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.run.rules import TOLERANCE, reaches_target
+from fedsim.run.rules import TARGET_TOLERANCE, reaches_target
 from fedsim.studies.results.runs import Run
 
 
 def read(**options: Any) -> Measure:
     """A measure of the kind that its keys tell, from a recipe."""
-    kind = next((kind for key, kind in KINDS.items() if key in options), Value)
+    kind = next((kind for key, kind in MEASURE_BY_KIND.items() if key in options), MetricValue)
     return kind(**options)
 
 
@@ -72,7 +72,7 @@ class Measure(ABC):
 
 
 @dataclass(kw_only=True)
-class Value(Measure):
+class MetricValue(Measure):
     """Attributes:
 
     last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
@@ -95,16 +95,16 @@ class Value(Measure):
         values = (values + self.plus) ** (2 if self.square else 1)
         if self.largest:
             return values.max(0) * self.factor
-        looked = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
+        round_mask = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
         if self.window is not None:
-            looked = (rounds >= self.window[0]) & (rounds <= self.window[1])
-        if not looked.any():
+            round_mask = (rounds >= self.window[0]) & (rounds <= self.window[1])
+        if not round_mask.any():
             return np.full(values.shape[1], math.nan)
-        return (values[looked].std(0) if self.spread else values[looked].mean(0)) * self.factor
+        return (values[round_mask].std(0) if self.spread else values[round_mask].mean(0)) * self.factor
 
 
 @dataclass(kw_only=True)
-class Until(Measure):
+class RoundsToTarget(Measure):
     """[1] the first evaluated round at which the replicates' mean is on one side of a target; nan where it never is.
 
     Attributes:
@@ -137,14 +137,14 @@ class Until(Measure):
         looked = rounds % self.every == 0 if self.x is None else rounds >= 0
         times, target = rounds[looked], self._target(rivals or [run])
         curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
-        never = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
-        return np.array([self._first(times, curve, target, never) for curve in curves.T], dtype=float)
+        never_value = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
+        return np.array([self._first(times, curve, target, never_value) for curve in curves.T], dtype=float)
 
-    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never: float) -> float:
+    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:
         reached_mask = reaches_target(curve, target, self.until == "above")
         if self.stays:
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
-        return float(times[reached_mask][0]) if reached_mask.any() else never
+        return float(times[reached_mask][0]) if reached_mask.any() else never_value
 
     def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
         return self.best_over is not None and all(
@@ -154,12 +154,12 @@ class Until(Measure):
     def _target(self, rivals: list[Run]) -> float:
         if self.target is not None:
             return self.target
-        best = max(Value(metric=self.metric, last=self.last)(run).mean() for run in rivals)
-        return self.share * math.floor(10 * best + TOLERANCE) / 10
+        best = max(MetricValue(metric=self.metric, last=self.last)(run).mean() for run in rivals)
+        return self.share * math.floor(10 * best + TARGET_TOLERANCE) / 10
 
 
 @dataclass(kw_only=True)
-class Ahead(Measure):
+class RoundsAhead(Measure):
     """The round until which the replicate is ahead of that of another run: where its lead, summed over the evaluations,
     is largest; 0 if it never leads.
 
@@ -183,7 +183,7 @@ class Ahead(Measure):
 
 
 @dataclass(kw_only=True)
-class Order(Measure):
+class ConvergenceOrder(Measure):
     """How the replicates' mean *square* falls: the slope of its logarithm over that of t + γ, −1 for O(1/T).
 
     t counts local steps and γ is the offset of the rate's schedule, 0 where it has none. The mean of a distance passes
@@ -207,18 +207,18 @@ class Order(Measure):
             return np.full(values.shape[1], math.nan)
         time, squares = np.log(clock(run, rounds[late_mask])), values[late_mask] ** 2
 
-        def slope(of: np.ndarray) -> float:
-            return float(np.polyfit(time, np.log(of.mean(1)), 1)[0])
+        def slope(squares: np.ndarray) -> float:
+            return float(np.polyfit(time, np.log(squares.mean(1)), 1)[0])
 
         return jackknife(squares, slope)
 
 
 @dataclass(kw_only=True)
-class Bound(Measure):
+class ConvergenceBound(Measure):
     """The largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
 
     p-fedavg's Theorems 3.1 to 3.3 bound d² by v / (γ + t) with v at least γ d₀²: what is at most 1 keeps any of them.
-    The ratio is one number of all replicates; given are its jackknife values, as for `Order`.
+    The ratio is one number of all replicates; given are its jackknife values, as for `ConvergenceOrder`.
 
     Attributes:
         bound: true.
@@ -239,7 +239,12 @@ class Bound(Measure):
         return jackknife(values**2, ratio)
 
 
-KINDS: dict[str, type[Measure]] = {"until": Until, "ahead_of": Ahead, "order": Order, "bound": Bound}
+MEASURE_BY_KIND: dict[str, type[Measure]] = {
+    "until": RoundsToTarget,
+    "ahead_of": RoundsAhead,
+    "order": ConvergenceOrder,
+    "bound": ConvergenceBound,
+}
 
 
 def clock(run: Run, rounds: np.ndarray) -> np.ndarray:

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsim.studies.reproduce.comparison import HELD, Comparison, Sides
+from fedsim.studies.reproduce.comparison import HELD, ComparedSides, Comparison
 from fedsim.studies.reproduce.intervals import CONFIDENCE
 from fedsim.studies.reproduce.number import Number
 
-LEVEL = 1 - CONFIDENCE
-RELABELLINGS = 500  # of more seeds than can be enumerated
-ENUMERATED = 8  # seeds: 2⁸ relabellings
+SIGNIFICANCE_LEVEL = 1 - CONFIDENCE
+MAX_RELABELLINGS = 500  # of more seeds than can be enumerated
+MAX_ENUMERATED_SEEDS = 8  # seeds: 2⁸ relabellings
 
 
 def faults(comparison: Comparison, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[str]:
@@ -33,16 +33,16 @@ def faults(comparison: Comparison, numbers: list[Number], than_numbers: list[Num
     if comparison.judge_sides([exchanged(sides) for sides in compared]).word == HELD:
         reasons.append("it is held with its sides exchanged too")
     share = 0.0 if comparison.exact else held_by_chance(comparison, compared)
-    if share > LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / RELABELLINGS):
+    if share > SIGNIFICANCE_LEVEL + 3 * math.sqrt(SIGNIFICANCE_LEVEL * (1 - SIGNIFICANCE_LEVEL) / MAX_RELABELLINGS):
         reasons.append(f"it is held in {share:.0%} of random relabellings")
     return reasons
 
 
-def exchanged(sides: Sides) -> Sides:
+def exchanged(sides: ComparedSides) -> ComparedSides:
     """Each side has the numbers of the other; about a constant they are reflected."""
     left, right = sides.left, sides.right
     if isinstance(right, Number):
-        return Sides(
+        return ComparedSides(
             replace(left, values=right.values, seeds=right.seeds),
             replace(right, values=left.values, seeds=left.seeds),
             sides.name,
@@ -50,15 +50,15 @@ def exchanged(sides: Sides) -> Sides:
     return replace(sides, left=replace(left, values=2 * right - left.values))
 
 
-def held_by_chance(comparison: Comparison, compared: list[Sides]) -> float:
+def held_by_chance(comparison: Comparison, compared: list[ComparedSides]) -> float:
     """Share of the relabellings, other than the labels as they are, in which the comparison is held."""
     plain = replace(comparison, times=1.0, plus=0.0)  # relabelled is the right side as it is compared
-    sides = [replace(each, right=each.transformed(comparison.times, comparison.plus)) for each in compared]
+    sides = [replace(side, right=side.transformed(comparison.times, comparison.plus)) for side in compared]
     outcomes = [all(plain.judge_pair(pair)[0] == HELD for pair in changed) for changed in relabelled(sides)]
     return float(np.mean(outcomes)) if outcomes else 0.0
 
 
-def relabelled(compared: list[Sides]) -> Iterator[list[Sides]]:
+def relabelled(compared: list[ComparedSides]) -> Iterator[list[ComparedSides]]:
     """Relabellings other than the labels as they are: all of a few paired seeds, else a sample.
 
     Sides that share their seeds exchange them seed by seed, the same ones in every pair of sides; the values of others
@@ -66,16 +66,19 @@ def relabelled(compared: list[Sides]) -> Iterator[list[Sides]]:
     """
     draw = np.random.default_rng(0)
     seeds = max(len(sides.left.values) for sides in compared)
-    if seeds <= ENUMERATED and all(map(by_seed, compared)):
+    if seeds <= MAX_ENUMERATED_SEEDS and all(map(by_seed, compared)):
         masks = [np.array(bits) for bits in itertools.product((False, True), repeat=seeds)]
     else:
-        masks = list(draw.random((RELABELLINGS, seeds)) < 0.5)
+        masks = list(draw.random((MAX_RELABELLINGS, seeds)) < 0.5)
     for mask in masks:
         if mask.any():
-            yield [_exchanged_where(sides, mask) if by_seed(sides) else _dealt(sides, draw) for sides in compared]
+            yield [
+                _exchange_at_mask(sides, mask) if by_seed(sides) else _relabelled_sides(sides, draw)
+                for sides in compared
+            ]
 
 
-def by_seed(sides: Sides) -> bool:
+def by_seed(sides: ComparedSides) -> bool:
     """Is there a value of the right side for each of the left one's seeds?"""
     left, right = sides.left, sides.right
     if not isinstance(right, Number):
@@ -83,29 +86,31 @@ def by_seed(sides: Sides) -> bool:
     return left.seeds is not None and left.seeds == right.seeds and len(left.values) == len(right.values)
 
 
-def _exchanged_where(sides: Sides, mask: np.ndarray) -> Sides:
+def _exchange_at_mask(sides: ComparedSides, mask: np.ndarray) -> ComparedSides:
     left, right = sides.left, sides.right
-    chosen = mask[: len(left.values)]
+    chosen_mask = mask[: len(left.values)]
     right_values = right.values if isinstance(right, Number) else 2 * right - left.values
-    changed = replace(left, values=np.where(chosen, right_values, left.values))
+    changed = replace(left, values=np.where(chosen_mask, right_values, left.values))
     if not isinstance(right, Number):
         return replace(sides, left=changed)
-    return replace(sides, left=changed, right=replace(right, values=np.where(chosen, left.values, right_values)))
+    return replace(sides, left=changed, right=replace(right, values=np.where(chosen_mask, left.values, right_values)))
 
 
-def _dealt(sides: Sides, draw: np.random.Generator) -> Sides:
+def _relabelled_sides(sides: ComparedSides, draw: np.random.Generator) -> ComparedSides:
     left, right = sides.left, sides.right
     assert isinstance(right, Number)
-    count, pool = len(left.values), np.concatenate([left.values, right.values])
-    order = np.arange(len(pool))
+    count, pooled_values = len(left.values), np.concatenate([left.values, right.values])
+    order = np.arange(len(pooled_values))
     while set(order[:count]) == set(range(count)):
-        order = draw.permutation(len(pool))
+        order = draw.permutation(len(pooled_values))
     return replace(
-        sides, left=replace(left, values=pool[order[:count]]), right=replace(right, values=pool[order[count:]])
+        sides,
+        left=replace(left, values=pooled_values[order[:count]]),
+        right=replace(right, values=pooled_values[order[count:]]),
     )
 
 
-def some_replacement_fails(comparison: Comparison, compared: list[Sides], numbers: list[Number]) -> bool:
+def some_replacement_fails(comparison: Comparison, compared: list[ComparedSides], numbers: list[Number]) -> bool:
     """Would zero, twice the number or another number of the measure be far from the right side?"""
     for sides in compared:
         for values in (0 * sides.left.values, 2 * sides.left.values, *(number.values for number in numbers)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Where = dict[str, list[str]]  # axis → labels that are meant
+LabelsByAxis = dict[str, list[str]]  # axis → labels that are meant
 
 
 @dataclass
@@ -49,6 +49,6 @@ class Number:
         """Standard error of the mean."""
         return self.std / math.sqrt(len(self.values))
 
-    def matches(self, labels_by_axis: Where) -> bool:
+    def matches(self, labels_by_axis: LabelsByAxis) -> bool:
         """Is it at one of these places?"""
         return all(self.at.get(axis) in labels for axis, labels in labels_by_axis.items())

@@ -13,8 +13,8 @@ from fedsim.app.config import config_folder
 from fedsim.core.errors import ConfigError
 from fedsim.studies.reproduce.recipe import recipe_folder
 
-SOURCES = "sources.txt"  # in the folder of a run of a recipe
-RESULTS = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
+SOURCES_FILE = "sources.txt"  # in the folder of a run of a recipe
+RESULTS_PATHSPEC = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
 TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
 
 
@@ -31,16 +31,16 @@ def source_hash(package: Path | None = None, configurations: Path | None = None)
     return digest.hexdigest()
 
 
-def mark(run: Path) -> None:
+def write_source_hash(run: Path) -> None:
     """Write into a run's folder by which sources it was made."""
-    (run / SOURCES).write_text(source_hash() + "\n", encoding="utf-8")
+    (run / SOURCES_FILE).write_text(source_hash() + "\n", encoding="utf-8")
 
 
 def made_now(runs: Iterable[Path]) -> str | None:
     """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
     sources = source_hash()
-    marks = [run / SOURCES for run in runs]
-    all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
+    source_files = [run / SOURCES_FILE for run in runs]
+    all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in source_files)
     return sources if all_current else None
 
 
@@ -49,7 +49,7 @@ def commit(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS)
+        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS_PATHSPEC)
         return _git(root, "rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -69,14 +69,14 @@ def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
     if out.resolve() != experiments.resolve():
         return
     root = experiments.parent
-    made_by = commit(root)
-    where = f"--out {out} holds results that are committed"
-    if made_by is None:
-        raise ConfigError(f"{where}, and this is no checkout of git; choose another folder")
-    if made_by.endswith("+"):
-        raise ConfigError(f"{where}, and the checkout has changes; commit them first, or choose another folder")
-    if not _git(root, "for-each-ref", "--contains", made_by, "refs/heads", "refs/remotes"):
-        raise ConfigError(f"{where}, and no branch has the commit {made_by[:12]}; make a branch of it first")
+    commit_text = commit(root)
+    results_text = f"--out {out} holds results that are committed"
+    if commit_text is None:
+        raise ConfigError(f"{results_text}, and this is no checkout of git; choose another folder")
+    if commit_text.endswith("+"):
+        raise ConfigError(f"{results_text}, and the checkout has changes; commit them first, or choose another folder")
+    if not _git(root, "for-each-ref", "--contains", commit_text, "refs/heads", "refs/remotes"):
+        raise ConfigError(f"{results_text}, and no branch has the commit {commit_text[:12]}; make a branch of it first")
 
 
 def provenance(report: Mapping[str, Any]) -> str:

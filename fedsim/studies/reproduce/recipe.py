@@ -12,16 +12,16 @@ import fedsim
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.described import choices, read_description
-from fedsim.studies.plots.figure_kinds import KINDS
+from fedsim.studies.plots.figure_kinds import DRAW_FUNCTION_BY_KIND
 from fedsim.studies.reproduce import measures
-from fedsim.studies.reproduce.comparison import Comparison, where_of
-from fedsim.studies.reproduce.ledger import LEDGER, load_ledger
+from fedsim.studies.reproduce.comparison import Comparison, labels_by_axis
+from fedsim.studies.reproduce.ledger import LEDGER_FILE, load_ledger
 from fedsim.studies.reproduce.measures import Measure
-from fedsim.studies.reproduce.tuning import Tune
+from fedsim.studies.reproduce.tuning import TunedAxis
 
 SCALES = ("smoke", "cpu", "paper")
 
-Labels = dict[str, str]  # axis → label of one run
+LabelByAxis = dict[str, str]  # axis → label of one run
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Setting:
     overrides: tuple[str, ...]
 
     @property
-    def at(self) -> Labels:
+    def at(self) -> LabelByAxis:
         """axis → label."""
         return dict(self.labels)
 
@@ -91,17 +91,17 @@ class Recipe:
     comparisons: list[Comparison] = field(default_factory=list)
     fitted: dict[str, list[str]] = field(default_factory=dict)
     figure: dict[str, Any] | None = None
-    tune: Tune | None = None
+    tune: TunedAxis | None = None
     remark: str = ""
     train: bool = True
 
     def settings(self, scale: str) -> list[Setting]:
         """The runs at this scale, in the order of the axes."""
-        chosen = self.scales[checks.choice("--scale", scale, self.scales)]
+        chosen_scale = self.scales[checks.choice("--scale", scale, self.scales)]
         axes = self.axes_at(scale)
         product = itertools.product(*([(axis, label) for label in choices] for axis, choices in axes.items()))
         return [
-            Setting(labels, (*self.base, *chosen.overrides, *(o for a, label in labels for o in axes[a][label])))
+            Setting(labels, (*self.base, *chosen_scale.overrides, *(o for a, label in labels for o in axes[a][label])))
             for labels in product
         ]
 
@@ -119,18 +119,21 @@ class Recipe:
 
     def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
         """Axis → labels that this scale alone has, and labels that only larger or smaller ones have, 'smoke' aside."""
-        others = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
+        axes_at_other_scales = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         for axis, choices_here in self.axes_at(scale).items():
-            here, elsewhere = frozenset(choices_here), frozenset(label for axes in others for label in axes[axis])
-            labels[axis] = here - elsewhere, elsewhere - here
+            labels_here, labels_elsewhere = (
+                frozenset(choices_here),
+                frozenset(label for axes in axes_at_other_scales for label in axes[axis]),
+            )
+            labels[axis] = labels_here - labels_elsewhere, labels_elsewhere - labels_here
         return labels
 
-    def is_fitted(self, at: Labels) -> bool:
+    def is_fitted(self, at: LabelByAxis) -> bool:
         """Has it one of the fitted labels?"""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
-    def printed(self, measure: str, at: Labels) -> float | None:
+    def printed(self, measure: str, at: LabelByAxis) -> float | None:
         """The paper's number, where it printed one."""
         node: Any = self.paper.get(measure)
         for axis in self.axes:
@@ -150,7 +153,7 @@ def names(folder: Path | None = None) -> list[str]:
     """All recipes, as PAPER/NAME."""
     root = folder or recipe_folder()
     return sorted(
-        path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER
+        path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER_FILE
     )
 
 
@@ -177,7 +180,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["axes"] = {axis: choices(labels) for axis, labels in content.get("axes", {}).items()}
     content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
     content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
-    content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
+    content["tune"] = TunedAxis(**content["tune"]) if content.get("tune") else None
     content["paper"] = _stringify_keys(content.get("paper", {}))
     if "claims" in content:
         raise ConfigError(
@@ -185,13 +188,13 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
             " or ours: true"
         )
     content["comparisons"] = [Comparison.read(value) for value in content.get("comparisons", [])]
-    content["fitted"] = where_of(content.get("fitted"))
+    content["fitted"] = labels_by_axis(content.get("fitted"))
     recipe = Recipe(name, **content)
     missing = [scale for scale in SCALES if scale not in recipe.scales]
     if missing:
         raise ConfigError(f"recipe {name} lacks scales: {', '.join(missing)}")
     if recipe.figure is not None:
-        checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), KINDS)
+        checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), DRAW_FUNCTION_BY_KIND)
     for comparison in recipe.comparisons:
         comparison.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
     for axis, labels in recipe.fitted.items():

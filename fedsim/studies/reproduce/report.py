@@ -14,7 +14,7 @@ import numpy as np
 from fedsim.core.files import replacement_file, write_json
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.reproduce.comparison import HELD, WORST_FIRST, Comparison, Judgement
-from fedsim.studies.reproduce.measures import Ahead, Measure
+from fedsim.studies.reproduce.measures import Measure, RoundsAhead
 from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.recipe import Recipe
 
@@ -73,7 +73,7 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
 
 def is_rival(measure: Measure, first: Cell, second: Cell) -> bool:
     """Does the measure compare the other with this one? The best of a fitted one is sought among fitted ones."""
-    return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, Ahead))
+    return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, RoundsAhead))
 
 
 def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
@@ -85,7 +85,7 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
                 cell.numbers[name],
                 cell.paper.get(name),
                 cell.fitted,
-                _seeds(cell, len(cell.numbers[name])),
+                _seeds_of_values(cell, len(cell.numbers[name])),
             )
             for cell in cells
             if name in cell.numbers
@@ -118,7 +118,7 @@ def compared(
             yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), than_numbers
 
 
-def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:
+def _seeds_of_values(cell: Cell, values: int) -> tuple[int, ...] | None:
     """Of the replicates whose values these are; None where a value is of all replicates together."""
     seeds = cell.run.settings.get("seeds") if cell.run is not None else None
     return tuple(seeds) if isinstance(seeds, list) and len(seeds) == values else None
@@ -177,16 +177,18 @@ def table(lines: list[Row]) -> str:
     """For a terminal: a line per number, then a line per comparison."""
     numbers = [row for row in lines if row.comparison is None]
     width = max((len(row.name) for row in numbers), default=0)
-    out = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
+    lines_of_text = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
     for row in numbers:
         paper = "" if row.paper is None else f"{row.paper:.4g}"
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
-        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
-    return "\n".join([*out, *(line for row in lines if row.comparison is not None for line in _comparison(row))])
+        lines_of_text.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
+    return "\n".join(
+        [*lines_of_text, *(line for row in lines if row.comparison is not None for line in _comparison_text(row))]
+    )
 
 
-def _comparison(row: Row) -> list[str]:
+def _comparison_text(row: Row) -> list[str]:
     """The verdict and what was compared; below it the differences, the power and the reason."""
     purpose = f"[{row.statement}] " if row.statement else "[ours] "
     lines = [f"{row.verdict:12}  {purpose}{row.comparison}" + " (fitted)" * row.fitted, f"{row.detail}"]
@@ -201,7 +203,7 @@ def _comparison(row: Row) -> list[str]:
 
 def count(lines: list[Row]) -> dict[str, int]:
     """Verdict → how many comparisons."""
-    return {word: sum(row.verdict == word for row in lines) for word in reversed(WORST_FIRST)}
+    return {verdict: sum(row.verdict == verdict for row in lines) for verdict in reversed(WORST_FIRST)}
 
 
 def summary(recipes: dict[str, list[Row]]) -> str:
@@ -216,7 +218,7 @@ def summary(recipes: dict[str, list[Row]]) -> str:
 def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
     """results.csv: what made it in '#' lines, then a line per number and per comparison."""
     with replacement_file(path) as file:
-        _header(file, metadata)
+        _write_metadata_header(file, metadata)
         columns = [name for name in asdict(Row("")) if name != "at"]
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -232,7 +234,7 @@ def save_curves(
 ) -> None:
     """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
     with replacement_file(path) as file:
-        _header(file, metadata)
+        _write_metadata_header(file, metadata)
         writer = csv.writer(file)
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])
         for cell in cells:
@@ -245,7 +247,7 @@ def save_curves(
                     writer.writerow([*cell.at.values(), name, rounds[e], f"{number.mean:.6g}", f"{number.std:.3g}"])
 
 
-def _header(file: Any, metadata: dict[str, Any]) -> None:
+def _write_metadata_header(file: Any, metadata: dict[str, Any]) -> None:
     for key in ("recipe", "source", "scale", "reduced", "command", "seeds", "machine"):
         if metadata.get(key):
             file.write(f"# {key}: {metadata[key]}\n")

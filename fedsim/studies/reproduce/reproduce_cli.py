@@ -25,10 +25,10 @@ from fedsim.studies.plots.curves import metrics_of
 from fedsim.studies.plots.figure_kinds import draw
 from fedsim.studies.plots.style import save_small_png
 from fedsim.studies.reproduce import report, stored
-from fedsim.studies.reproduce.provenance import commit, made_now, mark, refuse_untraceable
+from fedsim.studies.reproduce.provenance import commit, made_now, refuse_untraceable, write_source_hash
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names, recipe_folder
 from fedsim.studies.reproduce.runner import (
-    FINISHED,
+    FINISHED_RUN_FILE,
     Job,
     Outcome,
     carry_out_all,
@@ -57,14 +57,14 @@ def main(arguments: list[str] | None = None) -> None:
         if options.judge or options.verify is not None:
             _look_at_stored(options)
             return
-        chosen = list(options.recipe)
+        recipe_names = list(options.recipe)
         if options.all:
             papers = sorted({name.partition("/")[0] for name in names()})
             paper = checks.choice("--all", options.all, papers)
-            chosen += [name for name in names() if name.startswith(f"{paper}/")]
-        if not chosen:
+            recipe_names += [name for name in names() if name.startswith(f"{paper}/")]
+        if not recipe_names:
             parser.error("name a recipe, or --all PAPER; --list shows them")
-        recipes = [load(name) for name in chosen]
+        recipes = [load(name) for name in recipe_names]
         device = str(resolve_device(options.device))
         rows_by_recipe = {
             recipe.name: reproduce(recipe, options.scale, device, options.out, options.jobs, tuple(options.override))
@@ -132,8 +132,8 @@ def listing() -> str:
     for name in names():
         recipe = load(name)
         lines.append(f"{name:24} {recipe.source}: {recipe.about}")
-        reduced = recipe.scales["cpu"].reduced
-        lines.append(f"{'':24} --scale cpu: {reduced or 'as published'}")
+        reduced_text = recipe.scales["cpu"].reduced
+        lines.append(f"{'':24} --scale cpu: {reduced_text or 'as published'}")
     return "\n".join(lines)
 
 
@@ -166,15 +166,15 @@ def reproduce(
     if recipe.tune is not None:
         trials = plan(settings, runs, (*common_overrides, *recipe.tune.short.get(scale, [])), trusted_by(overrides))
         print(f"  tuning {recipe.tune.axis}")
-        cells = _trained(trials, jobs, device, skipped)
+        cells = _train_cells(trials, jobs, device, skipped)
         report.measure(recipe, cells)
         tuned = recipe.tune.best_labels(cells)
         settings = [s for s in settings if tuned.get(recipe.tune.group_label(s.at)) == s.at[recipe.tune.axis]]
     planned = plan(settings, runs, common_overrides, trusted_by(overrides))
     if recipe.train:
-        cells = _trained(planned, jobs, device, skipped)
+        cells = _train_cells(planned, jobs, device, skipped)
     else:
-        cells = _configured(planned, skipped)
+        cells = _build_cells(planned, skipped)
     if recipe.tune is not None:
         for cell in cells:
             del cell.at[recipe.tune.axis]
@@ -214,7 +214,7 @@ def _save_figure(folder: Path, cells: list[Cell], figure: dict[str, Any], metada
         report.save_curves(folder / "curves.csv", cells, metrics_of(figure), metadata)
 
 
-def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]) -> list[Cell]:
+def _train_cells(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]) -> list[Cell]:
     """Run what has not run yet; a cell for every run that ended well."""
     pending = [job for job in planned if not job.finished]
     print(f"  {len(planned)} runs, {len(planned) - len(pending)} of them finished already")
@@ -224,7 +224,7 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
         print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
         outcomes[job.folder] = outcome
         if outcome.status == "done":
-            mark(job.folder)
+            write_source_hash(job.folder)
         stopped = outcome.message if outcome.status == "stopped" else stopped
     if stopped is not None:  # those that went together with it have stopped too
         raise Stopped(stopped)
@@ -237,7 +237,7 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
     return cells
 
 
-def _configured(planned: list[Job], skipped: dict[str, str]) -> list[Cell]:
+def _build_cells(planned: list[Job], skipped: dict[str, str]) -> list[Cell]:
     """Build what is to be shown, train nothing."""
     cells = []
     for job in planned:
@@ -276,7 +276,9 @@ def _metadata(
 def seconds_of(planned: list[Job]) -> dict[str, float]:
     """What a finished run took, by its name; of runs in lockstep, each one's share of the time of all."""
     return {
-        job.setting.name: round(float(json.loads((job.folder / FINISHED).read_text())["seconds"]) / len(company), 2)
+        job.setting.name: round(
+            float(json.loads((job.folder / FINISHED_RUN_FILE).read_text())["seconds"]) / len(company), 2
+        )
         for company in in_company(planned)
         for job in company
         if job.finished

@@ -24,12 +24,12 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.app import composition
-from fedsim.app.cli import steps
+from fedsim.app.cli import run_steps
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import WITHOUT_EFFECT, identity
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, run_identity
 from fedsim.app.explain import explain
-from fedsim.app.folders import key_of
-from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
+from fedsim.app.folders import override_key
+from fedsim.app.job_progress import JobProgress, LockstepProgress, best_so_far, yield_finished_futures
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
 from fedsim.run.determinism import deterministic
@@ -41,10 +41,10 @@ from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
-MOST_JOBS = 8  # every process holds its own copy of the data
-TOGETHER = 16  # runs in lockstep: more share too little to gain, and each has memory of its own
+MAX_JOBS = 8  # every process holds its own copy of the data
+RUNS_PER_LOCKSTEP = 16  # runs in lockstep: more share too little to gain, and each has memory of its own
 
-FINISHED = "summary.json"  # a run writes it last
+FINISHED_RUN_FILE = "summary.json"  # a run writes it last
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Has it run to its end already?"""
-        return (self.folder / FINISHED).exists()
+        return (self.folder / FINISHED_RUN_FILE).exists()
 
 
 @dataclass
@@ -99,7 +99,7 @@ def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
 def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
     """The packages that these overrides, which the user typed, trust."""
     parsed_overrides = OverridesParser.create().parse_overrides(
-        [text for text in overrides if key_of(text) == "trusted"]
+        [text for text in overrides if override_key(text) == "trusted"]
     )
     values = [override.value() for override in parsed_overrides]
     return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
@@ -107,7 +107,7 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
 
 def digest(config: DictConfig) -> str:
     """Of all settings that change results, for the name of a run's folder."""
-    settings = [fedsim.__version__, identity(config, WITHOUT_EFFECT)]
+    settings = [fedsim.__version__, run_identity(config, KEYS_WITHOUT_EFFECT)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -137,20 +137,20 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
     try:
         config = OmegaConf.merge(job.config, run_settings)
         assert isinstance(config, DictConfig)
-        result = yield from steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
+        result = yield from run_steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
     except MissingDataError as error:
         return Outcome("skipped", str(error))
     except DivergenceError as error:
         return Outcome("diverged", str(error))
     except Stopped as stop:
         return Outcome("stopped", str(stop))
-    finals = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
-    return Outcome("done", f"{result.seconds:.0f} s, {', '.join(finals[:3])}")
+    final_texts = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
+    return Outcome("done", f"{result.seconds:.0f} s, {', '.join(final_texts[:3])}")
 
 
 def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
-    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `TOGETHER` of them, and in at
-    least `num_batches` parts where there are so many jobs."""
+    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `RUNS_PER_LOCKSTEP`, and in
+    at least `num_batches` parts where there are so many jobs."""
 
     def batch_key(job: Job) -> str:
         settings = OmegaConf.to_container(job.config, resolve=True)
@@ -162,7 +162,7 @@ def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(batch_key(job), []).append(job)
-    batch_size = max(1, min(TOGETHER, -(-len(jobs) // num_batches)))
+    batch_size = max(1, min(RUNS_PER_LOCKSTEP, -(-len(jobs) // num_batches)))
     return [
         similar_jobs[first : first + batch_size]
         for similar_jobs in kinds.values()
@@ -185,19 +185,19 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
                 return
         return
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    process_pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=end_with_parent)
     try:
         waiting: dict[Future[list[Outcome]], list[Job]] = {
-            pool.submit(_in_worker, company, threads): company for company in companies
+            process_pool.submit(_in_worker, company, threads): company for company in companies
         }
         folders = [job.folder for company in companies for job in company]
-        for future in as_they_end(list(waiting), progress, lambda: best_so_far(folders)):
+        for future in yield_finished_futures(list(waiting), progress, lambda: best_so_far(folders)):
             progress.jobs_finished(len(waiting[future]))
             yield from zip(waiting[future], future.result(), strict=True)
     except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
+        process_pool.shutdown(wait=True, cancel_futures=True)
         raise
-    pool.shutdown()
+    process_pool.shutdown()
 
 
 def run_in_lockstep(
@@ -269,4 +269,4 @@ def jobs_at_once(requested: str, device: str, pending: int) -> int:
             raise ConfigError(f"--jobs {requested} must be 'auto' or a whole number of at least 1")
         return int(requested)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MOST_JOBS))
+    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MAX_JOBS))

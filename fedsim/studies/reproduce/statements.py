@@ -20,7 +20,7 @@ REFUTED, DEPENDS, NOT_SHOWN, LEVEL, NOT_RUN, REDUCED, HELD, NOT_COVERED = VERDIC
     "held",
     "not covered",
 )
-LARGEST_FIRST = ("paper", "cpu")
+SCALES_LARGEST_FIRST = ("paper", "cpu")
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class StatementVerdict:
     @property
     def scale(self) -> str:
         """At which scales it was decided, the largest first."""
-        scales = {each.scale for each in self.evidence if each.scale}
-        return ", ".join(scale for scale in LARGEST_FIRST if scale in scales)
+        scales = {evidence_item.scale for evidence_item in self.evidence if evidence_item.scale}
+        return ", ".join(scale for scale in SCALES_LARGEST_FIRST if scale in scales)
 
     @property
     def seeds(self) -> str:
         """With how many seeds it was decided: '3 seeds', or '5 to 20 seeds' if results differ; '' if not known."""
-        counts = sorted({each.seeds for each in self.evidence if each.seeds})
+        counts = sorted({evidence_item.seeds for evidence_item in self.evidence if evidence_item.seeds})
         if len(counts) > 1:
             return f"{counts[0]} to {counted(counts[-1])}"
         return counted(counts[0]) if counts else ""
@@ -115,14 +115,16 @@ def evidence_of(
     evidence: dict[str, list[Evidence]] = {}
     for recipe in recipes:
         for comparison in recipe.comparisons:
-            chosen = Evidence(recipe.name, comparison)
-            for scale in LARGEST_FIRST:
+            largest_evidence = Evidence(recipe.name, comparison)
+            for scale in SCALES_LARGEST_FIRST:
                 judgement = next((j for j in judged.get((recipe.name, scale), []) if j.comparison == comparison), None)
                 if judgement is not None and judgement.word != words.NOT_RUN:
                     count = (seeds or {}).get((recipe.name, scale), 0)
-                    chosen = Evidence(recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement, count)
+                    largest_evidence = Evidence(
+                        recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement, count
+                    )
                     break
-            evidence.setdefault(comparison.statement, []).append(chosen)
+            evidence.setdefault(comparison.statement, []).append(largest_evidence)
     return evidence
 
 
@@ -131,17 +133,24 @@ def judge_statement(statement: Statement, evidence: Iterable[Evidence]) -> State
     evidence = tuple(evidence)
     if not evidence:
         return StatementVerdict(statement, NOT_COVERED, remark=statement.not_covered)
-    choices = sorted({each.comparison.choice for each in evidence if each.comparison.choice})
+    choices = sorted({evidence_item.comparison.choice for evidence_item in evidence if evidence_item.comparison.choice})
     by_choice = {
-        choice: worst([each for each in evidence if each.comparison.choice in ("", choice)]) for choice in choices
+        choice: worst([evidence_item for evidence_item in evidence if evidence_item.comparison.choice in ("", choice)])
+        for choice in choices
     }
-    remark = "; ".join(f"{choice}: {each.word}" for choice, each in by_choice.items())
-    if disagree([each for each in by_choice.values() if each.word != NOT_RUN]):
+    remark = "; ".join(f"{choice}: {evidence_item.word}" for choice, evidence_item in by_choice.items())
+    if disagree([evidence_item for evidence_item in by_choice.values() if evidence_item.word != NOT_RUN]):
         return StatementVerdict(statement, DEPENDS, evidence, remark)
-    if any(each.word == NOT_RUN for each in by_choice.values()):  # it may turn on a choice that was not tried
+    if any(
+        evidence_item.word == NOT_RUN for evidence_item in by_choice.values()
+    ):  # it may turn on a choice that was not tried
         return StatementVerdict(statement, NOT_RUN, evidence, remark)
     decisive = worst(evidence)
-    remarks = dict.fromkeys(each.remark for each in evidence if each.verdict == decisive.verdict and each.remark)
+    remarks = dict.fromkeys(
+        evidence_item.remark
+        for evidence_item in evidence
+        if evidence_item.verdict == decisive.verdict and evidence_item.remark
+    )
     return StatementVerdict(statement, decisive.verdict, evidence, "; ".join(remarks))
 
 
@@ -155,7 +164,7 @@ def counted(seeds: int) -> str:
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
-def disagree(those: Iterable[Evidence]) -> bool:
+def disagree(evidence: Iterable[Evidence]) -> bool:
     """Does one choice hold, and another one fail or show no difference?"""
-    seen_words = {each.word for each in those}
+    seen_words = {evidence_item.word for evidence_item in evidence}
     return words.HELD in seen_words and bool(seen_words & {words.CONTRADICTED, words.LEVEL})

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.measures import Bound, Until
+from fedsim.studies.reproduce.measures import ConvergenceBound, RoundsToTarget
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.recipe import Labels, Recipe, Setting, load
+from fedsim.studies.reproduce.recipe import LabelByAxis, Recipe, Setting, load
 
 
 @dataclass
@@ -51,38 +51,40 @@ class Result:
         positions = positions_by_row(recipe, self.scale)
         for row in self.number_rows:
             if row.get("values") is not None:
-                at, name = dict(row["at"]), str(row["measure"])
+                labels, name = dict(row["at"]), str(row["measure"])
                 values = np.array([np.nan if value is None else value for value in row["values"]], dtype=float)
                 seeds = tuple(self.content["seeds"]) if len(values) == len(self.content["seeds"]) else None
             else:
                 if row["name"] not in positions:
                     continue
-                at, name = positions[row["name"]]
+                labels, name = positions[row["name"]]
                 values, seeds = self._stand_ins(recipe, name, row), None
             if name in numbers:
-                printed = recipe.printed(name, at) if recipe.scales[self.scale].printed else None
-                numbers[name].append(Number(at, values, printed, recipe.is_fitted(at), seeds))
+                printed = recipe.printed(name, labels) if recipe.scales[self.scale].printed else None
+                numbers[name].append(Number(labels, values, printed, recipe.is_fitted(labels), seeds))
         return numbers
 
     def _stand_ins(self, recipe: Recipe, measure: str, row: dict[str, Any]) -> np.ndarray:
         """Of a report that has mean and standard deviation alone: as many values as seeds, with that mean and
         deviation, which is all that an unpaired interval takes. They have no seeds, and so are not paired."""
         mean, std = (np.nan if row[key] is None else float(row[key]) for key in ("ours", "std"))
-        count = 1 if isinstance(recipe.measures[measure], Until | Bound) else len(self.content["seeds"])
+        count = (
+            1 if isinstance(recipe.measures[measure], RoundsToTarget | ConvergenceBound) else len(self.content["seeds"])
+        )
         if count == 1 or not std > 0:
             return np.full(count, mean)
         pattern = np.arange(count) - (count - 1) / 2
         return mean + pattern * (std / pattern.std(ddof=1))
 
 
-def position(recipe: Recipe, setting: Setting) -> Labels:
+def position(recipe: Recipe, setting: Setting) -> LabelByAxis:
     """Labels of a run in the report, where a tuned axis is gone."""
     return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
 
 
-def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[Labels, str]]:
+def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[LabelByAxis, str]]:
     """Name of a row → labels of its run, and measure; of a report whose rows have their name alone."""
-    positions: dict[str, tuple[Labels, str]] = {}
+    positions: dict[str, tuple[LabelByAxis, str]] = {}
     for setting in recipe.settings(scale):
         at = position(recipe, setting)
         name = " / ".join(at.values())
@@ -117,7 +119,7 @@ def compared(result: Result, recipe: Recipe) -> Iterator[tuple[Comparison, list[
 def rejudge(result: Result, folder: Path | None = None) -> None:
     """Write the verdicts of the recipe as it is now into a stored result."""
     recipe = load(result.recipe, folder)
-    number_rows = [row for row in map(_known, result.number_rows) if row is not None]
+    number_rows = [row for row in map(_known_numbers, result.number_rows) if row is not None]
     judgements = report.judge(recipe, result.numbers(recipe), result.scale)
     lines = number_rows + [report.comparison_row(judgement) for judgement in judgements]
     metadata = {key: value for key, value in result.content.items() if key != "rows"}
@@ -126,6 +128,6 @@ def rejudge(result: Result, folder: Path | None = None) -> None:
         report.save_rows(result.folder / "results.csv", lines, metadata)
 
 
-def _known(row: dict[str, Any]) -> report.Row | None:
+def _known_numbers(row: dict[str, Any]) -> report.Row | None:
     fields = report.Row.__dataclass_fields__
     return report.Row(**{key: value for key, value in row.items() if key in fields})

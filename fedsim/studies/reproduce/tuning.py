@@ -10,11 +10,11 @@ import numpy as np
 from fedsim.core import checks
 from fedsim.studies.plots.cells import Cell
 
-BEST = ("lowest", "highest")
+BEST_DIRECTIONS = ("lowest", "highest")
 
 
 @dataclass
-class Tune:
+class TunedAxis:
     """Attributes:
 
     axis: whose labels are tried.
@@ -29,7 +29,7 @@ class Tune:
     short: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.choice("tune.best", self.best, BEST)
+        checks.choice("tune.best", self.best, BEST_DIRECTIONS)
 
     def best_labels(self, cells: list[Cell]) -> dict[str, str]:
         """Place on the other axes → the best label there; a trial that did not end well is never the best."""
@@ -37,12 +37,12 @@ class Tune:
         for cell in cells:
             groups.setdefault(self.group_label(cell.at), []).append(cell)
         sign = 1 if self.best == "lowest" else -1
-        chosen = {}
+        label_by_place = {}
         for position, members in groups.items():
             scores = [sign * float(c.numbers[self.measure].mean()) for c in members]
             finite = [s if math.isfinite(s) else math.inf for s in scores]
-            chosen[position] = members[int(np.argmin(finite))].at[self.axis]
-        return chosen
+            label_by_place[position] = members[int(np.argmin(finite))].at[self.axis]
+        return label_by_place
 
     def group_label(self, at: dict[str, str]) -> str:
         """Where a run stands but for the tuned axis."""

@@ -82,13 +82,14 @@ def candidates(results: Iterable[Result], max_seconds: float | None = None) -> l
 
 def stored_numbers(result: Result, recipe: Recipe, setting: Setting) -> dict[str, Number]:
     """Measure → the stored number of a run; of measures that need that run alone."""
-    at = position(recipe, setting)
-    positions = [position(recipe, each) for each in recipe.settings(result.scale)]
+    labels = position(recipe, setting)
+    positions = [position(recipe, other_setting) for other_setting in recipe.settings(result.scale)]
     return {
         name: number
         for name, numbers in result.numbers(recipe).items()
         for number in numbers
-        if number.at == at and not any(recipe.measures[name].compares(rival, at) for rival in positions if rival != at)
+        if number.at == labels
+        and not any(recipe.measures[name].compares(rival, labels) for rival in positions if rival != labels)
     }
 
 
@@ -123,20 +124,20 @@ def same(repeated: Number, stored: Number) -> bool:
         return math.isnan(stored.mean) and math.isnan(repeated.mean)
     if math.isinf(stored.mean) or math.isinf(repeated.mean):
         return stored.mean == repeated.mean
-    room = max(ABSOLUTE, RELATIVE * abs(stored.mean), SPREADS * stored.std)
-    return abs(repeated.mean - stored.mean) <= room
+    tolerance = max(ABSOLUTE, RELATIVE * abs(stored.mean), SPREADS * stored.std)
+    return abs(repeated.mean - stored.mean) <= tolerance
 
 
-def record(repetition: Repetition, again: bool) -> None:
+def record(repetition: Repetition, is_repeated: bool) -> None:
     """Into the report of a result that is not traced: which run agreed, with which sources, and how long it took.
 
     Args:
         repetition: of a run.
-        again: also where a run of that result was verified before.
+        is_repeated: also where a run of that result was verified before.
     """
     result, name = repetition.candidate.result, repetition.candidate.setting.name
     state = provenance(result.content)
-    if not repetition.agrees or state == TRACED or (state == VERIFIED and not again):
+    if not repetition.agrees or state == TRACED or (state == VERIFIED and not is_repeated):
         return
     result.content["verified"] = {**result.content.get("verified", {}), name: source_hash()}
     result.content["seconds"] = {**result.content.get("seconds", {}), name: round(repetition.seconds, 2)}
@@ -157,9 +158,9 @@ def verify(results: list[Result], num_runs: int, max_seconds: float | None = Non
     for number, candidate in enumerate(random.SystemRandom().sample(runs, num_runs), 1):
         with tempfile.TemporaryDirectory() as folder:
             repetition = repeat(candidate, Path(folder))
-        record(repetition, again=max_seconds is None)
+        record(repetition, is_repeated=max_seconds is None)
         outcome = "; ".join(repetition.differences) or f"{repetition.num_compared} numbers as stored"
-        where = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
-        print(f"[{number}/{num_runs}] {where}: {outcome} ({repetition.seconds:.0f} s)")
+        run_text = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
+        print(f"[{number}/{num_runs}] {run_text}: {outcome} ({repetition.seconds:.0f} s)")
         agree &= repetition.agrees
     return agree

@@ -35,8 +35,8 @@ def _welch(first: Cell, second: Cell, confidence: float) -> tuple[float, float]:
     )
     from scipy import stats  # here: pictures of a run need not wait for it
 
-    reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(sum(variances))
-    return difference - reach, difference + reach
+    half_width = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(sum(variances))
+    return difference - half_width, difference + half_width
 
 
 def best_lines(cells: Sequence[object], measure: Measure, confidence: float) -> set[int]:

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import abbreviated_keys, spoken_key
+from fedsim.core.settings import abbreviated_keys, display_key
 from fedsim.run.run_files import ENVIRONMENT
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
-from fedsim.studies.results.display_names import CLASSES
+from fedsim.studies.results.display_names import CLASS_DISPLAY_NAMES
 from fedsim.studies.results.runs import Run, load
 
 log = logging.getLogger(__name__)
 
 _NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")
-_CLASS = "_target_"
-ABSENT = "–"
+_TARGET_KEY = "_target_"
+ABSENT_TEXT = "–"
 
 
 def find_differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -36,25 +36,25 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     # lr says local.lr too.
     differing_keys -= {k for k in differing_keys if k.rpartition(".")[2] in differing_keys and "." in k}
     return sorted(
-        differing_keys, key=lambda key: (not key.endswith(_CLASS), not key.startswith("strategy"), "." in key, key)
+        differing_keys, key=lambda key: (not key.endswith(_TARGET_KEY), not key.startswith("strategy"), "." in key, key)
     )
 
 
-def of_their_own(keys: Sequence[str]) -> set[str]:
+def own_class_options(keys: Sequence[str]) -> set[str]:
     """Those of the keys that are options of a class which itself differs: one run may not know another's."""
-    class_prefixes = tuple(key.removesuffix(_CLASS) for key in keys if key.endswith(_CLASS))
-    return {key for key in keys if not key.endswith(_CLASS) and key.startswith(class_prefixes)}
+    class_prefixes = tuple(key.removesuffix(_TARGET_KEY) for key in keys if key.endswith(_TARGET_KEY))
+    return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
 
 
-def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
+def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
     """A run's value of a key as a label has it: a target class by the name that its paper prints, else the key's last
     word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
     if key not in run.settings:
         return ""
-    if key.endswith(_CLASS):
+    if key.endswith(_TARGET_KEY):
         class_name = str(run.settings[key]).rpartition(".")[2]
-        return CLASSES.get(class_name, class_name)
-    return f"{abbreviated_keys([*among, key])[key]}={shortened(value(run.settings, key))}"
+        return CLASS_DISPLAY_NAMES.get(class_name, class_name)
+    return f"{abbreviated_keys([*keys, key])[key]}={shortened(setting_text(run.settings, key))}"
 
 
 def shortened(text: str, max_length: int = 24) -> str:
@@ -63,20 +63,20 @@ def shortened(text: str, max_length: int = 24) -> str:
     return last if len(last) <= max_length else f"{last[: max_length - 9]}…{last[-8:]}"
 
 
-def name(run: Run, keys: Sequence[str]) -> str:
+def run_name(run: Run, keys: Sequence[str]) -> str:
     """A run by its values of some keys."""
     return " ".join(text for text in (value_text(run, key, keys) for key in keys) if text)
 
 
-def label(runs: list[Run]) -> None:
+def label_runs(runs: list[Run]) -> None:
     """Name every run by the settings that tell the runs apart; by its folder too, where these do not."""
     keys = swept_settings(runs)
     for run in runs:
-        run.label = name(run, keys) or run.folder.name
-    for of in (lambda run: run.folder.name, lambda run: str(run.folder)):
+        run.label = run_name(run, keys) or run.folder.name
+    for folder_text in (lambda run: run.folder.name, lambda run: str(run.folder)):
         labels = Counter(run.label for run in runs)
         for run in (run for run in runs if labels[run.label] > 1):
-            run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({of(run)})"
+            run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({folder_text(run)})"
 
 
 def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
@@ -86,15 +86,15 @@ def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
     if len(group) == 1:
         return group[0].label
     keys = [key for key in swept_settings(runs) if len({str(run.settings.get(key)) for run in group}) == 1]
-    return name(group[0], keys) or f"{group[0].label} and {len(group) - 1} more"
+    return run_name(group[0], keys) or f"{group[0].label} and {len(group) - 1} more"
 
 
-def value(settings: dict[str, Any], key: str) -> str:
+def setting_text(settings: dict[str, Any], key: str) -> str:
     """A setting as a person says it; a dash where the run knows no such setting."""
     if key not in settings:
-        return ABSENT
+        return ABSENT_TEXT
     setting = settings[key]
-    if key.endswith(_CLASS):
+    if key.endswith(_TARGET_KEY):
         return str(setting).rpartition(".")[2]
     if isinstance(setting, bool):
         return "yes" if setting else "no"
@@ -113,7 +113,9 @@ def find_runs(folders: list[Path]) -> list[Run]:
     run_folders: dict[Path, None] = {}
     damaged: list[ConfigError] = []
     for folder in (
-        location for pattern in folders for location in ([pattern] if os.path.exists(pattern) else _matching(pattern))
+        location
+        for pattern in folders
+        for location in ([pattern] if os.path.exists(pattern) else _matching_folders(pattern))
     ):
         try:
             below = {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in folder.rglob(name)}
@@ -136,8 +138,8 @@ def find_runs(folders: list[Path]) -> list[Run]:
         raise ConfigError(f"none of the {len(damaged)} runs can be read")
     if len(folders) == 1:
         keys = swept_settings(runs)
-        runs.sort(key=lambda run: [sort_key(value(run.settings, key)) for key in keys])
-    label(runs)
+        runs.sort(key=lambda run: [sort_key(setting_text(run.settings, key)) for key in keys])
+    label_runs(runs)
     return runs
 
 
@@ -149,24 +151,24 @@ def sort_key(text: str) -> tuple[bool, Any]:
         return True, text.casefold()
 
 
-def _matching(pattern: Path) -> list[Path]:
+def _matching_folders(pattern: Path) -> list[Path]:
     """The folders that match a glob; the pattern itself, where none does."""
     return sorted(path for path in map(Path, glob(str(pattern))) if path.is_dir()) or [pattern]
 
 
 def swept_keys(runs: Sequence[Run]) -> list[str]:
     """The keys that tell the runs apart, as a person says them."""
-    return [spoken_key(key) for key in swept_settings(runs)]
+    return [display_key(key) for key in swept_settings(runs)]
 
 
 def swept_settings(runs: Sequence[Run]) -> list[str]:
     """The keys that tell the runs apart: no option of a class that itself differs unless nothing else does."""
     keys = find_differing_keys(runs)
-    class_options = of_their_own(keys)
+    class_options = own_class_options(keys)
     first = [key for key in keys if key not in class_options]
 
-    def num_labels(chosen: Sequence[str]) -> int:
-        return len({tuple(str(run.settings.get(key)) for key in chosen) for run in runs})
+    def num_labels(keys: Sequence[str]) -> int:
+        return len({tuple(str(run.settings.get(key)) for key in keys) for run in runs})
 
     for key in (key for key in keys if key in class_options):
         if num_labels(first) < num_labels([*first, key]):
@@ -179,17 +181,17 @@ def recorded_value(run: Run, key: str) -> Any:
     the run knows no such key."""
     if key in (chosen := run.environment.get("settings", {})):
         return chosen[key]
-    if f"{key}.{_CLASS}" in run.settings:
-        return str(run.settings[f"{key}.{_CLASS}"]).rpartition(".")[2]
+    if f"{key}.{_TARGET_KEY}" in run.settings:
+        return str(run.settings[f"{key}.{_TARGET_KEY}"]).rpartition(".")[2]
     return run.settings.get(key)
 
 
 def shows_text(run: Run, key: str, text: str) -> bool:
     """Is this the run's value of the key? A class goes by its name too, however it is written."""
-    run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
-    return _plain(text) in map(_plain, run_values)
+    run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_TARGET_KEY}", "")).rpartition(".")[2]}
+    return _normalised_text(text) in map(_normalised_text, run_values)
 
 
-def _plain(text: str) -> str:
+def _normalised_text(text: str) -> str:
     """fedavg_all and FedAvgAll alike, and lists with and without spaces."""
     return text.replace("_", "").replace(" ", "").lower()

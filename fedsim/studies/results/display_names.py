@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedsim.core.errors import ConfigError
 
 # Classes whose papers write the name in another way than Python can; of the others the class's name is the paper's.
-CLASSES = {
+CLASS_DISPLAY_NAMES = {
     "AFACD": "AFA-CD",
     "AFACS": "AFA-CS",
     "AmplifiedFedAvg": "Amplified FedAvg",
@@ -31,7 +31,7 @@ CLASSES = {
     "Scaffold": "SCAFFOLD",
     "TrimmedMean": "trimmed mean",
 }
-KEYS = {"lr": "learning rate", "server_lr": "server learning rate"}
+KEY_DISPLAY_NAMES = {"lr": "learning rate", "server_lr": "server learning rate"}
 
 
 def class_name(choice: str, target: str) -> str:
@@ -43,17 +43,17 @@ def class_name(choice: str, target: str) -> str:
     """
     name = target.rpartition(".")[2]
     if choice.replace("_", "").lower() == name.lower():
-        return CLASSES.get(name, name)
+        return CLASS_DISPLAY_NAMES.get(name, name)
     return choice.replace("_", " ")
 
 
 def key_name(key: str) -> str:
     """How a paper prints a setting: 'learning rate' for lr, 'partition alpha' for partition.alpha."""
-    return KEYS.get(key, key.replace(".", " ").replace("/", " ").replace("_", " "))
+    return KEY_DISPLAY_NAMES.get(key, key.replace(".", " ").replace("/", " ").replace("_", " "))
 
 
 @dataclass
-class Renaming:
+class UserDisplayNames:
     """The user's own names.
 
     Attributes:

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.studies.results import Run, load
 
-FORMS = (".safetensors", ".pt", ".pth")
+FILE_ENDINGS = (".safetensors", ".pt", ".pth")
 
 
 def main(arguments: list[str]) -> None:
     """Write one model of a run."""
-    parser = argparse.ArgumentParser("fedsim export", description=f"Write {WORDS['export']}.")
+    parser = argparse.ArgumentParser("fedsim export", description=f"Write {COMMAND_DESCRIPTIONS['export']}.")
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder, finished or not")
     parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="FILE.safetensors, or FILE.pt")
     parser.add_argument("--seed", type=int, help="of the replicate; it may be left out where there is one")
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> None:
     model_options.add_argument("--best", action="store_true", help="the model of the best evaluation, not the last")
     model_options.add_argument("--client", type=int, metavar="I", help="the model that client I keeps")
     options = parser.parse_args(arguments)
-    if options.to.suffix not in FORMS:
-        raise ConfigError(f"--to {options.to} must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    if options.to.suffix not in FILE_ENDINGS:
+        raise ConfigError(f"--to {options.to} must end in {', '.join(FILE_ENDINGS[:-1])} or {FILE_ENDINGS[-1]}")
     tensors = _model(load(options.run), options)
     write(options.to, tensors)
     numbers = sum(value.numel() for value in tensors.values())

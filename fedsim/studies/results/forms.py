@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Callable
 
-from fedsim.core.speaking import in_markdown, printable
+from fedsim.core.speaking import escape_markdown, escape_unprintable
 from fedsim.studies.results.latex import latex
 from fedsim.studies.results.table import Table
 
@@ -17,31 +17,31 @@ def on_one_line(table: Table) -> Table:
     """The same with every text on one line, whatever a run is called."""
 
     def joined(texts: list[str]) -> list[str]:
-        return [printable(" ".join(text.split())) for text in texts]
+        return [escape_unprintable(" ".join(text.split())) for text in texts]
 
     lines = [(joined(keys), cells) for keys, cells in table.lines]
     return dataclasses.replace(table, keys=joined(table.keys), lines=lines, notes=joined(table.notes))
 
 
-def terminal(table: Table) -> str:
+def terminal_table(table: Table) -> str:
     """Columns that line up; notes below."""
     table = on_one_line(table)
-    return "\n".join([_lined(table, "", "  ", ""), *([""] if table.notes else []), *table.notes])
+    return "\n".join([_aligned_lines(table, "", "  ", ""), *([""] if table.notes else []), *table.notes])
 
 
-def markdown(table: Table) -> str:
+def markdown_table(table: Table) -> str:
     """A table of Markdown, the best of each column and block in bold, with what is not distinguishable from it; notes
     as a list."""
     table = on_one_line(table)
     explained = [sentence for sentence in table.explained() if sentence.startswith("Bold")]
-    notes = "".join(f"\n- {in_markdown(note)}" for note in [*explained, *table.notes])
-    return _lined(table, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
+    notes = "".join(f"\n- {escape_markdown(note)}" for note in [*explained, *table.notes])
+    return _aligned_lines(table, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
 
 
-def _lined(table: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
-    escape = in_markdown if edge else printable
+def _aligned_lines(table: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
+    escape = escape_markdown if edge else escape_unprintable
     cells = [[escape(text) for text in (*table.keys, *(measure.heading for measure in table.measures))]]
-    cells += _entries(table, bold, escape)
+    cells += _line_texts(table, bold, escape)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     count = len(table.keys)
     lines = [
@@ -53,7 +53,7 @@ def _lined(table: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _entries(table: Table, bold: str, formatter: Callable[[str], str]) -> list[list[str]]:
+def _line_texts(table: Table, bold: str, formatter: Callable[[str], str]) -> list[list[str]]:
     """Every line's texts; `formatter` makes text of keys."""
     best = [table.bold(column) for column in range(len(table.measures))]
     lines = []
@@ -79,17 +79,19 @@ def comma_separated(table: Table) -> str:
         for m, column_suffixes in zip(table.measures, suffixes, strict=True)
         for suffix in column_suffixes
     ]
-    writer.writerow([_no_formula(text) for text in (*table.keys, *headings)])
+    writer.writerow([_escape_spreadsheet_formula(text) for text in (*table.keys, *headings)])
     for keys, cells in table.lines:
         numbers: list[float] = []
         for cell, column_suffixes in zip(cells, suffixes, strict=True):
             cell_numbers = {} if cell is None else cell.numbers()
             numbers += [cell_numbers.get(suffix, math.nan) for suffix in column_suffixes]
-        writer.writerow([*map(_no_formula, keys), *("" if math.isnan(number) else number for number in numbers)])
+        writer.writerow(
+            [*map(_escape_spreadsheet_formula, keys), *("" if math.isnan(number) else number for number in numbers)]
+        )
     return file.getvalue().rstrip("\n")
 
 
-def _no_formula(text: str) -> str:
+def _escape_spreadsheet_formula(text: str) -> str:
     """Text that a spreadsheet takes for text: an apostrophe before what would begin a formula, and is no number."""
     try:
         float(text)
@@ -104,9 +106,9 @@ def _suffixes(table: Table, column: int) -> list[str]:
     return list(present_cells[0].numbers()) if present_cells else [""]
 
 
-FORMS: dict[str, Callable[[Table], str]] = {
-    "text": terminal,
-    "markdown": markdown,
+TABLE_FORMATTERS: dict[str, Callable[[Table], str]] = {
+    "text": terminal_table,
+    "markdown": markdown_table,
     "latex": latex,
     "csv": comma_separated,
 }

@@ -66,7 +66,7 @@ def critical_difference(k: int, problems: int, alpha: float = 0.05) -> float:
     return q * math.sqrt(k * (k + 1) / (6 * problems))
 
 
-def not_told_apart(ranks: np.ndarray, difference: float) -> list[tuple[int, int]]:
+def indistinguishable_groups(ranks: np.ndarray, difference: float) -> list[tuple[int, int]]:
     """Of mean ranks in ascending order the longest groups that span no more than the difference: (first, last), of two
     or more, none inside another."""
     groups: list[tuple[int, int]] = []

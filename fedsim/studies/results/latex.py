@@ -10,11 +10,11 @@ import itertools
 import re
 import textwrap
 
-from fedsim.core.speaking import printable
+from fedsim.core.speaking import escape_unprintable
 from fedsim.studies.results.run_measures import Measure
 from fedsim.studies.results.table import Table
 
-SPECIAL = {
+LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "~": r"\textasciitilde{}",
@@ -25,7 +25,7 @@ SPECIAL = {
     **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
 }
 HEADING_WIDTH = 22  # signs of a heading's line
-BOLD = r"\textbf{{\boldmath {}}}"
+BOLD_TEMPLATE = r"\textbf{{\boldmath {}}}"
 
 
 def latex(table: Table, caption: str | None = None, label: str | None = None) -> str:
@@ -43,14 +43,14 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
         r"\toprule",
         *_headings(keys, table.measures),
         r"\midrule",
-        *_body(table),
+        *_table_body(table),
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(note)}" for note in table.notes)]
+    comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(table_note)}" for table_note in table.notes)]
     if caption is None and label is None:
         return "\n".join([*comments, *(f"% {_one_line(sentence)}" for sentence in table.explained()), *tabular])
-    sentences = [_sentence(caption)] if caption else []
+    sentences = [_latex_sentence(caption)] if caption else []
     return "\n".join(
         [
             *comments,
@@ -66,19 +66,19 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
 
 def escape_latex(text: str) -> str:
     """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
-    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain, text)
+    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain_match, text)
 
 
-def _plain(match: re.Match[str]) -> str:
-    return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else SPECIAL[match[0]]
+def _plain_match(match: re.Match[str]) -> str:
+    return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else LATEX_ESCAPES[match[0]]
 
 
 def _one_line(text: str) -> str:
     """On one line, whatever a run is called."""
-    return printable(" ".join(text.split()))
+    return escape_unprintable(" ".join(text.split()))
 
 
-def _sentence(text: str) -> str:
+def _latex_sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
@@ -115,7 +115,7 @@ def _heading(text: str) -> str:
     return r"\begin{tabular}[b]{@{}r@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
 
 
-def _body(table: Table) -> list[str]:
+def _table_body(table: Table) -> list[str]:
     """The lines, with a rule between blocks; in a block its name stands once."""
     bold = [table.bold(column) for column in range(len(table.measures))]
     names = table.paper_lines or [texts for texts, _ in table.lines]
@@ -129,6 +129,6 @@ def _body(table: Table) -> list[str]:
             ]
             for column, (cell, measure) in enumerate(zip(table.lines[position][1], table.measures, strict=True)):
                 text = "" if cell is None else cell.entry(measure)[1]
-                texts.append(BOLD.format(text) if position in bold[column] and text else text)
+                texts.append(BOLD_TEMPLATE.format(text) if position in bold[column] and text else text)
             lines.append(" & ".join(texts).strip() + r" \\")
     return lines

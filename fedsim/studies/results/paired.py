@@ -22,7 +22,7 @@ def student_quantile(share: float, freedom: float) -> float:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """Differences of two runs, replicate by replicate.
 
     Attributes:
@@ -53,8 +53,8 @@ class Paired:
         """Student's, mean ± t_{n−1} standard errors (Gosset 1908); NaN of fewer than two pairs."""
         if self.pairs < 2:
             return math.nan, math.nan
-        reach = student_quantile(0.5 + self.confidence / 2, self.pairs - 1) * self.error
-        return self.mean - reach, self.mean + reach
+        half_width = student_quantile(0.5 + self.confidence / 2, self.pairs - 1) * self.error
+        return self.mean - half_width, self.mean + half_width
 
     def better(self, rises: bool) -> int:
         """How many pairs are better; ties are not. `rises`: larger numbers are."""
@@ -67,8 +67,8 @@ class Paired:
             return "one pair says nothing of the spread" if self.pairs else "there is no pair"
         low, high = self.interval
         factor, unit = (100, " percentage points") if percent else (1, "")
-        reach = f"{factor * low:.4g} to {factor * high:.4g}{unit}"
-        summary = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {reach}"
+        half_width = f"{factor * low:.4g} to {factor * high:.4g}{unit}"
+        summary = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {half_width}"
         if low <= 0 <= high:
             return f"{summary}: not significant"
         return f"{summary}: {'better' if (low > 0) == rises else 'worse'}"
@@ -80,7 +80,7 @@ def paired_difference(
     seeds: Sequence[int] | None,
     other_seeds: Sequence[int] | None,
     confidence: float = 0.95,
-) -> Paired:
+) -> PairedDifference:
     """Of two runs' numbers [R] by their seeds; replicates whose number is NaN (given up, target not reached) are left
     out with their partners.
 
@@ -88,7 +88,7 @@ def paired_difference(
         ConfigError: the runs have other seeds.
     """
     if seeds is None or other_seeds is None or list(seeds) != list(other_seeds) or len(first) != len(second):
-        were = " and ".join("unknown" if s is None else str(list(s)) for s in (seeds, other_seeds))
-        raise ConfigError(f"differences by seed need the same seeds on both sides, and they are {were}")
+        seeds_text = " and ".join("unknown" if s is None else str(list(s)) for s in (seeds, other_seeds))
+        raise ConfigError(f"differences by seed need the same seeds on both sides, and they are {seeds_text}")
     difference = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
-    return Paired(difference[np.isfinite(difference)], confidence)
+    return PairedDifference(difference[np.isfinite(difference)], confidence)

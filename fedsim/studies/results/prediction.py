@@ -14,11 +14,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.models import RowModel
 from fedsim.models.fitting import fit_constructor
-from fedsim.models.kinds import LOSS, MODEL
-from fedsim.models.losses import Loss, correct_share
+from fedsim.models.kinds import LOSS_KIND, MODEL_KIND
+from fedsim.models.losses import LossFunction, correct_share
 
-BATCH = 1000  # samples of one forward pass
-OPTIONS = ("loss", "ridge", "output")  # of the model's settings that are no arguments of its class
+BATCH_SIZE = 1000  # samples of one forward pass
+MODEL_SETTINGS_NOT_ARGUMENTS = ("loss", "ridge", "output")  # of the model's settings that are no arguments of its class
 
 
 class Predictor:
@@ -34,8 +34,8 @@ class Predictor:
 
     def __init__(self, settings: Mapping[str, Any], dataset: Dataset) -> None:
         self.dataset = dataset
-        node = {name: value for name, value in settings.items() if name not in OPTIONS}
-        model_part = targets.parse("model", node, MODEL)
+        node = {name: value for name, value in settings.items() if name not in MODEL_SETTINGS_NOT_ARGUMENTS}
+        model_part = targets.parse("model", node, MODEL_KIND)
         loss = _loss(settings.get("loss"), dataset)
         labels = dataset.train_y if dataset.classes else None
         per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
@@ -73,8 +73,8 @@ class Predictor:
         if missing := sorted(set(self.model.call.extra_inputs) - extra_inputs.keys()):
             raise ConfigError(f"the model has further inputs; give {', '.join(f'{name}=…' for name in missing)} too")
         module, results = self.module(state), []
-        for first in range(0, len(x), BATCH):
-            pick = slice(first, first + BATCH)
+        for first in range(0, len(x), BATCH_SIZE):
+            pick = slice(first, first + BATCH_SIZE)
             batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.extra_inputs(
                 dict(extra_inputs), pick, torch.float32)}  # fmt: skip
             results.append(self.model.call(module, self.model.call.inputs(batch)))
@@ -89,8 +89,8 @@ class Predictor:
         if not model.tensor_output:
             raise ConfigError("the model returns no tensor; call module() on the samples instead")
         module, loss, correct = self.module(state), 0.0, 0.0
-        for first in range(0, len(data.test_x), BATCH):
-            batch = self._samples(data.test_x, data.test_y, data.test_more, slice(first, first + BATCH))
+        for first in range(0, len(data.test_x), BATCH_SIZE):
+            batch = self._samples(data.test_x, data.test_y, data.test_more, slice(first, first + BATCH_SIZE))
             output = model.call(module, model.call.inputs(batch))
             loss += float(model.loss(output, batch).expand(len(batch["x"])).sum())
             if model.labelled:
@@ -110,9 +110,9 @@ class Predictor:
         return batch
 
 
-def _loss(name: Any, dataset: Dataset) -> str | Loss:
+def _loss(name: Any, dataset: Dataset) -> str | LossFunction:
     """The loss that the settings name, by its dotted path too, or the data set's."""
     if name is None:
         return dataset.loss
-    loss: str | Loss = targets.resolve("model.loss", name, LOSS) if "." in str(name) else name
+    loss: str | LossFunction = targets.resolve("model.loss", name, LOSS_KIND) if "." in str(name) else name
     return loss

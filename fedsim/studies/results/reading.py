@@ -15,13 +15,13 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from fedsim.core.errors import CheckpointError, ConfigError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.metrics_csv import read_metrics
-from fedsim.run.tracking.result import Row
+from fedsim.run.tracking.result import MetricsRow
 
-LONGEST = 200  # signs of another library's message
+MAX_MESSAGE_LENGTH = 200  # signs of another library's message
 
 
 @contextlib.contextmanager
@@ -39,17 +39,17 @@ def damage_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # readers raise all kinds: of YAML, ZIP and JSON, memory, recursion, attributes
         reason = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-        reason = reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 1]}…"
+        reason = reason if len(reason) <= MAX_MESSAGE_LENGTH else f"{reason[: MAX_MESSAGE_LENGTH - 1]}…"
         raise CheckpointError(f"{path} is damaged ({reason}); restore it, or run again") from error
 
 
-def demand(fact: bool, reason: str) -> None:
+def require(fact: bool, reason: str) -> None:
     """Raise ValueError unless it is so."""
     if not fact:
         raise ValueError(reason)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[MetricsRow]:
     """The rows of a metrics.csv, every round with all replicates; a last one that was cut short is passed over.
 
     Raises:
@@ -63,10 +63,10 @@ def read_rows(path: Path) -> list[Row]:
         while rows and len(rows) % replicates:
             rows.pop()
         rounds = [row["round"] for row in rows[::replicates]] if rows else []
-        demand(all(a < b for a, b in itertools.pairwise(rounds)), "its rounds are not in order")
+        require(all(a < b for a, b in itertools.pairwise(rounds)), "its rounds are not in order")
         for number, row in enumerate(rows):
-            fits = row["round"] == rounds[number // replicates] and row["seed"] == seeds[number % replicates]
-            demand(fits, f"round {row['round']} does not have the replicates of the first one")
+            is_expected_row = row["round"] == rounds[number // replicates] and row["seed"] == seeds[number % replicates]
+            require(is_expected_row, f"round {row['round']} does not have the replicates of the first one")
     return rows
 
 
@@ -75,11 +75,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not _exists(path):
         return {}
     with damage_errors(path):
-        plain = OmegaConf.to_container(OmegaConf.load(regular_path(path)))
-        demand(isinstance(plain, dict), "it holds no settings")
+        plain = OmegaConf.to_container(OmegaConf.load(check_regular_path(path)))
+        require(isinstance(plain, dict), "it holds no settings")
         assert isinstance(plain, dict)
         rounds = plain.get("rounds")
-        demand(rounds is None or _is_whole(rounds), f"rounds is {rounds!r}")
+        require(rounds is None or _is_whole(rounds), f"rounds is {rounds!r}")
         return {str(key): value for key, value in plain.items()}
 
 
@@ -87,12 +87,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     """summary.json; empty where there is none."""
     with damage_errors(path):
         summary = _json(path)
-        _demand_entries(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
+        _require_entry_types(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
         newcomers = summary.get("newcomers") or []
         for epoch in newcomers:
-            demand(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
+            require(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
             per_seed = (value if isinstance(value, list) else [value] for value in epoch.values())
-            demand("epoch" in epoch and all(map(_number, itertools.chain(*per_seed))), "newcomers are no rows")
+            require("epoch" in epoch and all(map(_number, itertools.chain(*per_seed))), "newcomers are no rows")
         return summary
 
 
@@ -101,7 +101,7 @@ def read_environment(path: Path) -> dict[str, Any]:
     with damage_errors(path):
         environment = _json(path)
         kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
-        _demand_entries(environment, {"settings": dict, "versions": dict} | kinds)
+        _require_entry_types(environment, {"settings": dict, "versions": dict} | kinds)
         return environment
 
 
@@ -110,17 +110,17 @@ def read_clients(path: Path) -> Clients | None:
     if not _exists(path):
         return None
     with damage_errors(path):
-        stored_clients = clients.read(regular_path(path))
-        demand(stored_clients.number > 0, f"number is {stored_clients.number}")
+        stored_clients = clients.read(check_regular_path(path))
+        require(stored_clients.number > 0, f"number is {stored_clients.number}")
         arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}
-        of = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
-        demand(stored_clients.present is not None, "present is missing")
-        for name, array in of.items():
-            fits = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
-            demand(fits, f"{name} has changed since it was written")
+        array_by_name = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
+        require(stored_clients.present is not None, "present is missing")
+        for name, array in array_by_name.items():
+            is_expected_row = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
+            require(is_expected_row, f"{name} has changed since it was written")
         for name in ("names", "accuracy_names", "labels"):
             array = getattr(stored_clients, name)
-            demand(
+            require(
                 array is None or (array.ndim == 1 and array.dtype.kind in "Uiuf"),
                 f"{name} has changed since it was written",
             )
@@ -129,12 +129,12 @@ def read_clients(path: Path) -> Clients | None:
             for array in (stored_clients.samples, stored_clients.class_fractions, stored_clients.present)
             if array is not None
         }
-        demand(len(rows) == 1, "its arrays are of different clients")
-        demand(stored_clients.names is None or {len(stored_clients.names)} == rows, "its names are of other clients")
+        require(len(rows) == 1, "its arrays are of different clients")
+        require(stored_clients.names is None or {len(stored_clients.names)} == rows, "its names are of other clients")
         fractions = stored_clients.class_fractions
         if fractions is not None:
-            demand(bool(np.isfinite(fractions).all() and (fractions >= 0).all()), "class_fractions are no fractions")
-            demand(
+            require(bool(np.isfinite(fractions).all() and (fractions >= 0).all()), "class_fractions are no fractions")
+            require(
                 stored_clients.labels is None or len(stored_clients.labels) == fractions.shape[1],
                 "labels are of other classes",
             )
@@ -150,16 +150,16 @@ def _json(path: Path) -> dict[str, Any]:
     """What the file holds; nothing where there is none."""
     if not _exists(path):
         return {}
-    content = json.loads(regular_path(path).read_text(encoding="utf-8"))
-    demand(isinstance(content, dict), "it holds no names and values")
+    content = json.loads(check_regular_path(path).read_text(encoding="utf-8"))
+    require(isinstance(content, dict), "it holds no names and values")
     json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair cannot be shown
     return dict(content)
 
 
-def _demand_entries(content: dict[str, Any], kinds: dict[str, type]) -> None:
+def _require_entry_types(content: dict[str, Any], kinds: dict[str, type]) -> None:
     for name, kind in kinds.items():
         value = content.get(name)
-        demand(value is None or (isinstance(value, kind) and not isinstance(value, bool)), f"{name} is {value!r:.40}")
+        require(value is None or (isinstance(value, kind) and not isinstance(value, bool)), f"{name} is {value!r:.40}")
 
 
 def _number(value: Any) -> bool:

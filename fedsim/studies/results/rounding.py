@@ -29,7 +29,7 @@ def fixed_decimals(value: float, decimals: int) -> str:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedText:
     """A mean and what follows ±, as text.
 
     Attributes:
@@ -54,7 +54,7 @@ class Rounded:
         )
 
 
-def round_to_error(mean: float, spread: float, error: float, significant: int = 4) -> Rounded:
+def round_to_error(mean: float, spread: float, error: float, significant: int = 4) -> RoundedText:
     """A mean and its spread to the last digit that the error knows.
 
     Args:
@@ -72,6 +72,6 @@ def round_to_error(mean: float, spread: float, error: float, significant: int = 
         decimals = max(significant - 1 - digits, 0)
         while decimals and round(mean, decimals - 1) == round(mean, decimals):
             decimals -= 1
-    return Rounded(
+    return RoundedText(
         fixed_decimals(mean, decimals), "" if math.isnan(spread) else fixed_decimals(spread, decimals), exponent
     )

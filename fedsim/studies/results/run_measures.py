@@ -8,26 +8,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import HIGHER
 from fedsim.run.rules import first_reached
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
 
 # What a target cost: name → columns that are summed.
-COSTS = {
+COLUMNS_BY_COST = {
     "rounds": ("round",),
     "bytes": ("total_bytes_down", "total_bytes_up"),
     "virtual seconds": ("virtual_seconds",),
 }
 
 
-def cost(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
+def cost_to_target(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
     """[R] the sum of these columns at the first evaluation at which the metric was there; NaN where it never was."""
-    at = first_reached(run.curve(metric)[1], target, run.higher_is_better(metric))
-    spent = np.sum([run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0)
-    return np.array([spent[e, r] if e >= 0 else math.nan for r, e in enumerate(at)], dtype=float)
+    first_evaluations = first_reached(run.curve(metric)[1], target, run.higher_is_better(metric))
+    cumulative_cost = np.sum(
+        [run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0
+    )
+    return np.array(
+        [cumulative_cost[e, r] if e >= 0 else math.nan for r, e in enumerate(first_evaluations)], dtype=float
+    )
 
 
 def _rounds(run: Run, metric: str) -> np.ndarray:
@@ -35,7 +39,7 @@ def _rounds(run: Run, metric: str) -> np.ndarray:
     return np.broadcast_to(rounds[:, None], values.shape)
 
 
-Entry = tuple[str, str]  # a cell as plain text and as LaTeX
+PlainAndLatexText = tuple[str, str]  # a cell as plain text and as LaTeX
 
 
 @dataclass(frozen=True)
@@ -80,36 +84,38 @@ class Measure:
         return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
 
 
-def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
+def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> Measure:
     """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
-    described = run_that_measures(runs, name).describe(name)
+    description = run_that_measures(runs, name).describe(name)
     return Measure(
         name + (f", last {last}" if last > 1 else ""),
         lambda run: run.final_values(name, last),
-        described.better == HIGHER,
-        fraction(name),
-        described.label + (f", mean of the last {last} evaluations" if last > 1 else ""),
-        described.unit,
-        described.better is not None,
+        description.better == HIGHER,
+        is_fraction(name),
+        description.label + (f", mean of the last {last} evaluations" if last > 1 else ""),
+        description.unit,
+        description.better is not None,
     )
 
 
-def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
+def cost_measures(name: str, target: float, runs: list[Run]) -> list[Measure]:
     """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
 
-    described = run_that_measures(runs, name).describe(name)
-    shown_target = f"{100 * target:g} %" if fraction(name) else f"{target:g}"
+    description = run_that_measures(runs, name).describe(name)
+    shown_target = f"{100 * target:g} %" if is_fraction(name) else f"{target:g}"
 
     def measure(cost_name: str, columns: tuple[str, ...]) -> Measure:
         return Measure(
             f"{cost_name} to {name} {target:g}",
-            lambda run: cost(run, name, target, columns),
+            lambda run: cost_to_target(run, name, target, columns),
             False,
-            label=f"{cost_name} to {described.label} {shown_target}",
+            label=f"{cost_name} to {description.label} {shown_target}",
         )
 
     available_costs = [
-        (cost_name, columns) for cost_name, columns in COSTS.items() if all(_has_columns(run, columns) for run in runs)
+        (cost_name, columns)
+        for cost_name, columns in COLUMNS_BY_COST.items()
+        if all(_has_columns(run, columns) for run in runs)
     ]
     return [measure(cost_name, columns) for cost_name, columns in available_costs]
 
@@ -152,17 +158,17 @@ class Cell:
         """For CSV: suffix of the heading → number."""
         return {"": self.mean, " std": self.std, " n": len(self.finite_values)}
 
-    def entry(self, by: Measure) -> Entry:
+    def entry(self, measure: Measure) -> PlainAndLatexText:
         """As it is read."""
         if not len(self.finite_values):
             return "–", "--"
         count_note = (
             f" ({len(self.finite_values)} of {len(self.values)})" if len(self.finite_values) < len(self.values) else ""
         )
-        mean, unit = by.digits(self.mean), " %" if by.percent else ""
-        factor = by.factor
-        paper = round_to_error(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
-        plain = mean if len(self.finite_values) == 1 else f"{mean} ± {by.spread(self.std)}"
+        mean, unit = measure.digits(self.mean), " %" if measure.percent else ""
+        factor = measure.factor
+        paper = round_to_error(factor * self.mean, factor * self.std, factor * self.error, measure.significant).latex
+        plain = mean if len(self.finite_values) == 1 else f"{mean} ± {measure.spread(self.std)}"
         star, paper_star = (" *", "$^{*}$") if self.unfinished else ("", "")
         return f"{plain}{unit}{star}{count_note}", f"{paper}{paper_star}{count_note}"
 
@@ -171,7 +177,7 @@ class Cell:
 class Difference:
     """A run's numbers less those of the run it is held against, seed by seed."""
 
-    by: Paired
+    by: PairedDifference
     higher_is_better: bool
 
     def numbers(self) -> dict[str, float]:
@@ -179,11 +185,11 @@ class Difference:
         better, pairs = self.by.better(self.higher_is_better), self.by.pairs
         return {"": self.by.mean, " low": low, " high": high, " better": better, " pairs": pairs}
 
-    def entry(self, by: Measure) -> Entry:
+    def entry(self, measure: Measure) -> PlainAndLatexText:
         if not self.by.pairs:
             return "–", "--"
-        low, high = (by.digits(value) for value in self.by.interval)
-        mean = ("+" if self.by.mean > 0 else "") + by.digits(self.by.mean)
+        low, high = (measure.digits(value) for value in self.by.interval)
+        mean = ("+" if self.by.mean > 0 else "") + measure.digits(self.by.mean)
         count = f"{self.by.better(self.higher_is_better)}/{self.by.pairs}"
         if self.by.pairs == 1:
             return f"{mean}, {count}", f"${mean}$, {count}"

@@ -6,16 +6,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.app.sweep import RECORDS
-from fedsim.app.sweep_progress import TOTAL
+from fedsim.app.sweep import RECORDS_FOLDER
+from fedsim.app.sweep_progress import TOTAL_RUNS_FILE
 from fedsim.core.errors import ConfigError
-from fedsim.core.lock import is_held
+from fedsim.core.lock import is_folder_locked
 from fedsim.run.run_files import SUMMARY
 from fedsim.studies.results.runs import Run
 
 FINISHED, RUNNING, STOPPED, FAILED = "finished", "running", "stopped", "failed"
-ENDED = {"failed": FAILED, "stopped": STOPPED}  # what a sweep's record calls a run that did not finish
-LARGEST = 1 << 16  # bytes of a sweep's record
+STATE_BY_STATUS = {"failed": FAILED, "stopped": STOPPED}  # what a sweep's record calls a run that did not finish
+MAX_RECORD_BYTES = 1 << 16  # bytes of a sweep's record
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
     """
     if (folder / SUMMARY).is_file():
         return RunState(FINISHED)
-    if is_held(folder):
+    if is_folder_locked(folder):
         return RunState(RUNNING)
     if record is None:
         record = sweep_records(folder.parent).get(folder.name)
-    if record is not None and record.status in ENDED:
-        return RunState(ENDED[record.status], record.message)
+    if record is not None and record.status in STATE_BY_STATUS:
+        return RunState(STATE_BY_STATUS[record.status], record.message)
     return RunState(STOPPED, "its process ended before the last round")
 
 
@@ -81,9 +81,9 @@ def unfinished(run: Run) -> str:
 def sweep_records(folder: Path) -> dict[str, SweepRecord]:
     """The records in a sweep's folder, by the names of the runs' folders; a damaged record is passed over."""
     records = {}
-    for path in sorted((folder / RECORDS).glob("*.json")):
+    for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
         try:
-            record = _read(folder, path)
+            record = _read_record(folder, path)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError):
             continue
         records[record.folder.name] = record
@@ -92,22 +92,22 @@ def sweep_records(folder: Path) -> dict[str, SweepRecord]:
 
 def planned_runs(folder: Path) -> int | None:
     """How many runs the sweep in this folder has in all; None where that is not known."""
-    path = folder / RECORDS / TOTAL
+    path = folder / RECORDS_FOLDER / TOTAL_RUNS_FILE
     try:
-        moderate = path.is_file() and path.stat().st_size <= LARGEST
+        moderate = path.is_file() and path.stat().st_size <= MAX_RECORD_BYTES
         total = json.loads(path.read_text(encoding="utf-8"))[0] if moderate else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None
 
 
-def _read(sweep: Path, path: Path) -> SweepRecord:
+def _read_record(sweep: Path, path: Path) -> SweepRecord:
     """One record. Only the last word of its folder's name counts: the sweep may have been moved.
 
     Raises:
         ValueError: it is no file of moderate size, or holds something else.
     """
-    if not path.is_file() or path.stat().st_size > LARGEST:
+    if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
         raise ValueError(f"{path} is no sweep's record")
     content = json.loads(path.read_text(encoding="utf-8"))
     name, overrides = Path(content["folder"]).name, content["overrides"]

@@ -19,19 +19,19 @@ from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 from fedsim.data.datasets import Dataset
-from fedsim.data.datasets.dataset_kinds import DATASET
+from fedsim.data.datasets.dataset_kinds import DATASET_KIND
 from fedsim.evaluation.columns import is_higher_better
-from fedsim.evaluation.registry import NEWCOMERS, MetricDescription, describe
+from fedsim.evaluation.registry import NEWCOMER_PREFIX, MetricDescription, describe
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_meanings
-from fedsim.run.tracking.result import Row, mean_std, replicate_of, result_columns
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_column_descriptions
+from fedsim.run.tracking.result import MetricsRow, mean_std, replicate_of, result_columns
 from fedsim.studies.results.prediction import Predictor
 from fedsim.studies.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
 from fedsim.studies.results.stored_models import StoredModels
 
-FRAMES = ("pandas", "polars")
+FRAME_LIBRARIES = ("pandas", "polars")
 
 
 @dataclass
@@ -56,11 +56,11 @@ class Run:
     """
 
     folder: Path
-    rows: list[Row]
+    rows: list[MetricsRow]
     settings: dict[str, Any]
     clients: Clients | None = None
     label: str = ""
-    newcomers: list[Row] = field(default_factory=list)
+    newcomers: list[MetricsRow] = field(default_factory=list)
     meanings: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     trusted: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Run:
         Raises:
             ConfigError: the library is not installed.
         """
-        checks.choice("library", library, FRAMES)
+        checks.choice("library", library, FRAME_LIBRARIES)
         try:
             return importlib.import_module(library).DataFrame(self.arrays())
         except ImportError as error:
@@ -152,7 +152,7 @@ class Run:
                 f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
             )
         with self._trusting():
-            dataset_part = targets.parse("dataset", self.config["dataset"], DATASET)
+            dataset_part = targets.parse("dataset", self.config["dataset"], DATASET_KIND)
             try:
                 dataset: Dataset = dataset_part.build()
                 return dataset
@@ -232,10 +232,10 @@ class Run:
         Of 'a or b' the first that the run has: 'personal_… or localized_…' is the clients' own model, whichever they
         have. 'newcomers a' is a of those who join when training is over, by their epochs.
         """
-        if metric.startswith(NEWCOMERS):
-            name = _first(metric.removeprefix(NEWCOMERS), self.newcomers[-1])
+        if metric.startswith(NEWCOMER_PREFIX):
+            name = _first_alternative(metric.removeprefix(NEWCOMER_PREFIX), self.newcomers[-1])
             return np.array([e["epoch"] for e in self.newcomers]), np.array([e[name] for e in self.newcomers])
-        metric = _first(metric, self.rows[0])
+        metric = _first_alternative(metric, self.rows[0])
         rounds = sorted({row["round"] for row in self.rows})
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
@@ -244,7 +244,7 @@ class Run:
         """[E] where, and values [E, R], of a metric over another column that grows, such as virtual_seconds, in which
         replicates differ: straight lines between the evaluations of each, at E places up to where all of them are."""
         rounds, values = self.curve(metric)
-        if x is None or metric.startswith(NEWCOMERS):
+        if x is None or metric.startswith(NEWCOMER_PREFIX):
             return rounds, values
         positions = self.curve(x)[1]
         shared = np.linspace(positions[0].max(), positions[-1].min(), len(rounds))
@@ -252,7 +252,7 @@ class Run:
 
     def has_metric(self, metric: str) -> bool:
         """Did the run measure it?"""
-        return _first(metric, self.rows[0]) in self.rows[0]
+        return _first_alternative(metric, self.rows[0]) in self.rows[0]
 
     def final_values(self, metric: str, last: int = 1) -> np.ndarray:
         """[R] the metric's mean over the last so many evaluations; NaN of a run that has not measured it."""
@@ -265,7 +265,7 @@ class Run:
         return mean_std(list(self.final_values(metric)))
 
 
-def measured_by(runs: Sequence[Run]) -> list[str]:
+def measured_columns(runs: Sequence[Run]) -> list[str]:
     """The measured columns of any of the runs, in their order; unlike runs have unlike ones."""
     return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
@@ -275,7 +275,7 @@ def run_that_measures(runs: Sequence[Run], metric: str) -> Run:
     return next(run for run in runs if run.has_metric(metric))
 
 
-def _first(metric: str, row: Row) -> str:
+def _first_alternative(metric: str, row: MetricsRow) -> str:
     """Of 'a or b' the first that is in the row; the last where none is."""
     names = metric.split(" or ")
     return next((name for name in names if name in row), names[-1])
@@ -305,10 +305,10 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
         folder,
         rows,
         dict(flatten(config)),
-        read_clients(folder / clients.NAME),
+        read_clients(folder / clients.CLIENTS_FILENAME),
         config=config,
         trusted=tuple(trusted),
     )
-    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_meanings(path)
+    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_column_descriptions(path)
     _ = run.environment  # whatever is damaged is told now
     return run

@@ -8,7 +8,7 @@ from fedsim.evaluation.columns import validation_metric
 from fedsim.studies.results.runs import Run
 
 
-def judge(runs: Sequence[Run], reported: str) -> tuple[str, str]:
+def selection_metric(runs: Sequence[Run], reported: str) -> tuple[str, str]:
     """The metric that chooses among the runs, and what a reader must know of it ('' where it is validation data)."""
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     metric = validation_metric(shared)

@@ -14,13 +14,13 @@ from torch import Tensor
 from fedsim.core import checksums
 from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import CheckpointError, ConfigError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.models.naming import Naming
-from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS, HEADER
+from fedsim.run.run_files import BEST_MODELS, CHECKPOINT, CONSTANTS, MODEL_HEADER_KEY
 from fedsim.studies.results.reading import damage_errors
 
 
-class _File:
+class _SafetensorsFile:
     """An open safetensors file whose rows are given once the whole tensor was found to be as it was written.
 
     Args:
@@ -31,14 +31,14 @@ class _File:
     def __init__(self, path: Path, checked_files: set[tuple[Any, ...]]) -> None:
         self._path, self._checked_files = path, checked_files
         try:
-            self._file = safe_open(regular_path(path), framework="pt")
+            self._file = safe_open(check_regular_path(path), framework="pt")
             self._version = (path.name, path.stat().st_mtime_ns)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error
         self.header: dict[str, str] = self._file.metadata() or {}
         self.names = set(self._file.keys())
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> _SafetensorsFile:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -99,12 +99,12 @@ class StoredModels:
 
     def best(self, replicate: int) -> dict[str, Tensor]:
         """The evaluated model of the round in which the metric that chose it was best."""
-        if not (self.folder / BEST).exists():
+        if not (self.folder / BEST_MODELS).exists():
             raise ConfigError(
                 f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
                 "samples by partition.validation=0.2, or a metric by stop.metric"
             )
-        with damage_errors(self.folder / BEST), self._open(BEST) as file:
+        with damage_errors(self.folder / BEST_MODELS), self._open(BEST_MODELS) as file:
             naming, _, _ = self._read_header(file)
             return naming.state_dict(file.rows("model")[replicate])
 
@@ -119,38 +119,38 @@ class StoredModels:
             naming, header, rows = self._read_header(file)
             if not 0 <= client < rows:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
-            at = replicate * rows + client
+            client_row = replicate * rows + client
             if header["own"]:
-                return naming.state_dict(file.rows(f"clients.{header['own'][0]}")[at])
+                return naming.state_dict(file.rows(f"clients.{header['own'][0]}")[client_row])
             clustered = bool(header.get("clustered"))
             if not (header["kept"] or clustered or naming.private_parameters):
                 raise ConfigError(
                     f"the clients of {self.folder} have no models of their own, since neither the local rule, the "
                     "strategy nor the columns define any"
                 )
-            row = file.rows("models")[at] if header["kept"] else file.rows("model")[replicate]
-            if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:
+            row = file.rows("models")[client_row] if header["kept"] else file.rows("model")[replicate]
+            if clustered and (choice := int(file.rows("choice")[client_row : client_row + 1])) >= 0:
                 row = file.rows("clusters")[replicate][choice]
             if naming.columns.is_divided:
                 private_columns, averaged = self._private_columns(file, replicate, range(client, client + 1))
                 row = naming.columns.join(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
         return naming.state_dict(row)
 
-    def _private_columns(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
+    def _private_columns(self, file: _SafetensorsFile, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
         """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
-        nothing, stored_names = torch.zeros(0), file.names
+        no_columns, stored_names = torch.zeros(0), file.names
         private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
         rows = file.rows(private_name) if private_name in stored_names else None
         first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.rows("model").get_shape()[0])
         return (
-            nothing[None] if rows is None else rows[first + clients.start : first + clients.stop],
-            file.rows(averaged_name)[replicate] if averaged_name in stored_names else nothing,
+            no_columns[None] if rows is None else rows[first + clients.start : first + clients.stop],
+            file.rows(averaged_name)[replicate] if averaged_name in stored_names else no_columns,
         )
 
-    def _read_header(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
+    def _read_header(self, file: _SafetensorsFile) -> tuple[Naming, dict[str, Any], int]:
         """Names, what else the header tells of models, and how many clients each replicate has."""
         try:
-            header = json.loads(file.header[HEADER])
+            header = json.loads(file.header[MODEL_HEADER_KEY])
             return Naming.from_json(header["naming"], self._constants), header, int(header["clients"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -165,5 +165,5 @@ class StoredModels:
         with damage_errors(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
             return {name: file.full_tensor(name) for name in sorted(file.names)}
 
-    def _open(self, name: str) -> _File:
-        return _File(self.folder / name, self._checked_files)
+    def _open(self, name: str) -> _SafetensorsFile:
+        return _SafetensorsFile(self.folder / name, self._checked_files)

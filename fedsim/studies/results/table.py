@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES, best_lines
-from fedsim.studies.results.differences import recorded_value, shows_text, sort_key, swept_keys, value
-from fedsim.studies.results.display_names import Renaming, class_name, key_name
+from fedsim.studies.results.differences import recorded_value, setting_text, shows_text, sort_key, swept_keys
+from fedsim.studies.results.display_names import UserDisplayNames, class_name, key_name
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
 from fedsim.studies.results.run_state import unfinished
 from fedsim.studies.results.runs import Run
-from fedsim.studies.results.selection import best_run, judge
+from fedsim.studies.results.selection import best_run, selection_metric
 
 
 @dataclass
@@ -63,27 +63,32 @@ class Table:
 
     def explained(self) -> list[str]:
         """What bold is and what ± is, for a caption."""
-        fewest, max_replicates = self.replicates
-        several = f"{fewest} to {max_replicates}" if fewest < max_replicates else f"{max_replicates}"
+        min_replicates, max_replicates = self.replicates
+        replicates_text = (
+            f"{min_replicates} to {max_replicates}" if min_replicates < max_replicates else f"{max_replicates}"
+        )
         if not max_replicates:
             return []
-        sentences = [f"Mean ± standard deviation over {several} seeds."] if max_replicates > 1 else ["One seed."]
+        sentences = (
+            [f"Mean ± standard deviation over {replicates_text} seeds."] if max_replicates > 1 else ["One seed."]
+        )
         if any(self.bold(column) for column in range(len(self.measures))):
             best = "the best of each column" + (" and block" if self.blocks else "")
             if max_replicates > 1:
                 seeds = [tuple(c.seeds or ()) for _, cells in self.lines for c in cells if isinstance(c, Cell)]
                 shared = len(set(seeds)) == 1 and seeds[0]
-                way = (
+                interval_text = (
                     "Student's, of differences by seed"
                     if shared
                     else "of differences by seed; Welch's where the seeds differ"
                 )
                 best += (
-                    f", and what is not distinguishable from it ({100 * self.confidence:g} % intervals, {way}; each "
+                    f", and what is not distinguishable from it ({100 * self.confidence:g} % "
+                    f"intervals, {interval_text}; each "
                     "comparison by itself)"
                 )
             sentences.append(f"Bold: {best}.")
-            if 1 < fewest < MIN_RELIABLE_REPLICATES:
+            if 1 < min_replicates < MIN_RELIABLE_REPLICATES:
                 sentences.append(f"Intervals from fewer than {MIN_RELIABLE_REPLICATES} seeds are unreliable.")
         return sentences
 
@@ -121,10 +126,10 @@ def best_runs(runs: list[Run], over: Sequence[str], reported: str, by: str | Non
     if not over:
         return Choice(runs, keys)
     remaining_keys = [key for key in keys if key not in over]
-    metric, warning = (by, "") if by is not None else judge(runs, reported)
+    metric, warning = (by, "") if by is not None else selection_metric(runs, reported)
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_at(run, remaining_keys), []).append(run)
+        groups.setdefault(_place_of_run(run, remaining_keys), []).append(run)
     selected_runs = [best_run(group, metric, last) for group in groups.values()]
     largest_group = max(map(len, groups.values()))
     key_names = ", ".join(over)
@@ -142,7 +147,7 @@ def table(
     against: dict[str, str] | None = None,
     confidence: float = 0.95,
     blocks: Sequence[str] = (),
-    renaming: Renaming | None = None,
+    renaming: UserDisplayNames | None = None,
 ) -> Table:
     """Lines by the keys `rows` (all that are not in `columns`), columns by the measures and `columns`.
 
@@ -160,9 +165,11 @@ def table(
     """
     runs, keys, against = choice.runs, choice.keys, against or {}
     rows = _keys_of_rows(choice, rows, columns, blocks)
-    naming = _Names(runs, renaming or Renaming())
-    runs_by_row = _by_place(runs, keys, rows, columns)
-    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at])
+    naming = _DisplayNames(runs, renaming or UserDisplayNames())
+    runs_by_row = _runs_by_place(runs, keys, rows, columns)
+    column_places = sorted(
+        dict.fromkeys(_place_of_run(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at]
+    )
     result = Table(
         [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
         [],
@@ -173,13 +180,13 @@ def table(
     )
     measures = [naming.of_measure(measure) for measure in measures]
     pairs = {id(run): find_partner(run, runs, keys, against) for run in runs} if against else {}
-    for at in across:
-        result.measures += _measures_at(at, columns, measures, naming, bool(against))
+    for place in column_places:
+        result.measures += _measures_at(place, columns, measures, naming, bool(against))
     states = {id(run): state for run in runs if (state := unfinished(run))}
     for row_key in sorted(runs_by_row, key=lambda values: [sort_key(text) for text in values]):
         cells: list[Cell | Difference | None] = []
-        for at in across:
-            cell = runs_by_row[row_key].get(at)
+        for place in column_places:
+            cell = runs_by_row[row_key].get(place)
             cells += [None if cell is None else Cell(m.of(cell), cell.seeds, id(cell) in states) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
@@ -190,8 +197,8 @@ def table(
         result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
     naming.renaming.check()
     if states:
-        described = [f"{run.label or run.folder.name} ({states[id(run)]})" for run in runs if id(run) in states]
-        result.notes.append(f"* unfinished: {'; '.join(described)}")
+        unfinished_runs = [f"{run.label or run.folder.name} ({states[id(run)]})" for run in runs if id(run) in states]
+        result.notes.append(f"* unfinished: {'; '.join(unfinished_runs)}")
     if against:
         result.notes += _notes(result, confidence, against)
     return result
@@ -212,16 +219,16 @@ def _keys_of_rows(choice: Choice, rows: Sequence[str], columns: Sequence[str], b
     return [*blocks, *(key for key in rows if key not in blocks)]
 
 
-def _by_place(
+def _runs_by_place(
     runs: Sequence[Run], keys: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> dict[tuple[str, ...], dict[tuple[str, ...], Run]]:
     """Values of the rows' keys → values of the columns' keys → the run that has them."""
     runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
     for run in runs:
-        row_runs = runs_by_row.setdefault(_at(run, rows), {})
-        at = _at(run, columns)
-        if at in row_runs:
-            shared_settings = zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
+        row_runs = runs_by_row.setdefault(_place_of_run(run, rows), {})
+        place = _place_of_run(run, columns)
+        if place in row_runs:
+            shared_settings = zip([*rows, *columns], [*_place_of_run(run, rows), *place], strict=True)
             settings_text = (
                 ", ".join(f"{key}={text}" for key, text in shared_settings) or "nothing that tells them apart"
             )
@@ -230,22 +237,22 @@ def _by_place(
             if extra_keys:
                 remedy = f"add {' or '.join(extra_keys)} to --rows or --columns, or take --best of it"
             raise ConfigError(f"several runs have {settings_text}; {remedy}")
-        row_runs[at] = run
+        row_runs[place] = run
     return runs_by_row
 
 
 def _measures_at(
-    at: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _Names, differences: bool
+    place: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _DisplayNames, differences: bool
 ) -> list[Measure]:
     """The measures at one place among the columns, and after them their differences from the runs held against."""
     block_label = _block_label(
         [naming.renaming(key, key_name(key)) for key in columns],
-        [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
+        [naming.plain(key, text) for key, text in zip(columns, place, strict=True)],
     )
-    placed = [replace(m, place_label=naming.of_place(columns, at)) for m in measures]
-    headed = [replace(m, heading=f"{m.heading} {block_label}".strip()) for m in placed]
+    placed_measures = [replace(m, place_label=naming.of_place(columns, place)) for m in measures]
+    headed = [replace(m, heading=f"{m.heading} {block_label}".strip()) for m in placed_measures]
     if differences:
-        for m in placed:
+        for m in placed_measures:
             heading = f"difference of {m.heading} {block_label}".strip()
             headed.append(replace(m, heading=heading, label=f"difference of {m.label or m.heading}"))
     return headed
@@ -266,13 +273,17 @@ def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, 
     ]
     reference_text = " ".join(f"{key}={text}" for key, text in against.items())
     if not candidates:
-        values = {key: ", ".join(dict.fromkeys(_text(candidate, key) for candidate in runs)) for key in against}
+        values = {key: ", ".join(dict.fromkeys(_setting_text(candidate, key) for candidate in runs)) for key in against}
         raise ConfigError(
             f"--against {reference_text}: no run has it; {'; '.join(f'{k} is {v}' for k, v in values.items())}"
         )
     if any(run is candidate for candidate in candidates):
         return None
-    partners = [candidate for candidate in candidates if _at(candidate, shared_keys) == _at(run, shared_keys)]
+    partners = [
+        candidate
+        for candidate in candidates
+        if _place_of_run(candidate, shared_keys) == _place_of_run(run, shared_keys)
+    ]
     if len(partners) != 1:
         raise ConfigError(f"--against {reference_text}: {len(partners)} such runs for {run.label or run.folder}")
     return partners[0]
@@ -307,7 +318,7 @@ def _notes(table_or_result: Table, confidence: float, against: dict[str, str]) -
     return [*sentences, f"{method_note}, and k/n says that k of n pairs are better"]
 
 
-class _Names:
+class _DisplayNames:
     """What keys, values and measures are called in the table.
 
     Args:
@@ -315,11 +326,11 @@ class _Names:
         renaming: the user's names.
     """
 
-    def __init__(self, runs: Sequence[Run], renaming: Renaming) -> None:
+    def __init__(self, runs: Sequence[Run], renaming: UserDisplayNames) -> None:
         self.runs, self.renaming = runs, renaming
 
     def _printed(self, key: str, text: str) -> str:
-        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _text(run, key) == text]
+        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _setting_text(run, key) == text]
         return class_name(text, str(targets[0])) if targets and targets[0] else text
 
     def plain(self, key: str, text: str) -> str:
@@ -330,9 +341,9 @@ class _Names:
         """A value as a LaTeX table prints it."""
         return self.renaming(self._printed(key, text), text)
 
-    def of_place(self, columns: Sequence[str], at: Sequence[str]) -> str:
+    def of_place(self, columns: Sequence[str], place: Sequence[str]) -> str:
         """A place among the columns: 'learning rate 0.1', a class by its name alone."""
-        values = [(key, text, self.paper(key, text)) for key, text in zip(columns, at, strict=True)]
+        values = [(key, text, self.paper(key, text)) for key, text in zip(columns, place, strict=True)]
         return ", ".join(
             label if sort_key(text)[0] else f"{self.renaming(key_name(key), key)} {label}"
             for key, text, label in values
@@ -344,15 +355,15 @@ class _Names:
         return replace(measure, heading=self.renaming(heading, label), label=self.renaming(label, heading))
 
 
-def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_text(run, key) for key in keys)
+def _place_of_run(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_setting_text(run, key) for key in keys)
 
 
-def _text(run: Run, key: str) -> str:
+def _setting_text(run: Run, key: str) -> str:
     setting = recorded_value(run, key)
-    return value({key: setting}, key) if setting is not None or key in run.settings else value({}, key)
+    return setting_text({key: setting}, key) if setting is not None or key in run.settings else setting_text({}, key)
 
 
-def _block_label(columns: Sequence[str], at: Sequence[str]) -> str:
+def _block_label(columns: Sequence[str], place: Sequence[str]) -> str:
     """A place among the columns: 'lr=0.1', a class by its name alone."""
-    return ", ".join(text if sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))
+    return ", ".join(text if sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, place, strict=True))

@@ -6,26 +6,32 @@ import argparse
 import re
 from pathlib import Path
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.evaluation.columns import validation_metric
 from fedsim.studies.results.differences import find_runs
-from fedsim.studies.results.display_names import Renaming
-from fedsim.studies.results.forms import FORMS
+from fedsim.studies.results.display_names import UserDisplayNames
+from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.latex import latex
-from fedsim.studies.results.run_measures import Measure, costs, metric
-from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.run_measures import Measure, cost_measures, final_metric_measure
+from fedsim.studies.results.runs import Run, measured_columns
 from fedsim.studies.results.table import best_runs, table
 
-FIRST = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # unless asked for
-ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
+DEFAULT_METRICS = (
+    "test_accuracy",
+    "test_loss",
+    "performative_risk",
+    "distance_to_optimum",
+    "train_loss",
+)  # unless asked for
+FORM_BY_FILE_ENDING = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    argument_parser = argparse.ArgumentParser("fedsim table", description=f"Show {WORDS['table']}.")
+    argument_parser = argparse.ArgumentParser("fedsim table", description=f"Show {COMMAND_DESCRIPTIONS['table']}.")
     argument_parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
     )
@@ -87,17 +93,17 @@ def main(arguments: list[str]) -> None:
     last = checks.whole_number("--last", options.last)
     if not 0 < checks.finite_number("--confidence", options.confidence) < 1:
         raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
-    form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
+    form = options.form or FORM_BY_FILE_ENDING.get(options.to.suffix if options.to else "", "text")
     _check_latex_options(form, options.caption, options.label)
     runs = find_runs(options.runs)
     names = _metrics(runs, options.metric)
     if options.by is not None:
         checks.choice("--by", options.by, _shared(runs))
     choice = best_runs(runs, _listed(options.best), names[0], options.by, last)
-    measures: list[Measure] = [metric(name, runs, last) for name in names]
+    measures: list[Measure] = [final_metric_measure(name, runs, last) for name in names]
     for name, target in _pairs("--target", options.target).items():
         checks.choice("--target", name, _shared(runs))
-        measures += costs(name, _number(f"--target {name}", target), runs)
+        measures += cost_measures(name, _number(f"--target {name}", target), runs)
     result_table = table(
         choice,
         measures,
@@ -106,9 +112,11 @@ def main(arguments: list[str]) -> None:
         _pairs("--against", options.against),
         options.confidence,
         _listed(options.blocks),
-        Renaming(_pairs("--rename", options.rename)),
+        UserDisplayNames(_pairs("--rename", options.rename)),
     )
-    text = latex(result_table, options.caption, options.label) if form == "latex" else FORMS[form](result_table)
+    text = (
+        latex(result_table, options.caption, options.label) if form == "latex" else TABLE_FORMATTERS[form](result_table)
+    )
     if options.to is None:
         print(text)
         return
@@ -133,10 +141,10 @@ def _metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
     """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
     shared = _shared(runs)
     for name in requested or []:
-        checks.choice("--metric", name, measured_by(runs))
-    first = [name for name in FIRST if name in shared][:1] or shared[:1] or measured_by(runs)[:1]
-    chosen = validation_metric(shared)
-    return requested or [*first, *([chosen] if chosen else [])]
+        checks.choice("--metric", name, measured_columns(runs))
+    first = [name for name in DEFAULT_METRICS if name in shared][:1] or shared[:1] or measured_columns(runs)[:1]
+    chosen_metric = validation_metric(shared)
+    return requested or [*first, *([chosen_metric] if chosen_metric else [])]
 
 
 def _shared(runs: list[Run]) -> list[str]:

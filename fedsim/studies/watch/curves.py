@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from fedsim.evaluation.columns import fraction
-from fedsim.studies.results.run_measures import Cell, metric
+from fedsim.evaluation.columns import is_fraction
+from fedsim.studies.results.run_measures import Cell, final_metric_measure
 from fedsim.studies.results.runs import Run
 
 DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
-BANDS = (DEVIATION, INTERVAL, NOTHING)
-MOST_POINTS = 400  # of a curve: a page has no more pixels
+BAND_KINDS = (DEVIATION, INTERVAL, NOTHING)
+MAX_CURVE_POINTS = 400  # of a curve: a page has no more pixels
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
     if not run.has_metric(name):
         return None
     rounds, values = run.curve(name)
-    step = max(1, math.ceil(len(rounds) / MOST_POINTS))
+    step = max(1, math.ceil(len(rounds) / MAX_CURVE_POINTS))
     positions = np.arange(len(rounds) - 1, -1, -step)[::-1]  # the last evaluation is always shown
     rounds, values = rounds[positions], np.ma.masked_invalid(values[positions])
     mean = values.mean(1)
-    half = _half_width(values, band)
-    low, high = (end.filled(np.nan) for end in (mean - half, mean + half))
+    half_width = _half_width(values, band)
+    low, high = (end.filled(np.nan) for end in (mean - half_width, mean + half_width))
     mean = np.ma.filled(mean, np.nan)
-    if fraction(name):
+    if is_fraction(name):
         mean, low, high = 100 * mean, 100 * low.clip(0, 1), 100 * high.clip(0, 1)
     return Curve(rounds, mean, low, high)
 
@@ -52,11 +52,13 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
 def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
     """[E] of the band; masked where fewer than two replicates have a number."""
     counts = values.count(1)
-    few = (counts < 2) | (band == NOTHING)
-    deviation = np.ma.masked_where(few, values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values)))
+    too_few_mask = (counts < 2) | (band == NOTHING)
+    deviation = np.ma.masked_where(
+        too_few_mask, values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
+    )
     if band == INTERVAL:
-        safe = np.maximum(counts, 2)
-        deviation = deviation * stats.t.ppf(0.975, safe - 1) / np.sqrt(safe)
+        safe_counts = np.maximum(counts, 2)
+        deviation = deviation * stats.t.ppf(0.975, safe_counts - 1) / np.sqrt(safe_counts)
     return deviation
 
 
@@ -64,5 +66,5 @@ def last_value(run: Run, name: str) -> str:
     """Mean ± standard deviation at the last evaluation; '' where the run has not measured the metric."""
     if not run.has_metric(name):
         return ""
-    text: str = Cell(run.final_values(name), run.seeds).entry(metric(name, [run]))[0]
+    text: str = Cell(run.final_values(name), run.seeds).entry(final_metric_measure(name, [run]))[0]
     return text

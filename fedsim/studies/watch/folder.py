@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.app.sweep import RECORDS
+from fedsim.app.sweep import RECORDS_FOLDER
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import printable
+from fedsim.core.speaking import escape_unprintable
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
-from fedsim.studies.results.differences import label
+from fedsim.studies.results.differences import label_runs
 from fedsim.studies.results.run_state import (
     RUNNING,
     STOPPED,
@@ -23,10 +23,10 @@ from fedsim.studies.results.run_state import (
 )
 from fedsim.studies.results.runs import Run, load
 
-MOST_RUNS = 200  # that the page shows
-LONGEST = 120  # characters of a run's name
-FILES = (METRICS_FILENAME, CONFIG, ENVIRONMENT, SUMMARY)
-UNREADABLE = "unreadable"  # the state of a run whose files are damaged
+MAX_RUNS = 200  # that the page shows
+MAX_NAME_LENGTH = 120  # characters of a run's name
+WATCHED_FILES = (METRICS_FILENAME, CONFIG, ENVIRONMENT, SUMMARY)
+UNREADABLE_STATE = "unreadable"  # the state of a run whose files are damaged
 
 Fingerprint = tuple[tuple[int, int] | None, ...]
 
@@ -103,34 +103,34 @@ class WatchedFolder:
         for sweep in self._sweeps():
             records |= {record.folder: record for record in sweep_records(sweep).values()}
         folders = sorted({*self._run_folders(), *records})
-        visible = folders[:MOST_RUNS]
+        visible = folders[:MAX_RUNS]
         for removed in self._read_runs.keys() - set(visible):
             del self._read_runs[removed]
-        watched = [self._watched(folder, records.get(folder)) for folder in visible]
+        watched = [self._watched_run(folder, records.get(folder)) for folder in visible]
         runs = [entry.run for entry in watched if entry.run is not None]
-        label(runs)
+        label_runs(runs)
         labels = {id(run): run.label for run in runs}
-        named = [_named(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
-        return Snapshot(named, len(folders), time.time(), planned_runs(self.folder))
+        displayable_runs = [_displayable_run(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
+        return Snapshot(displayable_runs, len(folders), time.time(), planned_runs(self.folder))
 
     def _sweeps(self) -> set[Path]:
         """Folders with records of a sweep: this one, the one above a single run, and those below."""
-        return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS))}
+        return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS_FOLDER))}
 
     def _run_folders(self) -> set[Path]:
         return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in self.folder.rglob(name)}
 
-    def _watched(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
+    def _watched_run(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
         name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
-        run, problem = self._run(folder)
+        run, problem = self._read_run(folder)
         if problem:
-            return WatchedRun(folder, name, UNREADABLE, problem)
+            return WatchedRun(folder, name, UNREADABLE_STATE, problem)
         state = run_state(folder, record)
         if not folder.is_dir() and record is not None and record.status == RUNNING:
             state = RunState(STOPPED, "its folder is gone")
-        return WatchedRun(folder, name, state.name, state.message, run, _changed(folder))
+        return WatchedRun(folder, name, state.name, state.message, run, _last_change_time(folder))
 
-    def _run(self, folder: Path) -> tuple[Run | None, str]:
+    def _read_run(self, folder: Path) -> tuple[Run | None, str]:
         """What the run has measured, or why that cannot be read; read again where one of its files has changed."""
         fingerprint = _fingerprint(folder)
         cached = self._read_runs.get(folder)
@@ -146,7 +146,7 @@ class WatchedFolder:
         return run, problem
 
 
-def _named(watched: WatchedRun, name: str) -> WatchedRun:
+def _displayable_run(watched: WatchedRun, name: str) -> WatchedRun:
     """With names and messages on one line, without control characters, and of moderate length."""
     return WatchedRun(
         watched.folder,
@@ -160,14 +160,14 @@ def _named(watched: WatchedRun, name: str) -> WatchedRun:
 
 def one_line(text: str) -> str:
     """Text of somebody else's for one line of the page."""
-    text = printable(" ".join(text.split()))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    text = escape_unprintable(" ".join(text.split()))
+    return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
 def _fingerprint(folder: Path) -> Fingerprint:
     """When each of the run's files was last written, and its size; None where there is none."""
     fingerprint: list[tuple[int, int] | None] = []
-    for name in FILES:
+    for name in WATCHED_FILES:
         try:
             stat = (folder / name).stat()
             fingerprint.append((stat.st_mtime_ns, stat.st_size))
@@ -176,7 +176,7 @@ def _fingerprint(folder: Path) -> Fingerprint:
     return tuple(fingerprint)
 
 
-def _changed(folder: Path) -> float | None:
+def _last_change_time(folder: Path) -> float | None:
     try:
         return (folder / METRICS_FILENAME).stat().st_mtime
     except OSError:

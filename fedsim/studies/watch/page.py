@@ -19,20 +19,26 @@ from bokeh.models.widgets.markups import Div
 from bokeh.models.widgets.tables import DataTable, StringFormatter, TableColumn
 from bokeh.plotting import figure
 
-from fedsim.app.job_progress import LEADING
-from fedsim.evaluation.registry import DISTANCES
-from fedsim.studies.results.runs import measured_by, run_that_measures
-from fedsim.studies.watch.curves import BANDS, curve, last_value
+from fedsim.app.job_progress import LEADING_METRICS
+from fedsim.evaluation.registry import DISTANCE_COLUMNS
+from fedsim.studies.results.runs import measured_columns, run_that_measures
+from fedsim.studies.watch.curves import BAND_KINDS, curve, last_value
 from fedsim.studies.watch.folder import Snapshot, WatchedFolder, WatchedRun, one_line
 
-TITLE = "fedsim watch"
+PAGE_TITLE = "fedsim watch"
 COLOURS = (  # Okabe–Ito (Okabe and Ito 2008) without yellow, and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip
 DASHES: tuple[list[int], ...] = ([], [6], [2, 4], [2, 4, 6, 4])  # for runs beyond the colours
-SCALES: tuple[Literal["linear", "log"], ...] = ("linear", "log")
-HEADINGS = {"run": "run", "state": "state", "round": "round", "value": "last value", "changed": "last evaluation"}
-WIDTHS = {"run": 330, "state": 75, "round": 90, "value": 130, "changed": 120, "message": 380}
+AXIS_SCALES: tuple[Literal["linear", "log"], ...] = ("linear", "log")
+COLUMN_HEADINGS = {
+    "run": "run",
+    "state": "state",
+    "round": "round",
+    "value": "last value",
+    "changed": "last evaluation",
+}
+COLUMN_WIDTHS = {"run": 330, "state": 75, "round": 90, "value": 130, "changed": 120, "message": 380}
 
 
 class Page:
@@ -46,24 +52,24 @@ class Page:
     def __init__(self, document: Document, watched: WatchedFolder) -> None:
         self._watched = watched
         self._styles: dict[str, int] = {}  # folder → the number of its colour, which it keeps
-        self._chosen: set[str] = set()  # folders of the runs that are drawn; none: all
+        self._selected_folders: set[str] = set()  # folders of the runs that are drawn; none: all
         self._rows: dict[str, list[Any]] = {}
-        self._leading = ""  # the metric that is shown unless the visitor chooses another
+        self._leading_metric = ""  # the metric that is shown unless the visitor chooses another
         self.metric: Any = Select(title="metric", options=[], value="", width=330, name="metric")
-        bands: list[Any] = list(BANDS)
-        self.band: Any = Select(title="band over seeds", options=bands, value=BANDS[0], width=210, name="band")
+        bands: list[Any] = list(BAND_KINDS)
+        self.band: Any = Select(title="band over seeds", options=bands, value=BAND_KINDS[0], width=210, name="band")
         self.logarithmic = Checkbox(label="logarithmic", active=False, name="logarithmic", margin=(30, 5, 5, 5))
         self.status = Div(text="", render_as_text=True, name="status", sizing_mode="stretch_width")
         self.lines = ColumnDataSource({"xs": [], "ys": [], "colour": [], "dash": [], "run": []}, name="lines")
         self.bands = ColumnDataSource({"xs": [], "ys": [], "colour": []}, name="bands")
-        self.table = ColumnDataSource({name: [] for name in (*WIDTHS, "colour", "folder")}, name="table")
-        self._plots = {scale: self._plot(scale) for scale in SCALES}
+        self.table = ColumnDataSource({name: [] for name in (*COLUMN_WIDTHS, "colour", "folder")}, name="table")
+        self._plots = {scale: self._plot(scale) for scale in AXIS_SCALES}
         self._set_scale()
         self.metric.on_change("value", self._on_metric)
         self.band.on_change("value", self._on_band)
         self.logarithmic.on_change("active", self._on_scale)
         self.table.selected.on_change("indices", self._on_selection)
-        document.title = TITLE
+        document.title = PAGE_TITLE
         document.add_root(
             column(
                 self.status,
@@ -89,22 +95,22 @@ class Page:
         plot.xaxis.axis_label = "round"
         plot.yaxis.axis_label = PlainText(text="")
         plot.patches("xs", "ys", source=self.bands, fill_color="colour", fill_alpha=0.18, line_alpha=0)
-        drawn = plot.multi_line(
+        lines = plot.multi_line(
             "xs", "ys", source=self.lines, line_color="colour", line_dash="dash", line_width=2, hover_line_width=4
         )
         tooltips = [("run", "@run"), ("round", "$x{0}"), ("value", "$y{0.000}")]
-        plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, line_policy="nearest"))
+        plot.add_tools(HoverTool(renderers=[lines], tooltips=tooltips, line_policy="nearest"))
         return plot
 
     def _data_table(self) -> DataTable:
         columns = [
             TableColumn(
                 field=name,
-                title=HEADINGS.get(name, name),
+                title=COLUMN_HEADINGS.get(name, name),
                 width=width,
                 formatter=StringFormatter(text_color="colour") if name == "run" else StringFormatter(),
             )
-            for name, width in WIDTHS.items()
+            for name, width in COLUMN_WIDTHS.items()
         ]
         table = DataTable(
             source=self.table,
@@ -125,7 +131,7 @@ class Page:
         self._plots["log"].visible = bool(self.logarithmic.active)
 
     def _on_metric(self, attr: str, old: str, new: str) -> None:
-        self.logarithmic.active = new in DISTANCES
+        self.logarithmic.active = new in DISTANCE_COLUMNS
         self.refresh()
 
     def _on_band(self, attr: str, old: str, new: str) -> None:
@@ -136,7 +142,7 @@ class Page:
 
     def _on_selection(self, attr: str, old: Sequence[int], new: Sequence[int]) -> None:
         folders = self.table.data["folder"]
-        self._chosen = {folders[index] for index in new if index < len(folders)}
+        self._selected_folders = {folders[index] for index in new if index < len(folders)}
         self.refresh()
 
     def refresh(self) -> None:
@@ -148,13 +154,13 @@ class Page:
         self.status.text = self._summary(snapshot)
 
     def _offer_metrics(self, snapshot: Snapshot) -> None:
-        names = measured_by(snapshot.measured)
+        names = measured_columns(snapshot.measured)
         options = [(name, one_line(_heading(snapshot, name))) for name in names]
         if self.metric.options != options:
             self.metric.options = options
-        if names and (self.metric.value not in names or self.metric.value == self._leading):
-            self._leading = next((name for name in LEADING if name in names), names[0])
-            self.metric.value = self._leading
+        if names and (self.metric.value not in names or self.metric.value == self._leading_metric):
+            self._leading_metric = next((name for name in LEADING_METRICS if name in names), names[0])
+            self.metric.value = self._leading_metric
         label = one_line(_heading(snapshot, self.metric.value)) if self.metric.value in names else ""
         for plot in self._plots.values():
             if plot.yaxis[0].axis_label.text != label:
@@ -165,7 +171,7 @@ class Page:
         rows = {name: [line[name] for line in table_rows] for name in self.table.data}
         if rows == self._rows:
             return
-        indices = [number for number, folder in enumerate(rows["folder"]) if folder in self._chosen]
+        indices = [number for number, folder in enumerate(rows["folder"]) if folder in self._selected_folders]
         self._rows = rows
         self.table.data = dict(rows)
         if self.table.selected.indices != indices:
@@ -189,7 +195,7 @@ class Page:
         lines: dict[str, list[Any]] = {name: [] for name in self.lines.data}
         bands: dict[str, list[Any]] = {name: [] for name in self.bands.data}
         for watched in snapshot.runs:
-            if watched.run is None or (self._chosen and str(watched.folder) not in self._chosen):
+            if watched.run is None or (self._selected_folders and str(watched.folder) not in self._selected_folders):
                 continue
             drawn = curve(watched.run, self.metric.value, self.band.value)
             if drawn is None:
@@ -215,13 +221,13 @@ class Page:
         counts: dict[str, int] = {}
         for watched in snapshot.runs:
             counts[watched.state] = counts.get(watched.state, 0) + 1
-        tally = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none yet"
+        counts_text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none yet"
         left_out = f", the first {len(snapshot.runs)} shown" if snapshot.total > len(snapshot.runs) else ""
         total = (
             f"{snapshot.total} of {snapshot.planned}" if (snapshot.planned or 0) > snapshot.total else snapshot.total
         )
         read_at = time.strftime("%H:%M:%S", time.localtime(snapshot.read_at))
-        return f"{one_line(str(self._watched.folder))}: {total} runs ({tally}{left_out}); read at {read_at}"
+        return f"{one_line(str(self._watched.folder))}: {total} runs ({counts_text}{left_out}); read at {read_at}"
 
 
 def _heading(snapshot: Snapshot, name: str) -> str:

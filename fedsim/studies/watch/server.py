@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.watch.folder import WatchedFolder
 from fedsim.studies.watch.page import Page
 
-ADDRESS = "127.0.0.1"
+SERVER_ADDRESS = "127.0.0.1"
 
 
 def server(watched: WatchedFolder, port: int) -> Server:
@@ -36,7 +36,7 @@ def server(watched: WatchedFolder, port: int) -> Server:
     logging.getLogger("tornado.access").setLevel(logging.ERROR)
     settings.resources = "server"  # the page's scripts come from here, not from the network
     port = port or _free_port()
-    origins = [f"{ADDRESS}:{port}", f"localhost:{port}"]
+    origins = [f"{SERVER_ADDRESS}:{port}", f"localhost:{port}"]
     settings.allowed_ws_origin = origins  # also where the environment allows others
 
     def show(document: Document) -> None:
@@ -46,7 +46,7 @@ def server(watched: WatchedFolder, port: int) -> Server:
         return Server(
             {"/": Application(FunctionHandler(show))},
             port=port,
-            address=ADDRESS,
+            address=SERVER_ADDRESS,
             allow_websocket_origin=origins,
             check_unused_sessions_milliseconds=5_000,
             unused_session_lifetime_milliseconds=15_000,
@@ -58,5 +58,5 @@ def server(watched: WatchedFolder, port: int) -> Server:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
+        probe.bind((SERVER_ADDRESS, 0))
         return int(probe.getsockname()[1])

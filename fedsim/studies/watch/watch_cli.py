@@ -8,21 +8,21 @@ import webbrowser
 from pathlib import Path
 from types import FrameType
 
-from fedsim.app.commands import WORDS
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.watch.folder import WatchedFolder
 
-PORT = 5006
-HIGHEST_PORT = 65535
+DEFAULT_PORT = 5006
+MAX_PORT = 65535
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    argument_parser = argparse.ArgumentParser("fedsim watch", description=f"Show {WORDS['watch']}.")
+    argument_parser = argparse.ArgumentParser("fedsim watch", description=f"Show {COMMAND_DESCRIPTIONS['watch']}.")
     argument_parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep, of a run, or of several")
     argument_parser.add_argument(
-        "--port", type=int, default=PORT, help=f"of the page (default: {PORT}); 0: one that is free"
+        "--port", type=int, default=DEFAULT_PORT, help=f"of the page (default: {DEFAULT_PORT}); 0: one that is free"
     )
     argument_parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
     argument_parser.add_argument(
@@ -34,17 +34,17 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> None:
     """Serve the page until Ctrl-C, or a signal to terminate."""
     options = parser().parse_args(arguments)
-    if not 0 <= options.port <= HIGHEST_PORT:
-        raise ConfigError(f"--port {options.port} must lie between 0 and {HIGHEST_PORT}")
+    if not 0 <= options.port <= MAX_PORT:
+        raise ConfigError(f"--port {options.port} must lie between 0 and {MAX_PORT}")
     if checks.finite_number("--every", options.every) < 0.1:
         raise ConfigError(f"--every {options.every:g} must be at least 0.1 seconds")
     watched = WatchedFolder(options.folder, options.every)
     try:
-        from fedsim.studies.watch.server import ADDRESS, server
+        from fedsim.studies.watch.server import SERVER_ADDRESS, server
     except ImportError as error:
         raise ConfigError("the page needs Bokeh, an extra; pip install 'fedsim-torch[watch]'") from error
     page_server = server(watched, options.port)
-    address = f"http://{ADDRESS}:{page_server.port}/"
+    address = f"http://{SERVER_ADDRESS}:{page_server.port}/"
     loop = page_server.io_loop
 
     def stop(_number: int, _frame: FrameType | None) -> None:

@@ -105,18 +105,18 @@ class Omniscient(Attack):
 
     def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         cohort = link.cohort
-        crafted, attackable = [], []
-        for replicate_rows, lying in zip(
+        attack_vectors, is_attackable = [], []
+        for replicate_rows, lying_mask in zip(
             cohort.by_replicate(rows), cohort.by_replicate(byzantine.to(rows.dtype)), strict=True
         ):
-            honest = replicate_rows[lying == 0]
-            attackable.append(0 < len(honest) < len(replicate_rows))
-            crafted.append(
-                self.attack_vector(honest, len(replicate_rows)) if attackable[-1] else rows.new_zeros(rows.shape[1])
+            honest = replicate_rows[lying_mask == 0]
+            is_attackable.append(0 < len(honest) < len(replicate_rows))
+            attack_vectors.append(
+                self.attack_vector(honest, len(replicate_rows)) if is_attackable[-1] else rows.new_zeros(rows.shape[1])
             )
-        crafted_rows = cohort.broadcast(torch.stack(crafted))
-        able = torch.tensor(attackable, device=rows.device)[cohort.replicate]
-        return torch.where(able[:, None], crafted_rows, rows)
+        crafted_rows = cohort.broadcast(torch.stack(attack_vectors))
+        attackable_mask = torch.tensor(is_attackable, device=rows.device)[cohort.replicate]
+        return torch.where(attackable_mask[:, None], crafted_rows, rows)
 
     @abstractmethod
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:

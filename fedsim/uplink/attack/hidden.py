@@ -15,7 +15,7 @@ from fedsim.core.federation import Federation
 from fedsim.uplink import StageContext
 from fedsim.uplink.attack.attack import Omniscient
 
-DIRECTIONS = ("unit", "sign", "std")
+PERTURBATION_DIRECTIONS = ("unit", "sign", "std")
 
 
 class Farthest(Omniscient):
@@ -32,7 +32,7 @@ class Farthest(Omniscient):
 
     def __init__(
         self,
-        direction: Annotated[str, OneOf(*DIRECTIONS)] = "unit",
+        direction: Annotated[str, OneOf(*PERTURBATION_DIRECTIONS)] = "unit",
         fraction: Fraction = 0.2,
         clients: Sequence[CountOrZero] | None = None,
         since: CountOrZero = 0,
@@ -45,27 +45,27 @@ class Farthest(Omniscient):
         """[] how far a row [d] is from the honest rows [k, d]."""
 
     @abstractmethod
-    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
+    def bound(self, centre: Tensor, direction: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
         """[] the largest γ at which `centre + γ along` is off by `limit`, to rounding: the scale of the search."""
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         centre = honest.mean(0)
         if self.direction == "unit":
-            along = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
+            direction = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
         elif self.direction == "sign":
-            along = -centre.sign()
+            direction = -centre.sign()
         else:
-            along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
+            direction = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
         limit = torch.stack([self.distance(row, honest) for row in honest]).max()
-        bound = self.bound(centre.double(), along.double(), honest.double(), limit.double())
+        bound = self.bound(centre.double(), direction.double(), honest.double(), limit.double())
         power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
         scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two changes no bit of the search
         gamma, step = torch.zeros_like(limit), 10.0
         while step > 1e-5:
-            off = self.distance(centre + (gamma + step * scale) * along, honest)
-            gamma = torch.where(off <= limit, gamma + step * scale, gamma)
+            distance = self.distance(centre + (gamma + step * scale) * direction, honest)
+            gamma = torch.where(distance <= limit, gamma + step * scale, gamma)
             step /= 2
-        return centre + gamma * along
+        return centre + gamma * direction
 
 
 def _root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
@@ -87,9 +87,11 @@ class MinMax(Farthest):
     def distance(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).norm(dim=1).max()
 
-    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
+    def bound(self, centre: Tensor, direction: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
         differences = centre - honest
-        return _root(along.square().sum(), differences @ along, limit.square() - differences.square().sum(1)).min()
+        return _root(
+            direction.square().sum(), differences @ direction, limit.square() - differences.square().sum(1)
+        ).min()
 
 
 class MinSum(Farthest):
@@ -103,10 +105,10 @@ class MinSum(Farthest):
     def distance(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).square().sum()
 
-    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
+    def bound(self, centre: Tensor, direction: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
         differences = centre - honest
         return _root(
-            len(honest) * along.square().sum(), (differences @ along).sum(), limit - differences.square().sum()
+            len(honest) * direction.square().sum(), (differences @ direction).sum(), limit - differences.square().sum()
         )
 
 
@@ -143,25 +145,29 @@ class Mimic(Omniscient):
     def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         score = link.gather("score")
         if link.cohort.round < self.since + self.warmup:
-            score = score + (rows * link.cohort.broadcast(self.turned(rows, byzantine, link))).sum(1)
+            score = score + (rows * link.cohort.broadcast(self.power_method_direction(rows, byzantine, link))).sum(1)
             link.scatter("score", score)
         return super().byzantine_rows(torch.cat([rows, score[:, None]], 1), byzantine, link)[:, :-1]
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return honest[honest[:, -1].argmax(0, keepdim=True)][0]
 
-    def turned(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+    def power_method_direction(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
         direction, cohort = link.server("direction"), link.cohort
         columns = torch.arange(rows.shape[1], device=rows.device)
-        anywhere = rng.normal(link.lasting_keys[:, None], columns, rows.dtype)
-        before = torch.where(direction.any(1, keepdim=True), direction, anywhere / anywhere.norm(dim=1, keepdim=True))
-        turned = []
-        replicates = zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), before, strict=True)
-        for replicate_rows, lying, z in replicates:
-            honest = replicate_rows[lying == 0]
+        random_start = rng.normal(link.lasting_keys[:, None], columns, rows.dtype)
+        previous_direction = torch.where(
+            direction.any(1, keepdim=True), direction, random_start / random_start.norm(dim=1, keepdim=True)
+        )
+        new_directions = []
+        replicates = zip(
+            cohort.by_replicate(rows), cohort.by_replicate(byzantine.to(rows.dtype)), previous_direction, strict=True
+        )
+        for replicate_rows, lying_mask, z in replicates:
+            honest = replicate_rows[lying_mask == 0]
             deviations = honest - honest.mean(0)
             iterate = (deviations @ z) @ deviations if len(honest) > 1 else torch.zeros_like(z)
-            turned.append(torch.where(iterate.any(), iterate / iterate.norm(), z))
-        direction.copy_(torch.stack(turned))
+            new_directions.append(torch.where(iterate.any(), iterate / iterate.norm(), z))
+        direction.copy_(torch.stack(new_directions))
         return direction

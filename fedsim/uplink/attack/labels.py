@@ -24,22 +24,22 @@ class LabelFlip(Attack):
         return rows
 
     def of_samples(self, contamination: Contamination) -> Contamination:
-        return Flipped(contamination, self)
+        return FlippedLabels(contamination, self)
 
 
-class Flipped(Contamination):
+class FlippedLabels(Contamination):
     """The labels of some clients, after whatever else contaminates them.
 
     Args:
-        before: that.
+        inner_contamination: that.
         attack: whose, and since when.
     """
 
-    def __init__(self, before: Contamination, attack: LabelFlip) -> None:
-        self.before, self.attack = before, attack
+    def __init__(self, inner_contamination: Contamination, attack: LabelFlip) -> None:
+        self.inner_contamination, self.attack = inner_contamination, attack
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
-        self.before.setup(federation, dataset)
+        self.inner_contamination.setup(federation, dataset)
         if dataset.classes is None or (not dataset.stream and dataset.labels is None):
             raise ConfigError(
                 f"attack=label_flip needs one class for a sample, and dataset={dataset.name} has none or several; use "
@@ -50,13 +50,13 @@ class Flipped(Contamination):
         self.classes = dataset.classes
 
     def at(self, t: int) -> Contamination:
-        return self if t >= self.attack.since else self.before
+        return self if t >= self.attack.since else self.inner_contamination
 
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
-        y, bad = batch["y"], self.attack.byzantine_mask[batch["row"]]
-        base_batch = self.before(batch, keys) if self.before.active else batch
+        y, byzantine = batch["y"], self.attack.byzantine_mask[batch["row"]]
+        base_batch = self.inner_contamination(batch, keys) if self.inner_contamination.active else batch
         flipped = torch.where(
-            bad.reshape(-1, *[1] * (y.dim() - 1)), self.classes - 1 - base_batch["y"], base_batch["y"]
+            byzantine.reshape(-1, *[1] * (y.dim() - 1)), self.classes - 1 - base_batch["y"], base_batch["y"]
         )
-        wrong = bad[:, None].expand(y.shape[:2])
-        return base_batch | {"y": flipped, "contaminated": wrong | base_batch.get("contaminated", wrong)}
+        flipped_mask = byzantine[:, None].expand(y.shape[:2])
+        return base_batch | {"y": flipped, "contaminated": flipped_mask | base_batch.get("contaminated", flipped_mask)}

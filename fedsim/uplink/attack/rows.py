@@ -77,14 +77,14 @@ class ALIE(Omniscient):
         self.z = z
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
-        z = self.published(n, n - len(honest)) if self.z is None else self.z
+        z = self.published_z(n, n - len(honest)) if self.z is None else self.z
         spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
         return honest.mean(0) - z * spread
 
     @staticmethod
-    def published(n: int, bad: int) -> float:
+    def published_z(n: int, num_byzantine: int) -> float:
         """z of n rows; 0 where f are no fewer than the honest ones, whom they need not persuade."""
-        share = (n - bad - (n // 2 + 1 - bad)) / (n - bad)
+        share = (n - num_byzantine - (n // 2 + 1 - num_byzantine)) / (n - num_byzantine)
         return NormalDist().inv_cdf(share) if 0 < share < 1 else 0.0
 
 

@@ -38,7 +38,7 @@ def simulate(updates: int, limit: int | None = None):
         began |= dict.fromkeys(step.started, t)
         (client,) = step.used
         arrivals.append(client)
-        times.append(queue.now)
+        times.append(queue.current_time)
         staleness.append(t - began.pop(client))
         in_flight.append(len(queue.heap))
     return np.array(arrivals), np.array(times), np.array(staleness), np.array(in_flight)
@@ -69,8 +69,8 @@ def test_with_a_limit_of_clients_in_flight_the_mean_staleness_is_one_less():
 def test_a_queue_that_is_empty_ends_at_once_or_at_the_deadline():
     nobody = Candidates(np.zeros(0, int), np.zeros(0), np.zeros(0))
     queue = EventQueue(3.0)
-    assert (queue.until_update(nobody, 2).used, queue.now) == ([], 3.0)
-    assert (queue.until_update(nobody, 2, deadline=1.5).used, queue.now) == ([], 4.5)
+    assert (queue.until_update(nobody, 2).used, queue.current_time) == ([], 3.0)
+    assert (queue.until_update(nobody, 2, deadline=1.5).used, queue.current_time) == ([], 4.5)
 
 
 def test_a_buffer_that_is_not_full_waits_and_an_arrival_at_the_deadline_counts():
@@ -78,12 +78,12 @@ def test_a_buffer_that_is_not_full_waits_and_an_arrival_at_the_deadline_counts()
     pair = Candidates(np.array([4, 7]), np.array([2.0, 1.0]), np.array([np.inf, 0.25]))
     step = queue.until_update(pair, 2)  # 7 fails after 0.25 seconds
     assert (step.started, step.will_fail, step.used) == ([4, 7], [7], [])
-    assert (queue.buffer, queue.now) == ([4], 2.0)
+    assert (queue.buffer, queue.current_time) == ([4], 2.0)
     more = Candidates(np.array([1, 2]), np.array([1.0, 1.5]), np.array([np.inf, np.inf]))
     late = copy.deepcopy(queue).until_update(more, 4, deadline=1.0)
     assert late.used == [4, 1]
     assert queue.until_update(more, 2).used == [4, 1]
-    assert queue.now == 3.0
+    assert queue.current_time == 3.0
     assert [entry[1] for entry in queue.heap] == [2]
 
 

@@ -11,7 +11,7 @@ import torch
 from fedsim import Simulation
 from fedsim.core import ConfigError, MissingDataError
 from fedsim.data.datasets import FEMNIST
-from fedsim.data.datasets.emnist import ALL, EMNIST, FILE
+from fedsim.data.datasets.emnist import ALL_CHARACTERS_FILE, DIGITS_FILE, EMNIST
 from fedsim.data.partition import Natural
 from fedsim.evaluation.personal import Personal
 from fedsim.models import MLP
@@ -26,7 +26,7 @@ def written(tmp_path):
     draw, images = np.random.default_rng(0), {}
     (tmp_path / "emnist").mkdir()
     for part, name in enumerate(("train", "test")):
-        with h5py.File(tmp_path / FILE.format(name), "w") as file:
+        with h5py.File(tmp_path / DIGITS_FILE.format(name), "w") as file:
             for writer, sizes in SIZES.items():
                 if part and not sizes[1]:
                     continue
@@ -83,7 +83,7 @@ def test_what_is_absent_or_damaged_is_said(written, monkeypatch, tmp_path):
     h5py = pytest.importorskip("h5py")
     with pytest.raises(MissingDataError, match=r"fed_emnist_digitsonly_train\.h5.*FEDSIM_DATA"):
         EMNIST(root=str(tmp_path / "nowhere"))
-    path = written[0] / FILE.format("test")
+    path = written[0] / DIGITS_FILE.format("test")
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(MissingDataError, match=r"fed_emnist_digitsonly_test\.h5"):
         EMNIST(root=str(written[0]))
@@ -101,14 +101,14 @@ def test_all_characters_have_62_classes(tmp_path):
     h5py = pytest.importorskip("h5py")
     (tmp_path / "emnist").mkdir()
     for part in ("train", "test"):
-        with h5py.File(tmp_path / ALL.format(part), "w") as file:
+        with h5py.File(tmp_path / ALL_CHARACTERS_FILE.format(part), "w") as file:
             for writer, labels in {"f1": [61, 0, 35], "f0": [9]}.items():
                 file[f"examples/{writer}/pixels"] = np.ones((len(labels), 28, 28), np.float32)
                 file[f"examples/{writer}/label"] = np.array(labels)
     dataset = FEMNIST("all", root=str(tmp_path))
     assert (dataset.classes, dataset.train_y.tolist()) == (62, [9, 61, 0, 35])
     assert dataset.client_names == ("f0", "f1")
-    with h5py.File(tmp_path / ALL.format("train"), "a") as file:
+    with h5py.File(tmp_path / ALL_CHARACTERS_FILE.format("train"), "a") as file:
         file["examples/f1/label"][0] = 62
     with pytest.raises(MissingDataError, match=r"dataset=femnist: .* labels 0 to 61"):
         FEMNIST(root=str(tmp_path))

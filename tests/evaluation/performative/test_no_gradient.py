@@ -11,7 +11,7 @@ from fedsim import Simulation
 from fedsim.core import NoReferenceError
 from fedsim.data.datasets import GaussianMean
 from fedsim.evaluation.performative import Risk
-from fedsim.evaluation.performative.references import POINTS, References, check_gradient, references
+from fedsim.evaluation.performative.references import POINT_NAME_BY_COLUMN, References, check_gradient, references
 from fedsim.models import Mean
 from fedsim.shift import Location, Shift
 
@@ -60,7 +60,7 @@ def test_a_shift_without_gradient_is_told_where_the_optimum_needs_it(caplog):
 
 def test_its_smooth_form_is_enough():
     whole, smooth = found_by(Location(0.4)), found_by(WithSmooth(0.4))
-    assert all(torch.equal(whole[name], smooth[name]) for name in POINTS)
+    assert all(torch.equal(whole[name], smooth[name]) for name in POINT_NAME_BY_COLUMN)
 
 
 def test_a_shift_in_jumps_has_no_gradient_either():

@@ -17,7 +17,7 @@ from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, GaussianMean,
 from fedsim.data.partition import Dirichlet
 from fedsim.evaluation.performative import Risk, optimal_point, stable_point
 from fedsim.evaluation.performative.references import references
-from fedsim.evaluation.performative.search import Search
+from fedsim.evaluation.performative.search import EvaluationCounter
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking import Tracking
@@ -146,7 +146,7 @@ def test_auto_counts_the_numbers_of_all_clients_inputs(more, monkeypatch):
     """Clients × samples × the numbers of one; as many as the bound are still solved for."""
     simulation = simulation_of(Pricing(3, 2), Mean, Demand())
     count = 3 * simulation.evaluator.data.width(None) * 2
-    monkeypatch.setattr("fedsim.evaluation.performative.references.NUMBERS", count - more)
+    monkeypatch.setattr("fedsim.evaluation.performative.references.MAX_AUTO_INPUT_ENTRIES", count - more)
     assert bool(found_by(simulation_of(Pricing(3, 2), Mean, Demand()))) == (not more)
 
 
@@ -203,12 +203,12 @@ class Jumping(Shift):
 
 def test_what_seeks_reference_points_says_so_and_ends(caplog):
     caplog.set_level(logging.INFO)
-    search = Search(30.0, clock=iter([0.0, 1.0, 9.0, 11.0, 12.0, 29.0, 31.5]).__next__)
-    search.doing = "repeated minimisation, round 7 of at most 2000, goes to θ^PS"
+    search = EvaluationCounter(30.0, clock=iter([0.0, 1.0, 9.0, 11.0, 12.0, 29.0, 31.5]).__next__)
+    search.activity = "repeated minimisation, round 7 of at most 2000, goes to θ^PS"
     for _ in range(5):
         search.tick()
     assert [record.getMessage() for record in caplog.records] == [
-        f"reference points: {search.doing}; {spent} s of at most 30 (shift.references_seconds)" for spent in (11, 29)
+        f"reference points: {search.activity}; {spent} s of at most 30 (shift.references_seconds)" for spent in (11, 29)
     ]
     with pytest.raises(
         NoReferenceError, match=r"given up after 32 s and 5 evaluations .* round 7 .* threshold"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.studies.attribution.shapley import shapley
-from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.paired import PairedDifference
 
 
 def by_orders(values: np.ndarray) -> np.ndarray:
@@ -44,6 +44,6 @@ def test_values_of_some_subsets_alone_are_refused() -> None:
 
 
 def test_the_interval_is_students() -> None:
-    low, high = Paired(np.array([1.0, 2.0, 3.0, 4.0])).interval
+    low, high = PairedDifference(np.array([1.0, 2.0, 3.0, 4.0])).interval
     assert (low, high) == pytest.approx((0.4457, 4.5543), abs=1e-4)  # t_{0.975, 3} = 3.1824, s = 1.2910
-    assert all(math.isnan(bound) for bound in Paired(np.array([1.0])).interval)
+    assert all(math.isnan(bound) for bound in PairedDifference(np.array([1.0])).interval)

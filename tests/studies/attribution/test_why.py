@@ -13,8 +13,8 @@ from fedsim.app import commands
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
-from fedsim.studies.attribution.attribute import attribute, sentence
-from fedsim.studies.attribution.causes import CAUSES, causes_of, without
+from fedsim.studies.attribution.attribute import attribute, summary_sentence
+from fedsim.studies.attribution.causes import CAUSES, causes_of, without_causes
 from fedsim.studies.attribution.shapley import shapley
 from fedsim.studies.reproduce.runner import compose
 
@@ -58,14 +58,14 @@ def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> No
         np.testing.assert_allclose(attribution.values[:, r], values, atol=1e-9, err_msg=f"seed {seed}")
         np.testing.assert_allclose(attribution.shares[:, r], -shapley(values[:, None])[:, 0], atol=1e-9)
     np.testing.assert_allclose(attribution.shares.sum(0), attribution.total, atol=1e-12)
-    assert sentence(attribution).startswith("Of ")
+    assert summary_sentence(attribution).startswith("Of ")
 
 
 def test_a_run_without_a_cause_is_the_one_that_its_overrides_describe() -> None:
     config, choices = composed("uplink=topk", "attack=sign_flip", "delay=constant")
     causes = {cause.name: cause for cause in causes_of(config, choices)}
     assert set(causes) == {"availability", "drift", "attack", "compression", "staleness"}
-    changed, changed_choices = without(config, choices, causes.values())
+    changed, changed_choices = without_causes(config, choices, causes.values())
     with hydra_context():
         expected, expected_choices = compose((
             *(text for text in QUADRATICS if not text.startswith(("availability", "lr", "local_steps"))),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from command_line import fedsim, quickly
 
-from fedsim.studies.board.board import Board, load
-from fedsim.studies.board.runner import compute
+from fedsim.studies.board.board import Board, load_board
+from fedsim.studies.board.runner import compute_rows
 
 __all__ = ["fedsim", "quickly"]
 
@@ -50,14 +50,14 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(boards: Path) -> Board:
     """The board, as it is read."""
-    return load("small", boards)
+    return load_board("small", boards)
 
 
 @pytest.fixture(scope="session")
 def computed_once(boards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("computed")
-    board = load("small", boards)
-    compute(board, board.cells(), list(board.entries), root / "results", root / "runs", 1, {}, lambda said: None)
+    board = load_board("small", boards)
+    compute_rows(board, board.cells(), list(board.entries), root / "results", root / "runs", 1, {}, lambda said: None)
     return root
 
 
@@ -74,7 +74,7 @@ def made(tmp_path: Path) -> Callable[..., list[str]]:
     def call(board: Board, folder: Path, entries: list[str] | None = None, **how: Any) -> list[str]:
         said: list[str] = []
         names = list(board.entries) if entries is None else entries
-        compute(board, board.cells(), names, folder, tmp_path / "runs", how.get("jobs", 1), {}, said.append)
+        compute_rows(board, board.cells(), names, folder, tmp_path / "runs", how.get("jobs", 1), {}, said.append)
         return said
 
     return call

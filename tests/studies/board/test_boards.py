@@ -12,43 +12,43 @@ from fedsim.app.composition import hydra_context
 from fedsim.core import ConfigError
 from fedsim.studies.board import leaderboard_cli as cli
 from fedsim.studies.board import submission
-from fedsim.studies.board.board import Board, load, names, results_folder
-from fedsim.studies.board.markdown import CAPTIONS, markdown
+from fedsim.studies.board.board import Board, board_names, load_board, results_folder
+from fedsim.studies.board.markdown import PICTURE_CAPTIONS, markdown
 from fedsim.studies.board.rows import Rates
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best_trial, geometric_grid
 from fedsim.studies.reproduce.runner import compose
 
-SHIPPED = [(name, entry) for name in names() for entry in load(name).entries]
+SHIPPED = [(name, entry) for name in board_names() for entry in load_board(name).entries]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", board_names())
 def test_boards_that_ship_are_well_formed(name: str) -> None:
-    board = load(name)
+    board = load_board(name)
     cells = [cell.name for cell in board.cells()]
     assert len(cells) == len(set(cells))
     assert board.about
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", board_names())
 def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: str) -> None:
     folder = results_folder() / name
     if not folder.is_dir():
         pytest.skip("nothing is computed of it yet")
-    found = Standings.of(submission.with_submitted(folder, load(name)), folder)
+    found = Standings.of(submission.with_submitted(folder, load_board(name)), folder)
     rates = Rates.read(folder)
     for cells in found.cells:
         for entry in cells.rows:
             rates.check(found.board, cells.cell.track, entry)
-    drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(CAPTIONS).index(n[:-4]))
-    assert all(found.compared(each)[2] for finding in found.board.findings for each in finding.shown_by)
+    drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(PICTURE_CAPTIONS).index(n[:-4]))
+    assert all(found.compared_difference(each)[2] for finding in found.board.findings for each in finding.shown_by)
     assert markdown(found, drawn) == (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "entry"), SHIPPED)
 def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -> None:
-    board = load(name)
+    board = load_board(name)
     cell, found = board.cells()[0], board.entries[entry]
     values = [None] if found.knob is None else found.knob.values
     with hydra_context():
@@ -107,7 +107,7 @@ def test_a_board_that_contradicts_itself_is_one_sentence(
     assert was in text
     (tmp_path / "small.yaml").write_text(text.replace(was, becomes))
     with pytest.raises(ConfigError, match=said) as told:
-        load("small", tmp_path)
+        load_board("small", tmp_path)
     assert "\n" not in str(told.value)
 
 
@@ -178,8 +178,8 @@ def test_a_class_in_a_file_is_an_entry(small: Board, tmp_path: Path, monkeypatch
         submission.add_entries(tmp_path, small, entries, "another")
     with pytest.raises(ConfigError, match="is an entry of board small"):
         submission.add_entries(tmp_path, small, {"MIFA": found}, digest)
-    submission.forget(tmp_path, "half way")
-    assert "half way" not in (tmp_path / submission.SUBMITTED).read_text()
+    submission.delete_submission(tmp_path, "half way")
+    assert "half way" not in (tmp_path / submission.SUBMISSIONS_FILE).read_text()
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from fedsim.app.composition import hydra_context
 from fedsim.core import ConfigError
 from fedsim.studies.board import costs as times
 from fedsim.studies.board import tasks
-from fedsim.studies.board.board import Board, Entry, load
-from fedsim.studies.board.costs import Times
-from fedsim.studies.board.digests import NAMES, check, digests
+from fedsim.studies.board.board import Board, Entry, load_board
+from fedsim.studies.board.costs import RoundTimes
+from fedsim.studies.board.digests import DIGEST_NAMES, check_digests, digests
 from fedsim.studies.board.recheck import recheck
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
 from fedsim.studies.board.tasks import FillCell, TimeTrack
@@ -68,7 +68,7 @@ def test_tuning_spends_the_budget_and_keeps_the_best(small: Board, results: Path
 def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
     small: Board, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Times.read(results)
+    known = RoundTimes.read(results)
     assert known.by_track["digits"].keys() == small.entries.keys()
     assert all(0.1 < ms < 1000 for ms in (known.ms("digits", name) for name in small.entries) if ms is not None)
     assert known.ms("digits", "FedAU") is None
@@ -85,14 +85,14 @@ def test_folders_that_are_gone_are_forgotten_too(small: Board, tmp_path: Path) -
     job = plan([setting], tmp_path, ())[0]
     job.folder.mkdir(parents=True)
     for _ in range(2):
-        tasks._forget([job])
+        tasks._delete_run_folders([job])
         assert not job.folder.exists()
 
 
 def test_what_cannot_run_is_not_timed_again(small: Board, tmp_path: Path) -> None:
     rates = {"FedAvg": {"lr": None}, "MIFA": {"lr": -1.0, "knob": None}}
     found = TimeTrack(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
-    known = Times({"digits": found})
+    known = RoundTimes({"digits": found})
     assert [known.ms("digits", name) for name in found] == [None, None]
     assert known.of("digits", "FedAvg") is not None
 
@@ -135,8 +135,8 @@ def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Bo
         return digests(build(composed([*small.base, *own])[0])[0])
 
     first = of("strategy=fedavg")
-    assert {name.partition(":")[0] for name in first} == set(NAMES)
-    check("FedAWE", of("strategy=fedawe", "lr=0.7"), first, list(NAMES))
+    assert {name.partition(":")[0] for name in first} == set(DIGEST_NAMES)
+    check_digests("FedAWE", of("strategy=fedawe", "lr=0.7"), first, list(DIGEST_NAMES))
     for other, names in (
         (["availability.base.p=0.9"], "traces"),
         (["partition.alpha=0.1"], "splits, batches"),
@@ -144,8 +144,8 @@ def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Bo
         (["seeds=[7]"], "models, splits, traces, batches"),
     ):
         with pytest.raises(ConfigError, match=f"made with other {names} than"):
-            check("FedAWE", of("strategy=fedawe", *other), first, list(NAMES))
-    check("FedAWE", of("strategy=fedawe", "batch_size=3"), first, ["data", "splits", "traces", "models"])
+            check_digests("FedAWE", of("strategy=fedawe", *other), first, list(DIGEST_NAMES))
+    check_digests("FedAWE", of("strategy=fedawe", "batch_size=3"), first, ["data", "splits", "traces", "models"])
 
 
 def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) -> None:
@@ -194,7 +194,7 @@ def test_rates_of_other_trials_are_refused(small: Board, results: Path, made: Ma
 @pytest.mark.slow
 def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_path: Path) -> None:
     """Of the non-smooth problem, whose class lies beside the board; PFL goes to θ^PS and PoFL to θ^PO."""
-    board = load("performative")
+    board = load_board("performative")
     other = [o for o in board.base if not o.startswith(("rounds", "eval_every"))]
     board.base = [*other, "rounds=40", "eval_every=2"]
     cell = board.cell_named("kinked/full")

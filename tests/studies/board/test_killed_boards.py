@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.studies.board.board import Board, load
+from fedsim.studies.board.board import Board, load_board
 from fedsim.studies.board.rows import read
 
 Made = Callable[..., list[str]]
@@ -84,7 +84,7 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
         time.sleep(0.05)
     command.kill()
     command.wait()
-    board = load("long", tmp_path)
+    board = load_board("long", tmp_path)
     killed = made(board, tmp_path / "results")
     assert not any("tuned" in said for said in killed)
     made(board, tmp_path / "whole")

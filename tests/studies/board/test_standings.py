@@ -16,10 +16,10 @@ from scipy import stats
 
 from fedsim.core import ConfigError
 from fedsim.studies.board.board import Board, Entry
-from fedsim.studies.board.costs import Times
+from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.findings import Comparison, Finding
 from fedsim.studies.board.markdown import markdown
-from fedsim.studies.board.page import data, html, write_pages
+from fedsim.studies.board.page import page_data, page_html, write_pages
 from fedsim.studies.board.rows import DONE, REFUSED, CellRows, Row
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.results.friedman import rank_scores
@@ -50,7 +50,7 @@ def found(small: Board) -> Standings:
             rows["elsewhere"] = Row(REFUSED, "needs everybody")
         cells.append(CellRows(cell, rows))
     times = {"digits": {name: {"ms": 1.5 + k} for k, name in enumerate(NAMES[:4])}}
-    return Standings(small, cells, Times(times))
+    return Standings(small, cells, RoundTimes(times))
 
 
 def naive_scores(found: Standings, name: str) -> list[float]:
@@ -105,7 +105,7 @@ def test_the_order_after_half_of_the_rounds_is_held_against_that_at_the_end(foun
         if (lost[1] and not lost[0]) or (not any(lost) and interval(a - b)[0] > 0):
             told += 1
             kept += cells.rows[one].curve[1][1] > cells.rows[other].curve[1][1]
-    assert found.settled() == pytest.approx((np.mean(taus), np.min(taus), told, kept))
+    assert found.halfway_orders() == pytest.approx((np.mean(taus), np.min(taus), told, kept))
     assert 0 < kept < told
     assert f"Of the {told} pairs" in (page := markdown(found, []))
     assert f"{100 * kept / told:.1f}% stood in that order" in page
@@ -135,21 +135,21 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
     behind = Comparison("slow", "FedAvg")
     alike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], within=1.01 * widest)
     unlike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], within=0.99 * widest)
-    assert [found.compared(each)[1:] for each in (ahead, behind, alike, unlike)] == [
+    assert [found.compared_difference(each)[1:] for each in (ahead, behind, alike, unlike)] == [
         (6, True),
         (6, False),
         (2, True),
         (2, False),
     ]
     cheaper = Comparison("MIFA", "FedAvg", measure="rounds")
-    by, cells, shown = found.compared(cheaper)
+    by, cells, shown = found.compared_difference(cheaper)
     assert (cells, shown) == (
         len(found._value_pairs("MIFA", "FedAvg", "rounds")),
         by.interval[1] < 0,
     )  # fewer are better
     but = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], ["digits/a3"], 1.0)
     alone = Standings(found.board, found.cells[4:5]).paired("MIFA", "FedAvg", "received")
-    assert (found.compared(but)[0].interval, found.compared(but)[1]) == (alone.interval, 1)
+    assert (found.compared_difference(but)[0].interval, found.compared_difference(but)[1]) == (alone.interval, 1)
     everywhere = Comparison("MIFA", "FedAvg", "alike", "received", but=["*/a4"], within=1.0)
     slow, same = [ahead, behind, but, everywhere], [alike, unlike]
     found.board.findings = [Finding("Slow is slow.", slow), Finding("It does not matter.", same)]
@@ -160,7 +160,7 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
     assert "received, 5 cells (but `*/a4`)" in text
     assert f"   - MIFA less FedAvg, received, 2 cells (`digits/a3`, `*/a4`): {100 * few.mean:+.2f} [" in text
     assert f"within ±{101 * widest:g}" in text
-    assert html(found).count("not shown") == 2
+    assert page_html(found).count("not shown") == 2
 
 
 def test_milliseconds_are_those_of_all_tracks_that_have_rows(found: Standings) -> None:
@@ -176,9 +176,9 @@ def test_milliseconds_are_those_of_all_tracks_that_have_rows(found: Standings) -
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_pages_own_program_says_the_same(found: Standings, tmp_path: Path) -> None:
     """Its filters against the same cells in Python: all of them, and a part."""
-    scripts = re.findall(r"<script>\n(.*?)</script>", html(found), re.DOTALL)
+    scripts = re.findall(r"<script>\n(.*?)</script>", page_html(found), re.DOTALL)
     (tmp_path / "page.js").write_text(scripts[-1])
-    (tmp_path / "data.json").write_text(json.dumps(data(found), default=str).replace("NaN", "null"))
+    (tmp_path / "data.json").write_text(json.dumps(page_data(found), default=str).replace("NaN", "null"))
     program = (
         "const {standings} = require('./page.js'); const data = require('./data.json');"
         "const filter = JSON.parse(process.argv[1]); console.log(JSON.stringify(standings(data, filter).lines));"

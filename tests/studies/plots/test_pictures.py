@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 
 from fedsim.studies.plots.bars import bars
 from fedsim.studies.plots.cells import Cell
-from fedsim.studies.plots.compare import final, pictures
+from fedsim.studies.plots.compare import final_bars, pictures
 from fedsim.studies.plots.curves import draw_curve, figure
-from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.html_report import report_html
+from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.plot_cli import main, table
 from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.latex import escape_latex
-from fedsim.studies.results.runs import measured_by
+from fedsim.studies.results.runs import measured_columns
 
 STRATEGIES = ("FedAvg", "FedAWE", "FedPBC", "MIFA")
 
@@ -81,13 +81,13 @@ def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(
     assert high < 5  # it begins at 50
     last = [line.get_ydata() for line in curves.axes[1].get_lines()]
     assert all(low < y < high for ydata in last for y in ydata[1:])
-    assert [axes.get_xlabel() for axes in final(find_runs([twenty])).axes] == [wanted[0], wanted[2]]
+    assert [axes.get_xlabel() for axes in final_bars(find_runs([twenty])).axes] == [wanted[0], wanted[2]]
 
 
 def test_numbers_of_one_key_are_deep_to_pale(twenty: Path) -> None:
     folders = [twenty / f"{j}-MIFA" for j in range(5)]
     runs = find_runs(folders)
-    shades = {run.settings["lr"]: look.tint for run, look in zip(runs, looks(runs).of, strict=True)}
+    shades = {run.settings["lr"]: look.tint for run, look in zip(runs, curve_styles(runs).of, strict=True)}
     light = [sum(bytes.fromhex(shades[lr][1:])[:2]) for lr in sorted(shades)]
     assert light == sorted(light)
     assert len(set(light)) == 5
@@ -107,7 +107,7 @@ def test_twenty_entries_stay_inside_the_picture(tmp_path: Path) -> None:
     assert 0 <= box.x0 < box.x1 <= width
     assert 0 <= box.y0 < box.y1 <= min(axes.get_tightbbox().y0 for axes in drawing.axes)
     assert all(axes.get_window_extent().height > 0.4 * height for axes in drawing.axes)
-    assert len(set(looks(runs).of)) == 20
+    assert len(set(curve_styles(runs).of)) == 20
 
 
 def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
                 settings = {"strategy": strategy(name), "lr": lr, "availability": {"trajectory": {"gamma": gamma}}}
                 run(tmp_path / f"{name}{lr}{gamma}", settings, {"test_loss": curve(2, 1)})
     runs = find_runs([tmp_path])
-    found = looks(runs)
+    found = curve_styles(runs)
     assert len(set(found.of)) == 8
     assert [name for name, _ in found.legend] == ["FedAvg", "FedAWE", "lr=0.1", "lr=0.2", "gamma=0.3", "gamma=0.6"]
 
@@ -126,7 +126,7 @@ def test_three_keys_may_have_as_many_values_as_there_are_dashes_markers_and_colo
     for number in range(40):
         settings = {"a": number % 4, "b": number % 8 + 10, "c": number % 10 + 20}
         run(tmp_path / str(number), settings, {"test_loss": curve(2, 1)})
-    found = looks(find_runs([tmp_path]))
+    found = curve_styles(find_runs([tmp_path]))
     assert len(set(found.of)) == 40
     assert [len({getattr(look, name) for look in found.of}) for name in ("tint", "dashes", "marker")] == [10, 4, 8]
     assert len(found.legend) == 4 + 8 + 10
@@ -171,10 +171,10 @@ def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFi
     )
     runs = find_runs([tmp_path / "o"])
     columns = ["test_loss", "test_accuracy", "global_validation_loss"]
-    assert measured_by(runs) == columns
+    assert measured_columns(runs) == columns
     read = pandas.read_csv(io.StringIO(table(runs, columns, "csv")))
     assert np.array_equal(read[columns].notna(), [[True, True, False], [True, False, True]])
-    assert html(runs).count("<td>–</td>") == 2
+    assert report_html(runs).count("<td>–</td>") == 2
     assert [axes.get_ylabel() for axes in figure(runs).axes] == ["test loss", "test accuracy (%)"]
     assert [len(axes.get_lines()) for axes in figure(runs).axes] == [2, 1]
     main([str(tmp_path / "o"), "--metric", "global_validation_loss", "--out", str(tmp_path)])

@@ -36,7 +36,7 @@ def record(seed: int, held_out: bool = True) -> Clients:
 
 @pytest.mark.parametrize(("count", "columns"), [(2, 2), (4, 3)])
 def test_panels_of_availability_fill_rows_of_three(tmp_path: Path, count: int, columns: int) -> None:
-    drawing = clients.availability(with_clients(tmp_path, [record(seed) for seed in range(count)]))
+    drawing = clients.availability_figure(with_clients(tmp_path, [record(seed) for seed in range(count)]))
     assert drawing is not None
     grid = drawing.axes[0].get_gridspec()
     assert (grid.ncols, grid.nrows) == (columns, 2 * -(-count // columns))
@@ -52,7 +52,7 @@ def test_accuracies_are_of_samples_held_out_where_all_runs_have_them(tmp_path: P
         (None, 100, [one.clients.held_out if held_out else one.clients.accuracy for one in runs]),
         ("mine", 1, [one.clients.metrics["mine"] for one in runs]),
     ):
-        drawing = clients.accuracies(runs, metric)
+        drawing = clients.accuracy_boxes(runs, metric)
         assert drawing is not None
         axes = drawing.axes[0]
         dots = [np.sort(points.get_offsets()[:, 0]) for points in axes.collections]
@@ -65,6 +65,6 @@ def test_accuracies_are_of_samples_held_out_where_all_runs_have_them(tmp_path: P
 def test_where_everybody_is_there_or_nothing_is_known_there_is_no_picture(tmp_path: Path) -> None:
     full = record(0)
     full.present[:] = True
-    assert clients.availability(with_clients(tmp_path, [full, full])) is None
+    assert clients.availability_figure(with_clients(tmp_path, [full, full])) is None
     nobody = SimpleNamespace(clients=None)
-    assert clients.availability([nobody]) is None  # type: ignore[list-item]
+    assert clients.availability_figure([nobody]) is None  # type: ignore[list-item]

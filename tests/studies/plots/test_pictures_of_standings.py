@@ -66,14 +66,14 @@ def test_wins_and_cells_are_named_and_every_text_lies_inside() -> None:
     counts[0, 1:3], counts[1, 0] = (3, 4), 1
     values[0, 1], values[2, 1] = np.nan, -np.inf
     for drawing, across in (
-        (standings.wins(names, counts, 4), names),
-        (standings.heat(names, columns, values, "points"), columns),
+        (standings.wins_heatmap(names, counts, 4), names),
+        (standings.difference_heatmap(names, columns, values, "points"), columns),
     ):
         axes = drawing.axes[0]
         assert lies_inside(drawing)
         assert [text.get_text() for text in axes.get_yticklabels()] == names
         assert [text.get_text() for text in axes.get_xticklabels()] == across
-    written = {text.get_position(): text.get_text() for text in standings.wins(names, counts, 4).axes[0].texts}
+    written = {text.get_position(): text.get_text() for text in standings.wins_heatmap(names, counts, 4).axes[0].texts}
     assert written == {(1, 0): "3", (2, 0): "4", (0, 1): "1"}
-    missing = standings.heat(names, columns, values, "points").axes[0].texts
+    missing = standings.difference_heatmap(names, columns, values, "points").axes[0].texts
     assert {text.get_position(): text.get_text() for text in missing} == {(1, 0): "×", (1, 2): "×"}

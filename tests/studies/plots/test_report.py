@@ -25,7 +25,7 @@ from fedsim.local import SGD
 from fedsim.models import MLP
 from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvg, FedAWE
-from fedsim.studies.plots.html_report import _results, html
+from fedsim.studies.plots.html_report import _results, report_html
 from fedsim.studies.plots.plot_cli import main
 from fedsim.studies.results.differences import find_runs
 
@@ -141,7 +141,7 @@ def test_options_that_one_class_alone_has_are_out_of_the_table(tmp_path: Path) -
     for name, lr in (("a", 0.1), ("b", 0.2)):
         write(name, {"strategy": {"_target_": "fedsim.strategies.FedAvgM", "momentum": 0.9, "server_lr": lr}, "lr": lr})
     write("c", {"strategy": {"_target_": "fedsim.strategies.FedProx", "mu": 0.01}, "lr": 0.1})
-    page = html(find_runs([tmp_path]))
+    page = report_html(find_runs([tmp_path]))
     rows = Reader(page).rows
     table = {row[0] for row in rows[: rows.index(next(row for row in rows if row[0] == "run"))]}
     assert {"strategy", "lr"} <= table
@@ -159,14 +159,14 @@ def test_a_reader_is_told_what_is_missing(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "copy" / "FedAvg-0.1" / "clients.npz").unlink()
     path = tmp_path / "copy" / "FedAWE-0.1" / "config.yaml"
     path.write_text(path.read_text().replace("rounds: 4", "rounds: 9"))
-    text = html(find_runs([tmp_path / "copy"]))
+    text = report_html(find_runs([tmp_path / "copy"]))
     assert "FedAvg lr=0.1 rounds=4 has no clients.npz" in text
     assert "FedAWE lr=0.1 rounds=9 has completed 4 of 9 rounds" in text
 
 
 @pytest.mark.slow
 def test_a_single_run_has_a_report_too(sweep: Path) -> None:
-    text = html(find_runs([sweep / "FedAvg-0.1"]))
+    text = report_html(find_runs([sweep / "FedAvg-0.1"]))
     sections = re.findall(r'<section id="(\w+)">', text)
     assert sections == ["results", "curves", "clients", "availability", "partition", "origins"]
 

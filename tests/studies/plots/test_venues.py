@@ -11,7 +11,7 @@ from made import curve, run, strategy
 from PIL import Image
 
 from fedsim.studies.plots.compare import pictures
-from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.plot_cli import main
 from fedsim.studies.plots.venues import VENUES, drawn_for
 from fedsim.studies.results.differences import find_runs
@@ -77,12 +77,12 @@ def test_a_caption_says_what_bands_are_and_of_how_many_seeds(
 
 
 def test_a_legend_says_what_colours_and_lines_are(sweep: Path) -> None:
-    found = looks(find_runs([sweep]))
+    found = curve_styles(find_runs([sweep]))
     assert found.legend_title == "colour: strategy, line: learning rate"
     assert [name for name, _ in found.legend] == ["FedAvg", "SCAFFOLD", "lr=0.1", "lr=0.2"]
     figure = next(pictures(find_runs([sweep]))).figure
     assert figure.legends[0].get_title().get_text() == found.legend_title
-    assert looks(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).legend_title == "learning rate"
+    assert curve_styles(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).legend_title == "learning rate"
 
 
 def test_ends_of_an_axis(sweep: Path, tmp_path: Path) -> None:

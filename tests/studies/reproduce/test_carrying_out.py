@@ -64,9 +64,9 @@ def test_jobs_of_a_kind_go_together_in_at_least_as_many_batches_as_processes(cou
     batches = runner.in_company(jobs, processes)
     assert [job for batch in batches for job in batch] == jobs
     sizes = [len(batch) for batch in batches]
-    assert max(sizes) <= runner.TOGETHER
+    assert max(sizes) <= runner.RUNS_PER_LOCKSTEP
     # no batch is larger than an equal share of the jobs, so that no process waits for another's second half
-    assert max(sizes) == min(runner.TOGETHER, -(-count // processes))
+    assert max(sizes) == min(runner.RUNS_PER_LOCKSTEP, -(-count // processes))
 
 
 def test_jobs_that_share_no_local_steps_go_apart() -> None:

@@ -14,7 +14,14 @@ from fedsim.core import ConfigError
 from fedsim.studies.reproduce import reproduce_cli as cli
 from fedsim.studies.reproduce import stored, verify
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.provenance import SOURCES, commit, made_now, provenance, refuse_untraceable, source_hash
+from fedsim.studies.reproduce.provenance import (
+    SOURCES_FILE,
+    commit,
+    made_now,
+    provenance,
+    refuse_untraceable,
+    source_hash,
+)
 from fedsim.studies.reproduce.recipe import load, recipe_folder
 
 RECIPE = """
@@ -163,13 +170,13 @@ def test_results_come_out_again_and_a_changed_number_does_not(
 
 def test_runs_that_other_sources_made_leave_no_trace(results: list[stored.Result], tmp_path: Path) -> None:
     (result,) = results
-    runs = [path.parent for path in (tmp_path / "out").rglob(SOURCES)]
+    runs = [path.parent for path in (tmp_path / "out").rglob(SOURCES_FILE)]
     assert len(runs) == 2
     assert made_now(runs) == source_hash() == result.content["sources"]
-    (runs[0] / SOURCES).write_text("others\n")
+    (runs[0] / SOURCES_FILE).write_text("others\n")
     cli.reproduce(load("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
     assert stored.results(tmp_path / "out")[0].content["sources"] is None
-    (runs[0] / SOURCES).unlink()
+    (runs[0] / SOURCES_FILE).unlink()
     assert made_now(runs) is None
 
 

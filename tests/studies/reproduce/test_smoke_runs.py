@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.studies.reproduce import reproduce_cli as cli
-from fedsim.studies.reproduce.measures import Ahead, Until
+from fedsim.studies.reproduce.measures import RoundsAhead, RoundsToTarget
 from fedsim.studies.reproduce.recipe import Recipe, load, names
 
 HANDFUL = (
@@ -53,7 +53,7 @@ def of_what_kinds(recipe: Recipe) -> set[str]:
         kind = type(measure).__name__
         kinds |= {f"{kind}.{each.name}" for each in fields(measure) if getattr(measure, each.name) != each.default}
         kinds |= {w for w in (" or ", "newcomers ") if w in measure.metric}
-        kinds |= {f"until={measure.until}"} if isinstance(measure, Until) else set()
+        kinds |= {f"until={measure.until}"} if isinstance(measure, RoundsToTarget) else set()
     return kinds | ({"tuned"} if recipe.tune is not None else set())
 
 
@@ -84,7 +84,7 @@ def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
             expected //= len(recipe.axes_at("smoke")[recipe.tune.axis])
         numbers = [row for row in report["rows"] if row["comparison"] is None]
         assert len(numbers) == expected
-        rare = (Until, Ahead)  # and windows that end after a few rounds
+        rare = (RoundsToTarget, RoundsAhead)  # and windows that end after a few rounds
         names_of = tuple(n for n, m in recipe.measures.items() if isinstance(m, rare) or getattr(m, "window", None))
         assert all(row["ours"] is not None for row in numbers if not row["name"].endswith(names_of))
         with open(folder / "results.csv", newline="") as file:

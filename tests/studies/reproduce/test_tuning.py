@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.studies.plots.cells import Cell
-from fedsim.studies.reproduce.tuning import Tune
+from fedsim.studies.reproduce.tuning import TunedAxis
 
 
 @pytest.mark.parametrize(("best", "expected"), [("lowest", "0.1"), ("highest", "0.3")])
@@ -17,4 +17,4 @@ def test_a_trial_that_did_not_end_well_is_never_the_best(best: str, expected: st
         Cell({"rate": label, "strategy": "a"}, numbers={"loss": np.array(each)}) for label, each in numbers.items()
     ]
     other = [Cell({"rate": label, "strategy": "b"}, numbers={"loss": np.array([1.0])}) for label in ("x", "y")]
-    assert Tune("rate", "loss", best).best_labels(cells + other) == {"a": expected, "b": "x"}
+    assert TunedAxis("rate", "loss", best).best_labels(cells + other) == {"a": expected, "b": "x"}

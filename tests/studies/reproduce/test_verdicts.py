@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.comparison import Comparison
-from fedsim.studies.reproduce.intervals import Undecided, difference
+from fedsim.studies.reproduce.intervals import NoIntervalError, difference
 from fedsim.studies.reproduce.number import Number
 
 A, B = np.array([3.0, 4.0, 8.0]), np.array([1.0, 2.0, 9.0, 2.0, 1.0])
@@ -132,7 +132,7 @@ def test_pairing_is_demanded_of_known_seeds() -> None:
 def test_infinitely_many_rounds_are_compared_where_they_are_exact() -> None:
     assert comparison(exact=True).judge(two([np.inf], [3.0])).word == "held"
     assert comparison(exact=True).judge(two([np.inf], [np.inf])).word == "level"
-    with pytest.raises(Undecided, match="is not finite in every seed"):
+    with pytest.raises(NoIntervalError, match="is not finite in every seed"):
         difference(number([np.inf, 1.0]), number([1.0, 2.0]))
 
 

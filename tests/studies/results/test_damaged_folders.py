@@ -17,7 +17,7 @@ from fedsim.core import CheckpointError, ConfigError
 from fedsim.data.datasets import Digits
 from fedsim.models import Linear
 from fedsim.studies.plots import plot_cli as cli
-from fedsim.studies.results.reading import LONGEST, damage_errors
+from fedsim.studies.results.reading import MAX_MESSAGE_LENGTH, damage_errors
 
 CONFIG = "strategy:\n  _target_: fedsim.strategies.FedAvg\nlr: 0.1\nrounds: 2\ndataset:\n  seed: 0\n"
 
@@ -101,6 +101,9 @@ def test_a_round_that_was_cut_short_is_passed_over(good: Path, tmp_path: Path) -
 
 
 def test_a_long_reason_is_cut_and_one_that_fits_is_not(tmp_path: Path) -> None:
-    for length, expected in ((LONGEST, "x" * LONGEST), (LONGEST + 1, "x" * (LONGEST - 1) + "…")):
+    for length, expected in (
+        (MAX_MESSAGE_LENGTH, "x" * MAX_MESSAGE_LENGTH),
+        (MAX_MESSAGE_LENGTH + 1, "x" * (MAX_MESSAGE_LENGTH - 1) + "…"),
+    ):
         with pytest.raises(CheckpointError, match=re.escape(f"({expected})")), damage_errors(tmp_path / "file"):
             raise ValueError("x" * length)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsim.studies.results.friedman import critical_difference, friedman, not_told_apart, rank_scores
+from fedsim.studies.results.friedman import critical_difference, friedman, indistinguishable_groups, rank_scores
 
 # Demšar 2006, Table 6: AUC of C4.5, with m, with cf, with both, on 14 data sets; Table 5(a): q_0.05 for k = 2 … 10.
 AUC = [
@@ -66,7 +66,7 @@ def test_groups_are_the_longest_that_fit(values: list[int], difference: int) -> 
     pairs = itertools.combinations(range(len(ranks)), 2)
     fit = [(a, b) for a, b in pairs if ranks[b] - ranks[a] <= difference]
     longest = [(a, b) for a, b in fit if not any((c, d) != (a, b) and c <= a and b <= d for c, d in fit)]
-    assert not_told_apart(ranks, difference) == longest
+    assert indistinguishable_groups(ranks, difference) == longest
 
 
 def test_problems_that_call_all_equal_say_nothing() -> None:

@@ -12,9 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedsim import load
 from fedsim.studies.plots.compare import pictures
-from fedsim.studies.plots.html_report import html
-from fedsim.studies.plots.style import literal
-from fedsim.studies.results.forms import FORMS
+from fedsim.studies.plots.html_report import report_html
+from fedsim.studies.plots.style import escape_formula
+from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.table import Table
 
@@ -38,7 +38,9 @@ def table() -> Table:
 
 
 def test_a_spreadsheet_meets_no_formula(table: Table) -> None:
-    text = "".join(line for line in FORMS["csv"](table).splitlines(keepends=True) if not line.startswith("#"))
+    text = "".join(
+        line for line in TABLE_FORMATTERS["csv"](table).splitlines(keepends=True) if not line.startswith("#")
+    )
     cells = [row[0] for row in csv.reader(io.StringIO(text))][1:]
     assert len(cells) == len(NAMES)
     assert [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t"))] == ["-0.5"]  # a number
@@ -47,14 +49,14 @@ def test_a_spreadsheet_meets_no_formula(table: Table) -> None:
 
 @pytest.mark.parametrize("form", ["text", "markdown", "latex"])
 def test_every_name_keeps_to_its_line(table: Table, form: str) -> None:
-    lines = FORMS[form](table).splitlines()
+    lines = TABLE_FORMATTERS[form](table).splitlines()
     frame = {"text": 4, "markdown": 4, "latex": 8}[form]  # headings, rules, the note
     assert len(lines) == len(NAMES) + frame
     assert [line for line in lines if "two" in line and "lines" in line]
 
 
 def test_markdown_has_no_tags_and_no_more_columns(table: Table) -> None:
-    lines = FORMS["markdown"](table).splitlines()
+    lines = TABLE_FORMATTERS["markdown"](table).splitlines()
     assert not [line for line in lines if "<" in line]
     assert {re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")} == {2}
     assert not [line for line in lines if re.search(r"(?<!\\)\[|(?<!\\)!\[", line)]
@@ -71,12 +73,12 @@ def test_pictures_are_drawn_and_name_every_run(tmp_path: Path) -> None:
 
 
 def test_literal_names() -> None:
-    assert literal("a$b$c") == r"a\$b\$c"
-    assert literal("_x") == " _x"
-    assert literal("two\nlines") == "two lines"
+    assert escape_formula("a$b$c") == r"a\$b\$c"
+    assert escape_formula("_x") == " _x"
+    assert escape_formula("two\nlines") == "two lines"
 
 
 def test_a_report_has_no_code_of_a_name(tmp_path: Path) -> None:
-    page = html([run(tmp_path / str(n), NAMES[n]) for n in (6, 7)], ["test_loss"])
+    page = report_html([run(tmp_path / str(n), NAMES[n]) for n in (6, 7)], ["test_loss"])
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page

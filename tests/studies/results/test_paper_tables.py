@@ -19,7 +19,7 @@ from fedsim.app.config import groups
 from fedsim.core import ConfigError
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.bold import best_lines, distinguishable
-from fedsim.studies.results.display_names import CLASSES, class_name
+from fedsim.studies.results.display_names import CLASS_DISPLAY_NAMES, class_name
 from fedsim.studies.results.rounding import fixed_decimals, num_decimals, round_to_error
 from fedsim.studies.results.run_measures import Cell, Measure
 
@@ -118,7 +118,7 @@ def test_every_strategy_has_a_name_for_papers() -> None:
     assert class_name("scaffold", "fedsim.strategies.Scaffold") == "SCAFFOLD"
     assert class_name("fedavg", "fedsim.strategies.FedAvg") == "FedAvg"
     assert class_name("mine_alone", "mypackage.Other") == "mine alone"
-    assert all(hasattr(fedsim.strategies, name) for name in CLASSES)
+    assert all(hasattr(fedsim.strategies, name) for name in CLASS_DISPLAY_NAMES)
 
 
 @pytest.fixture(name="runs")

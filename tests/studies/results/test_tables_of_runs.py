@@ -16,7 +16,7 @@ from fedsim.core import ConfigError
 from fedsim.run.rules import first_reached
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.differences import find_runs
-from fedsim.studies.results.paired import Paired, paired_difference
+from fedsim.studies.results.paired import PairedDifference, paired_difference
 from fedsim.studies.results.table import best_runs
 
 SEEDS = (0, 1, 2)
@@ -235,11 +235,11 @@ def test_replicates_without_a_number_leave_with_their_partners() -> None:
     ],
 )
 def test_what_may_be_said(values: list[float], rises: bool, said: str) -> None:
-    assert Paired(np.array(values)).sentence(rises) == said
+    assert PairedDifference(np.array(values)).sentence(rises) == said
 
 
 def test_differences_of_accuracies_are_told_in_percentage_points() -> None:
-    found = Paired(np.array([0.010, 0.011, 0.009])).sentence(True, percent=True)
+    found = PairedDifference(np.array([0.010, 0.011, 0.009])).sentence(True, percent=True)
     assert found == "better in 3 of 3 pairs, 95 % interval 0.7516 to 1.248 percentage points: better"
 
 

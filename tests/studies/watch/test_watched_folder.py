@@ -13,10 +13,10 @@ from scipy import stats
 from watched_runs import finish, hold, record, write_run
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.lock import Lock, is_held
+from fedsim.core.lock import Lock, is_folder_locked
 from fedsim.studies.results.run_state import run_state
 from fedsim.studies.watch.curves import DEVIATION, INTERVAL, NOTHING, curve, last_value
-from fedsim.studies.watch.folder import LONGEST, MOST_RUNS, WatchedFolder
+from fedsim.studies.watch.folder import MAX_NAME_LENGTH, MAX_RUNS, WatchedFolder
 
 ACCURACY = {"test_accuracy": [0.1, 0.6, 0.7]}
 NO_PROCESS = 2**22 + 1  # above Linux's largest number of a process
@@ -52,11 +52,11 @@ def test_a_run_that_goes_on_after_it_failed_is_running(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_live_process_is_seen_and_left_alone(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "a")
-    assert is_held(tmp_path / "a")
+    assert is_folder_locked(tmp_path / "a")
     with pytest.raises(ConfigError, match="in use"):
         Lock(tmp_path / "a")
     lock.release()
-    assert not is_held(tmp_path / "a")
+    assert not is_folder_locked(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_lock_of_a_live_process_is_seen_and_left_alone(tmp_path: Path) -> No
 )
 def test_a_damaged_lock_file_is_no_error(tmp_path: Path, content: str) -> None:
     (tmp_path / ".lock").write_bytes(content.encode(errors="surrogateescape"))
-    assert is_held(tmp_path) in (True, False)
+    assert is_folder_locked(tmp_path) in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,15 @@ def test_names_are_on_one_line_and_of_moderate_length(tmp_path: Path) -> None:
     write_run(tmp_path / "a", ACCURACY, {"lr": 1, "note": "\x1b]0;title\x07 \u202e one\ntwo"})
     write_run(tmp_path / ("b" * 200), ACCURACY, {"lr": 1, "note": "x"})
     for watched in WatchedFolder(tmp_path).snapshot().runs:
-        assert len(watched.label) <= LONGEST
+        assert len(watched.label) <= MAX_NAME_LENGTH
         assert watched.label.isprintable()
 
 
 def test_so_many_runs_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
-    for number in range(MOST_RUNS + 3):
+    for number in range(MAX_RUNS + 3):
         record(tmp_path / f"{number:04}", number, "running")
     snapshot = WatchedFolder(tmp_path).snapshot()
-    assert (len(snapshot.runs), snapshot.total) == (MOST_RUNS, MOST_RUNS + 3)
+    assert (len(snapshot.runs), snapshot.total) == (MAX_RUNS, MAX_RUNS + 3)
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.samples import Part
 
-ROLES = ("x", "y", "clients")
-NAMES = [f"{role}{half}" for half in ("", "_train", "_test") for role in ROLES]
+ARRAY_ROLES = ("x", "y", "clients")
+ARRAY_NAMES = [f"{role}{half}" for half in ("", "_train", "_test") for role in ARRAY_ROLES]
 
 
 class Arrays(OwnData):
@@ -66,8 +66,8 @@ class ArrayFiles(Arrays):
     def __init__(self, path: str, **options: Any) -> None:
         file = Path(path).expanduser()
         contents = read(file)
-        arrays = {name: contents.get(name, contents.get(f"{name}_train")) for name in ROLES}
-        arrays |= {name: contents[name] for name in (f"{role}_test" for role in ROLES) if name in contents}
+        arrays = {name: contents.get(name, contents.get(f"{name}_train")) for name in ARRAY_ROLES}
+        arrays |= {name: contents[name] for name in (f"{role}_test" for role in ARRAY_ROLES) if name in contents}
         if arrays["x"] is None:
             raise MissingDataError(
                 f"{{path}}={file} does not contain an array x; it has {', '.join(contents) or 'none'}",
@@ -77,18 +77,18 @@ class ArrayFiles(Arrays):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The arrays of a file or folder whose names are in `NAMES`."""
+    """The arrays of a file or folder whose names are in `ARRAY_NAMES`."""
     if not path.exists():
         raise MissingDataError(f"{{path}}={path} does not exist (looked for {path.resolve()})", mentions=("path",))
     try:
-        regular_path(path)
+        check_regular_path(path)
         if path.is_dir():
-            return {name: npy(path / f"{name}.npy") for name in NAMES if (path / f"{name}.npy").exists()}
+            return {name: load_npy(path / f"{name}.npy") for name in ARRAY_NAMES if (path / f"{name}.npy").exists()}
         if path.suffix == ".safetensors":
-            return {name: value for name, value in load_file(path).items() if name in NAMES}
+            return {name: value for name, value in load_file(path).items() if name in ARRAY_NAMES}
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in NAMES if name in file}
+                return {name: file[name] for name in ARRAY_NAMES if name in file}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, SafetensorError) as error:
         reason = " ".join(str(error).split())
         reason = "it holds objects, which are not unpickled; store text as NumPy str" if "pickle" in reason else reason
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, Any]:
     )
 
 
-def npy(path: Path) -> np.ndarray:
+def load_npy(path: Path) -> np.ndarray:
     """Inputs are memory-mapped; other arrays are read."""
-    mapped = path.stem.startswith("x")
-    return np.load(regular_path(path), mmap_mode="c" if mapped else None, allow_pickle=False)
+    is_input = path.stem.startswith("x")
+    return np.load(check_regular_path(path), mmap_mode="c" if is_input else None, allow_pickle=False)

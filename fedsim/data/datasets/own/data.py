@@ -17,14 +17,14 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 from fedsim.data.datasets.own import samples as tensors
-from fedsim.data.datasets.own.samples import Part, names, pieces, sort_names
+from fedsim.data.datasets.own.samples import Part, sample_client_names, sample_slices, sort_names
 from fedsim.data.datasets.own.targets import TASKS, labels, regression_targets
 
 log = logging.getLogger(__name__)
 
-TEST_FRACTION = 0.2  # if the data have no test samples
+DEFAULT_TEST_FRACTION = 0.2  # if the data have no test samples
 
-Encode = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+EncodeFunction = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class OwnData(Dataset):
@@ -55,42 +55,42 @@ class OwnData(Dataset):
         *,
         task: Annotated[str, OneOf(*TASKS)] = "classification",
         classes: Count | None = None,
-        inputs: Annotated[str, OneOf(*tensors.INPUTS)] | None = None,
-        channels: Annotated[str, OneOf(*tensors.CHANNELS)] | None = None,
+        inputs: Annotated[str, OneOf(*tensors.INPUT_KINDS)] | None = None,
+        channels: Annotated[str, OneOf(*tensors.CHANNEL_POSITIONS)] | None = None,
         standardise: bool = False,
         test_fraction: Fraction | None = None,
         min_samples: Count = 1,
         seed: int = 0,
         augment: CropFlip | None = None,
-        encode: Encode | None = None,
+        encode: EncodeFunction | None = None,
     ) -> None:
         if classes == 1:
             raise ConfigError(key="classes", value=1, needs="is fewer than two classes; give at least 2")
         splits = [train] if test is None else [train, test]
         input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
         owners, test_owners, clients = owners_of(splits, [len(x) for x in input_tensors], min_samples)
-        x, y, mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
+        x, y, is_memory_mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
-            test_x, test_y, test_owners = of_trained(test_x, test_y, test_owners)
+            test_x, test_y, test_owners = keep_training_clients(test_x, test_y, test_owners)
         kept_indices = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
-        fraction = share_held_out(test_fraction, test)
+        fraction = held_out_fraction(test_fraction, test)
         if fraction:
-            test_indices, kept_indices = held_out(kept_indices, owners, fraction, seed)
+            test_indices, kept_indices = held_out_indices(kept_indices, owners, fraction, seed)
             test_x, test_y, test_owners = (
                 x[test_indices],
                 y[test_indices],
                 None if owners is None else owners[test_indices],
             )
-        if len(kept_indices) < len(x) and not mapped:  # a memory map is not copied
+        if len(kept_indices) < len(x) and not is_memory_mapped:  # a memory map is not copied
             x, y, owners = x[kept_indices], y[kept_indices], None if owners is None else owners[kept_indices]
         if encode is not None:
             x, test_x = encode(x, test_x)
         mean = std = None
         if standardise and x.dtype == torch.uint8:
-            mean, std = channel_statistics(x, kept_indices if mapped else None)
+            mean, std = channel_statistics(x, kept_indices if is_memory_mapped else None)
         elif standardise:
-            check_standardised(x, mapped)
+            check_standardised(x, is_memory_mapped)
             x, test_x = standardise_features(x, test_x)
         super().__init__(
             name,
@@ -108,7 +108,7 @@ class OwnData(Dataset):
             client_names=clients,
             label_names=label_names,
             kept=kept_indices if len(kept_indices) < len(x) else None,
-            mapped=mapped,
+            mapped=is_memory_mapped,
         )
 
 
@@ -116,7 +116,7 @@ def read(
     sources: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
     """Inputs and targets of each part as tensors, and the names of the labels: None if targets are numbers."""
-    input_tensors = [tensors.inputs(source, inputs, channels, encoded) for source in sources]
+    input_tensors = [tensors.input_array(source, inputs, channels, encoded) for source in sources]
     counts = [len(x) for x in input_tensors]
     require_equal_shapes(sources[-1], "inputs", input_tensors)
     if task != "regression":
@@ -126,7 +126,7 @@ def read(
     return input_tensors, targets, None
 
 
-def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def keep_training_clients(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The test samples of clients that train; those of other clients, marked by −1, are excluded."""
     trained_indices = (owners >= 0).nonzero()[:, 0]
     if len(trained_indices) == len(owners):
@@ -155,7 +155,7 @@ def owners_of(
         sample, −1 likewise, or None if test samples belong to no client; the clients' names. All None if samples do not
         belong to clients.
     """
-    names_by_part = [names(source, count) for source, count in zip(sources, counts, strict=True)]
+    names_by_part = [sample_client_names(source, count) for source, count in zip(sources, counts, strict=True)]
     of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
@@ -188,10 +188,10 @@ def owners_of(
     return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(client_names)
 
 
-def share_held_out(fraction: float | None, test: Part | None) -> float:
+def held_out_fraction(fraction: float | None, test: Part | None) -> float:
     """The share of training samples that is held out for testing."""
     if fraction is None:
-        return TEST_FRACTION if test is None else 0.0
+        return DEFAULT_TEST_FRACTION if test is None else 0.0
     if fraction and test is not None:
         raise ConfigError(
             f"{{test_fraction}}={fraction} holds samples out, but the data already have test samples; set it to null",
@@ -202,7 +202,7 @@ def share_held_out(fraction: float | None, test: Part | None) -> float:
     return fraction
 
 
-def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
+def held_out_indices(indices: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Indices of the held-out samples, ⌊share · n_i⌋ at random of every client, and of the others; ascending."""
     draw = rng.generator(seed, rng.Purpose.DATA)
     owner = np.zeros(len(indices), dtype=np.int64) if owners is None else owners[indices].numpy()
@@ -210,14 +210,14 @@ def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) ->
     sizes = np.bincount(owner)
     position = np.empty(len(owner), dtype=np.int64)
     position[shuffled] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    out = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
-    if not out.any():
+    held_out_mask = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
+    if not held_out_mask.any():
         raise ConfigError(
             f"{{test_fraction}}={share} holds out no sample, since the largest client has {sizes.max()} samples; "
             "raise it, or set it to 0",
             mentions=("test_fraction",),
         )
-    return indices[out], indices[~out]
+    return indices[held_out_mask], indices[~held_out_mask]
 
 
 def check_standardised(x: Tensor, mapped: bool) -> None:
@@ -238,8 +238,8 @@ def check_standardised(x: Tensor, mapped: bool) -> None:
 def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Features of mean 0 and variance 1 over the training samples; a constant feature becomes 0."""
     mean, std = train.double().mean(0), train.double().std(0, correction=0)
-    varies = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
-    scale = torch.where(varies & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    varying_mask = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
+    scale = torch.where(varying_mask & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
 
     def scaled(x: Tensor) -> Tensor:
         return ((x.double() - mean) * scale).to(torch.float32)
@@ -252,9 +252,9 @@ def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, 
     channels = x.shape[1]
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
-    for pick in pieces(x):
-        piece = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
-        flat = piece.double().div(255).transpose(0, 1).reshape(channels, -1)
+    for pick in sample_slices(x):
+        chunk = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
+        flat = chunk.double().div(255).transpose(0, 1).reshape(channels, -1)
         total += torch.stack([flat.sum(1), flat.square().sum(1)])
         count += flat.shape[1]
     mean = total[0] / count

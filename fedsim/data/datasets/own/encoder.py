@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import called_of, sort_names
+from fedsim.data.datasets.own.samples import entry_name, sort_names
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
@@ -35,17 +35,19 @@ class Encoder:
         standardise: bool,
     ) -> None:
         self.missing, self.standardise = missing, standardise
-        self.words: dict[str, list[str] | None] = {
-            name: self._words(name, tables, categories, max_categories) for name in feature_names
+        self.categories: dict[str, list[str] | None] = {
+            name: self._column_categories(name, tables, categories, max_categories) for name in feature_names
         }
         self.onehot = categories == "onehot"
         self.names = tuple(
             feature
-            for name, words in self.words.items()
+            for name, words in self.categories.items()
             for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
         )
 
-    def _words(self, name: str, tables: list[Columns], categories: str, max_categories: int) -> list[str] | None:
+    def _column_categories(
+        self, name: str, tables: list[Columns], categories: str, max_categories: int
+    ) -> list[str] | None:
         """The categories of a column, or None for a column of numbers; raises an error for missing values that are not
         allowed.
         """
@@ -57,14 +59,14 @@ class Encoder:
             numbers = as_numbers(values, gaps)
             numeric &= numbers is not None
             if numbers is None:
-                _check_words(table, name, gaps)
+                _check_category_column(table, name, gaps)
             elif np.isinf(numbers).any():
                 row = int(np.flatnonzero(np.isinf(numbers))[0])
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
             if len(vocabulary) <= max_categories:  # more are not needed for the error below
-                vocabulary |= {str(called_of(value)) for value in values[~gaps].tolist()}
+                vocabulary |= {str(entry_name(value)) for value in values[~gaps].tolist()}
         if numeric:
             return None
         if categories == "refuse":
@@ -94,15 +96,15 @@ class Encoder:
                 f"{table.source}: column {name!r} is empty; exclude it with {{features}}", mentions=("features",)
             )
 
-    def codes(self, part: Columns) -> np.ndarray:
+    def codes(self, columns: Columns) -> np.ndarray:
         """[N, k] float64 numbers and codes of categories; NaN for missing values."""
         encoded_columns = []
-        for name, words in self.words.items():
+        for name, words in self.categories.items():
             numbers = None
             if words is None:
-                numbers = as_numbers(part[name], unknown(part[name]))
+                numbers = as_numbers(columns[name], unknown(columns[name]))
             if numbers is None:  # a column of words, or words where the data set has numbers, which are refused
-                numbers = _word_indices(part, name, words or [])
+                numbers = _category_codes(columns, name, words or [])
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
 
@@ -120,14 +122,15 @@ class Encoder:
         Raises:
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
-        lacking = [name for name in self.words if name not in table.of]
-        if lacking:
-            raise ConfigError(f"{table.source} does not have the column {lacking[0]!r} of the data set")
+        missing_columns = [name for name in self.categories if name not in table.of]
+        if missing_columns:
+            raise ConfigError(f"{table.source} does not have the column {missing_columns[0]!r} of the data set")
         codes = self.codes(table)
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
-                f"{table.source}: {table.row_label(row)} has no value in column {list(self.words)[column]!r}; a data "
+                f"{table.source}: {table.row_label(row)} has no value in column "
+                f"{list(self.categories)[column]!r}; a data "
                 "set with "
                 "{missing}=mean or median fills it in",
                 mentions=("missing",),
@@ -150,7 +153,9 @@ class Encoder:
         average = "median" if self.missing == "median" else "mean"
         scaling = [StandardScaler()] if self.standardise else []
         transformers = []
-        for numeric, columns in itertools.groupby(enumerate(self.words.values()), lambda column: column[1] is None):
+        for numeric, columns in itertools.groupby(
+            enumerate(self.categories.values()), lambda column: column[1] is None
+        ):
             column_indices, words = zip(*columns, strict=True)
             strategy = average if numeric else "most_frequent"
             # a column that has something in test rows only stays a feature, of zeros
@@ -164,7 +169,7 @@ class Encoder:
         return ColumnTransformer(transformers).set_output(transform="default")
 
 
-def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
+def _check_category_column(table: Columns, name: str, gaps: np.ndarray) -> None:
     """Raise an error for a column of dates, lists and the like, judged by its first entry."""
     values, row = table[name], int(np.flatnonzero(~gaps)[0])
     kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
@@ -176,18 +181,18 @@ def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
         )
 
 
-def _word_indices(part: Columns, name: str, words: list[str]) -> np.ndarray:
+def _category_codes(columns: Columns, name: str, words: list[str]) -> np.ndarray:
     """[N] the code of each entry of a column among the categories of the data set; NaN for missing values."""
-    values, gaps = part[name], unknown(part[name])
+    values, gaps = columns[name], unknown(columns[name])
     index_of = {word: float(number) for number, word in enumerate(words)}
-    entries = [str(called_of(value)) for value in values[~gaps].tolist()]
+    entries = [str(entry_name(value)) for value in values[~gaps].tolist()]
     for word in entries:
         if word not in index_of:
             expected = "numbers"
             if words:
                 hint = checks.nearest(word, index_of) or f": {', '.join(words[:12])}"
                 expected = f"a word of the data set{hint}"
-            raise ConfigError(f"{part.source}: column {name!r} holds {word!r}; expected {expected}")
-    word_indices = np.full(len(part), np.nan)
+            raise ConfigError(f"{columns.source}: column {name!r} holds {word!r}; expected {expected}")
+    word_indices = np.full(len(columns), np.nan)
     word_indices[~gaps] = [index_of[word] for word in entries]
     return word_indices

@@ -12,10 +12,10 @@ import numpy as np
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.pictures import is_picture
-from fedsim.data.datasets.own.samples import Part, array
-from fedsim.data.datasets.own.torch_dataset import error_text, inputs
+from fedsim.data.datasets.own.samples import Part, to_array
+from fedsim.data.datasets.own.torch_dataset import error_text, input_array
 
-SAVED = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
+SAVED_DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
 
 
 class Hub(OwnData):
@@ -52,15 +52,17 @@ class Hub(OwnData):
         download: bool = False,
         **options: Any,
     ) -> None:
-        splits = load(path, config, data_files, download)
+        splits = load_splits(path, config, data_files, download)
         if test is None and "test" in splits and train != "test":
             test = "test"
         for key, name in (("train", train), ("test", test)):
             if name is not None and name not in splits:
                 raise ConfigError(f"dataset.{key}={name} is not a split of {path}; it has {', '.join(splits)}")
-        halves = [splits[name] for name in (train, test) if name is not None]
-        loaded_splits = [read(f"{path}, {half.split}", half, x, y, client, size, colours) for half in halves]
-        names = getattr(halves[0].features[y], "names", None)
+        split_parts = [splits[name] for name in (train, test) if name is not None]
+        loaded_splits = [
+            read(f"{path}, {split_part.split}", split_part, x, y, client, size, colours) for split_part in split_parts
+        ]
+        names = getattr(split_parts[0].features[y], "names", None)
         if names is not None and options.get("task", "classification") == "classification":
             options["classes"] = len(names)
         super().__init__(path, loaded_splits[0], loaded_splits[1] if loaded_splits[1:] else None, **options)
@@ -68,7 +70,7 @@ class Hub(OwnData):
             self.label_names = tuple(names)
 
 
-def load(path: str, config: str | None, data_files: Any, download: bool) -> dict[str, Any]:
+def load_splits(path: str, config: str | None, data_files: Any, download: bool) -> dict[str, Any]:
     """The splits of a data set by name."""
     try:
         import datasets
@@ -85,7 +87,7 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
         )
     try:
         with quiet_hub(online=download):
-            if any((folder / name).exists() for name in SAVED):
+            if any((folder / name).exists() for name in SAVED_DATASET_FILES):
                 dataset = datasets.load_from_disk(str(folder))
             else:
                 location = str(folder) if folder.exists() else path
@@ -117,9 +119,9 @@ def quiet_hub(online: bool) -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    silent = datasets.are_progress_bars_disabled()
+    were_bars_disabled = datasets.are_progress_bars_disabled()
     switches = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]
-    before = [getattr(module, name) for module, name in switches]
+    previous_values = [getattr(module, name) for module, name in switches]
     datasets.disable_progress_bars()
     try:
         if not online:
@@ -127,9 +129,9 @@ def quiet_hub(online: bool) -> Iterator[None]:
                 setattr(module, name, True)
         yield
     finally:
-        for (module, name), value in zip(switches, before, strict=True):
+        for (module, name), value in zip(switches, previous_values, strict=True):
             setattr(module, name, value)
-        if not silent:
+        if not were_bars_disabled:
             datasets.enable_progress_bars()
 
 
@@ -154,10 +156,12 @@ def read(
     if not len(split):
         raise ConfigError(f"{source} holds no samples")
     try:
-        of = {name: list(split[name]) for name in {*input_columns, y, *([client] if client is not None else [])}}
+        column_by_name = {
+            name: list(split[name]) for name in {*input_columns, y, *([client] if client is not None else [])}
+        }
     except Exception as error:  # of a column whose entries cannot be decoded
         raise MissingDataError(f"{source} cannot be read ({error_text(error)})") from error
-    input_arrays = [inputs(source, of[name], size, colours) for name in input_columns]
+    input_arrays = [input_array(source, column_by_name[name], size, colours) for name in input_columns]
     if not isinstance(x, str):
         for name, values in zip(input_columns, input_arrays, strict=True):
             if values.ndim != 1:
@@ -165,7 +169,7 @@ def read(
                     f"{source}: column {name!r} of {{x}} holds more than one number per sample; name it alone",
                     mentions=("x",),
                 )
-        input_arrays = [np.column_stack([array(source, "x", values) for values in input_arrays]).astype(np.float32)]
-    pictures = all(map(is_picture, of[input_columns[0]]))
-    clients = None if client is None else of[client]
-    return Part(source, input_arrays[0], of[y], clients, channels="first" if pictures else None)
+        input_arrays = [np.column_stack([to_array(source, "x", values) for values in input_arrays]).astype(np.float32)]
+    pictures = all(map(is_picture, column_by_name[input_columns[0]]))
+    clients = None if client is None else column_by_name[client]
+    return Part(source, input_arrays[0], column_by_name[y], clients, channels="first" if pictures else None)

@@ -14,7 +14,7 @@ from PIL import Image
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, pixels, stack_images
+from fedsim.data.datasets.own.pictures import check_options, image_pixels, stack_images
 from fedsim.data.datasets.own.samples import Part
 
 
@@ -42,21 +42,21 @@ class ImageFolder(OwnData):
         **options: Any,
     ) -> None:
         check_options(size, colours)
-        pattern = _pattern(client)
+        pattern = _compiled_pattern(client)
         folder = Path(path).expanduser()
         if not folder.is_dir():
             raise MissingDataError(
                 f"{{path}}={folder} is not a folder (looked for {folder.resolve()})", mentions=("path",)
             )
-        halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()] or [folder]
-        if halves[0].name == "test" and len(halves) == 1:
+        split_folders = [folder / split for split in ("train", "test") if (folder / split).is_dir()] or [folder]
+        if split_folders[0].name == "test" and len(split_folders) == 1:
             raise MissingDataError(f"{{path}}={folder} has a folder test but no folder train", mentions=("path",))
-        splits = [read(half, size, colours, pattern) for half in halves]
+        splits = [read(split, size, colours, pattern) for split in split_folders]
         name, test = folder.resolve().name, splits[1] if splits[1:] else None
         super().__init__(name, splits[0], test, standardise=standardise, **options)
 
 
-def _pattern(client: str | None) -> re.Pattern[str] | None:
+def _compiled_pattern(client: str | None) -> re.Pattern[str] | None:
     """The expression, compiled."""
     if client is None:
         return None
@@ -85,21 +85,21 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
     def decoded(name: str) -> tuple[np.ndarray, bool]:
         try:
             with Image.open(folder / name) as image:
-                return pixels(image, size)
+                return image_pixels(image, size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split())
             raise MissingDataError(
                 f"{{path}}: {folder / name} is not a readable image ({reason})", mentions=("path",)
             ) from error
 
-    with ThreadPoolExecutor() as pool:
-        x = stack_images(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
+    with ThreadPoolExecutor() as thread_pool:
+        x = stack_images(str(folder), zip(names, thread_pool.map(decoded, names), strict=True), colours)
     y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
-    clients = None if client is None else owners(folder, names, client)
+    clients = None if client is None else file_clients(folder, names, client)
     return Part(str(folder), x, y, clients, names.__getitem__, "last")
 
 
-def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
+def file_clients(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
     """[N] client of each file."""
     matches = [client.search(name) for name in names]
     for name, match in zip(names, matches, strict=True):

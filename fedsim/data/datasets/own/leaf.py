@@ -14,10 +14,10 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular_path
+from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.samples import Part, array
-from fedsim.data.datasets.text import tokens_of
+from fedsim.data.datasets.own.samples import Part, to_array
+from fedsim.data.datasets.text import token_indices
 
 
 class LEAF(OwnData):
@@ -44,11 +44,11 @@ class LEAF(OwnData):
         root = Path(path).expanduser()
         if not root.exists():
             raise MissingDataError(f"{{path}}={root} does not exist (looked for {root.resolve()})", mentions=("path",))
-        halves = [root / half for half in ("train", "test")]
-        if halves[1].is_dir() and not halves[0].is_dir():
+        split_paths = [root / half for half in ("train", "test")]
+        if split_paths[1].is_dir() and not split_paths[0].is_dir():
             raise MissingDataError(f"{{path}}={root} has a folder test but no folder train", mentions=("path",))
-        train = halves[0] if halves[0].is_dir() else root
-        splits = [read(train), *([read(halves[1])] if train != root and halves[1].is_dir() else [])]
+        train = split_paths[0] if split_paths[0].is_dir() else root
+        splits = [read(train), *([read(split_paths[1])] if train != root and split_paths[1].is_dir() else [])]
         self.alphabet = ""
         if splits[0].x.dtype.kind == "U":
             if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
@@ -71,7 +71,7 @@ def read(location: Path) -> Part:
         raise MissingDataError(f"{{path}}: {location} has no JSON files", mentions=("path",))
     samples_by_user: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for file in files:
-        for user, samples in users(file):
+        for user, samples in read_users(file):
             if user in samples_by_user:
                 raise ConfigError(f"{file}: user {user!r} also occurs in another file; keep one of them")
             samples_by_user[user] = samples
@@ -90,21 +90,21 @@ def read(location: Path) -> Part:
         raise ConfigError(
             f"{location}: x is ragged: its entries differ in shape ({shape_names}); make the shapes equal"
         )
-    names, ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
+    names, user_ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
 
     def sample_label(number: int) -> str:
-        user = bisect.bisect_right(ends, number)
-        return f"sample {number - (ends[user - 1] if user else 0)} of user {names[user]}"
+        user = bisect.bisect_right(user_ends, number)
+        return f"sample {number - (user_ends[user - 1] if user else 0)} of user {names[user]}"
 
     x, y = (np.concatenate([samples[k] for samples in nonempty_users.values()]) for k in (0, 1))
     owners = np.repeat(np.array(names), [len(samples[1]) for samples in nonempty_users.values()])
     return Part(str(location), x, y, owners, sample_label)
 
 
-def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+def read_users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """The users of one file, inputs [n, …] and targets [n] of each."""
     try:
-        content = json.loads(regular_path(file).read_text(encoding="utf-8"))
+        content = json.loads(check_regular_path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise MissingDataError(f"{{path}}: {file} cannot be read as JSON ({reason})", mentions=("path",)) from error
@@ -136,8 +136,8 @@ def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
 
 def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of one user."""
-    inputs = array(source, "x", x)
-    targets = array(source, "y", y)
+    inputs = to_array(source, "x", x)
+    targets = to_array(source, "y", y)
     if len(x) and inputs.dtype.kind == "U" and inputs.ndim == 1:
         lengths = {len(text) for text in x}
         if len(lengths) == 1 and all(isinstance(target, str) and len(target) == 1 for target in y):
@@ -158,7 +158,7 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
 
 def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
     """The alphabet of the training sequences, and all parts with characters replaced by their indices."""
-    codes = [[_codes(values) for values in (source.x, source.y)] for source in sources]
+    codes = [[_code_points(values) for values in (source.x, source.y)] for source in sources]
     code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
     alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
     lengths = {x.shape[1] for x, _ in codes}
@@ -167,7 +167,7 @@ def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
             f"{sources[-1].source}: test sequences have a different length from training sequences; make the lengths "
             "equal"
         )
-    token_arrays = [[tokens_of(values, code_points) for values in part_codes] for part_codes in codes]
+    token_arrays = [[token_indices(values, code_points) for values in part_codes] for part_codes in codes]
     token_parts = [
         Part(source.source, x, y[:, 0].astype(np.int64), source.clients, source.sample_label)
         for source, (x, y) in zip(sources, token_arrays, strict=True)
@@ -175,7 +175,7 @@ def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
     return alphabet, token_parts
 
 
-def _codes(texts: np.ndarray) -> np.ndarray:
+def _code_points(texts: np.ndarray) -> np.ndarray:
     """[N] texts of L characters → their code points [N, L]."""
     return np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
 

@@ -11,8 +11,8 @@ from PIL import Image
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
-COLOURS = ("rgb", "grey")
-GREY = ("1", "L", "LA")
+COLOUR_MODES = ("rgb", "grey")
+GREY_PILLOW_MODES = ("1", "L", "LA")
 MULTIBYTE_MODES = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
 
 
@@ -24,10 +24,10 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
         for number in size:
             checks.whole_number("size", number)
     if colours is not None:
-        checks.choice("colours", colours, COLOURS)
+        checks.choice("colours", colours, COLOUR_MODES)
 
 
-def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
+def image_pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
     """[H, W, 3] uint8 of one image, resized (bilinear) if a size is set; and whether it is grey.
 
     Raises:
@@ -35,7 +35,7 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
     """
     if image.mode in MULTIBYTE_MODES:
         raise ValueError(f"its pixels are not bytes (mode {image.mode})")
-    grey = image.mode in GREY
+    grey = image.mode in GREY_PILLOW_MODES
     image = image.convert("RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
@@ -67,10 +67,10 @@ def stack_images(
     stack = np.stack(images)
     if colours == "rgb" or (colours is None and not grey):
         return stack
-    return stack[..., :1].copy() if grey else np.stack([_grey(image) for image in stack])
+    return stack[..., :1].copy() if grey else np.stack([_to_grey(image) for image in stack])
 
 
-def _grey(image: np.ndarray) -> np.ndarray:
+def _to_grey(image: np.ndarray) -> np.ndarray:
     """[H, W, 1] from [H, W, 3], with Pillow's weights of colours."""
     return np.asarray(Image.fromarray(image).convert("L"))[..., None]
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 
-INPUTS = ("numbers", "tokens", "pixels")
-CHANNELS = ("first", "last")
-COLOURS = (1, 3, 4)  # channels that an image may have
-SINGLE = (
+INPUT_KINDS = ("numbers", "tokens", "pixels")
+CHANNEL_POSITIONS = ("first", "last")
+IMAGE_CHANNEL_COUNTS = (1, 3, 4)  # channels that an image may have
+SCALAR_TYPES = (
     str, bytes, numbers.Number, np.generic, type(None), datetime.date, datetime.time, datetime.timedelta,
     pathlib.PurePath, enum.Enum,
 )  # fmt: skip
-AT_ONCE = 2**24  # numbers that are checked at once, since there may be more than memory holds
+NUMBERS_CHECKED_AT_ONCE = 2**24  # numbers that are checked at once, since there may be more than memory holds
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Part:
         return isinstance(self.x, np.memmap)
 
 
-def array(source: str, name: str, values: Any) -> np.ndarray:
+def to_array(source: str, name: str, values: Any) -> np.ndarray:
     """Convert any sequence to an array of numbers, words or, failing these, objects.
 
     Raises:
@@ -71,20 +71,20 @@ def array(source: str, name: str, values: Any) -> np.ndarray:
         return np.asarray(values.to_numpy())
     if not isinstance(values, Iterable):
         raise ConfigError(f"{source}: {name} is {values!r:.40}, not one value per sample")
-    listed = list(values)
-    if any(isinstance(value, Tensor) for value in listed):
-        listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
-    for value in listed:
+    entries = list(values)
+    if any(isinstance(value, Tensor) for value in entries):
+        entries = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in entries]
+    for value in entries:
         _refuse_masked(source, name, value)
-    shapes = {np.shape(value) for value in listed} if _is_rectangular(listed) else {(0,), (1,)}
+    shapes = {np.shape(value) for value in entries} if _is_rectangular(entries) else {(0,), (1,)}
     if len(shapes) > 1:
-        shape_names = sorted({str(list(shape_of(value))) for value in listed})[:2]
+        shape_names = sorted({str(list(shape_of(value))) for value in entries})[:2]
         raise ConfigError(
             f"{source}: {name} is ragged: its entries differ in shape ({' and '.join(shape_names)}); make them alike"
         )
-    kinds = {type(value) for value in listed}
+    kinds = {type(value) for value in entries}
     mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would silently turn 1 into '1'
-    return np.array(listed, dtype=object) if mixed else np.asarray(listed)
+    return np.array(entries, dtype=object) if mixed else np.asarray(entries)
 
 
 def _refuse_masked(source: str, name: str, value: Any) -> None:
@@ -93,10 +93,10 @@ def _refuse_masked(source: str, name: str, value: Any) -> None:
         raise ConfigError(f"{source}: {name} is a masked array with masked values; fill them in, or leave them out")
 
 
-def _is_rectangular(listed: list[Any]) -> bool:
+def _is_rectangular(entries: list[Any]) -> bool:
     """Whether all entries have the same shape."""
     try:
-        for value in listed:
+        for value in entries:
             np.shape(value)
     except ValueError:
         return False
@@ -111,7 +111,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
         return (len(value),)
 
 
-def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = False) -> Tensor:
+def input_array(samples: Part, kind: str | None, channels: str | None, gaps: bool = False) -> Tensor:
     """[N, …] inputs: uint8 pixels with channels first, floating-point numbers, or int64 tokens.
 
     Args:
@@ -123,27 +123,27 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
     Raises:
         ConfigError: they are not numbers, not finite, or empty.
     """
-    source, x, channels = samples.source, array(samples.source, "x", samples.x), samples.channels or channels
+    source, x, channels = samples.source, to_array(samples.source, "x", samples.x), samples.channels or channels
     if not x.ndim or not len(x):
         raise ConfigError(f"{source}: x holds no samples")
     if x.dtype == bool:
         x, kind = x.astype(np.float32), kind or "numbers"
-    x = _numeric(source, x)
-    kind = _kind(source, x, kind)
+    x = _numeric_array(source, x)
+    kind = _input_kind(source, x, kind)
     if kind == "pixels":
-        return images(source, torch.from_numpy(_owned(x)), channels)
+        return channels_first_images(source, torch.from_numpy(_writable_array(x)), channels)
     if kind == "tokens":
-        tensor = _tokens(samples, x)
+        tensor = _token_array(samples, x)
     else:
-        tensor = _floats(x)
+        tensor = _float_array(x)
         if not gaps:
             require_finite(samples, tensor)
     if channels is not None and tensor.dim() == 4:
-        return images(source, tensor, channels)
+        return channels_first_images(source, tensor, channels)
     return tensor
 
 
-def _numeric(source: str, x: np.ndarray) -> np.ndarray:
+def _numeric_array(source: str, x: np.ndarray) -> np.ndarray:
     """[N, …] numbers in this machine's byte order, at least one per sample."""
     if x.dtype.kind not in "iuf":
         raise ConfigError(f"{source}: x holds {_kind_text(x)}, but inputs must be numbers; encode them first")
@@ -156,22 +156,22 @@ def _numeric(source: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _tokens(part: Part, x: np.ndarray) -> Tensor:
-    smallest_token = min(int(x[pick].min()) for pick in pieces(x))
+def _token_array(samples: Part, x: np.ndarray) -> Tensor:
+    smallest_token = min(int(x[pick].min()) for pick in sample_slices(x))
     if smallest_token < 0:
-        raise ConfigError(f"{part.source}: x holds the token {smallest_token}; tokens count from 0")
-    if not (part.mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
+        raise ConfigError(f"{samples.source}: x holds the token {smallest_token}; tokens count from 0")
+    if not (samples.mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
         x = x.astype(np.int64)
-    return torch.from_numpy(_owned(x))
+    return torch.from_numpy(_writable_array(x))
 
 
-def _floats(x: np.ndarray) -> Tensor:
+def _float_array(x: np.ndarray) -> Tensor:
     if x.dtype.kind != "f" or x.dtype.itemsize > 8:  # PyTorch has no float wider than 64 bits
         x = x.astype(np.float64 if x.dtype.kind == "f" else np.float32)
-    return torch.from_numpy(_owned(x))
+    return torch.from_numpy(_writable_array(x))
 
 
-def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
+def _input_kind(source: str, x: np.ndarray, kind: str | None) -> str:
     """The kind of the inputs."""
     if kind is None and x.dtype.kind != "f" and x.dtype != np.uint8:
         raise ConfigError(
@@ -190,18 +190,18 @@ def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
     return kind
 
 
-def _owned(x: np.ndarray) -> np.ndarray:
+def _writable_array(x: np.ndarray) -> np.ndarray:
     """An array that PyTorch accepts as writable; a memory map stays one."""
     return x if x.flags.writeable and all(stride >= 0 for stride in x.strides) else x.copy()
 
 
-def images(source: str, x: Tensor, channels: str | None) -> Tensor:
+def channels_first_images(source: str, x: Tensor, channels: str | None) -> Tensor:
     """[N, C, H, W] of images [N, H, W], [N, H, W, C] or [N, C, H, W]; others as they are."""
     if x.dim() == 3:
         return x[:, None]
     if x.dim() != 4:
         return x
-    first, last = x.shape[1] in COLOURS, x.shape[3] in COLOURS
+    first, last = x.shape[1] in IMAGE_CHANNEL_COUNTS, x.shape[3] in IMAGE_CHANNEL_COUNTS
     if channels is None and first == last:
         raise ConfigError(
             f"{source}: whether images {list(x.shape)} have their channels first or last cannot be inferred; "
@@ -211,18 +211,18 @@ def images(source: str, x: Tensor, channels: str | None) -> Tensor:
     return x.movedim(3, 1) if channels == "last" or (channels is None and last) else x
 
 
-def pieces(x: Any) -> list[slice]:
+def sample_slices(x: Any) -> list[slice]:
     """Slices of samples that are small enough to be checked at once."""
-    step = max(1, AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
+    step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
 def require_finite(samples: Part, x: Tensor) -> None:
     """Refuse NaN and infinities, naming the first sample that has one."""
-    for pick in pieces(x):
-        bad = ~torch.isfinite(x[pick]).flatten(1).all(1)
-        if bad.any():
-            number = pick.start + int(bad.nonzero()[0, 0])
+    for pick in sample_slices(x):
+        nonfinite_mask = ~torch.isfinite(x[pick]).flatten(1).all(1)
+        if nonfinite_mask.any():
+            number = pick.start + int(nonfinite_mask.nonzero()[0, 0])
             value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
             raise ConfigError(
                 f"{samples.source}: {samples.sample_label(number)} holds {value} in x; exclude such samples, or impute "
@@ -230,7 +230,7 @@ def require_finite(samples: Part, x: Tensor) -> None:
             )
 
 
-def names(samples: Part, count: int) -> list[str] | None:
+def sample_client_names(samples: Part, count: int) -> list[str] | None:
     """[N] the name of each sample's client as in the data; None if the data name no clients.
 
     Raises:
@@ -238,14 +238,14 @@ def names(samples: Part, count: int) -> list[str] | None:
     """
     if samples.clients is None:
         return None
-    clients = array(samples.source, "clients", samples.clients)
+    clients = to_array(samples.source, "clients", samples.clients)
     if clients.shape != (count,):
         raise ConfigError(
             f"{samples.source}: clients has the shape {list(clients.shape)} for {count} samples; give one client per "
             "sample"
         )
     check_names(samples.source, "clients", clients, "give each sample's client as a word or a number")
-    sample_clients = [called_of(value) for value in clients.tolist()]
+    sample_clients = [entry_name(value) for value in clients.tolist()]
     missing = next((number for number, name in enumerate(sample_clients) if name is None), None)
     if missing is not None:
         raise ConfigError(
@@ -264,19 +264,25 @@ def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None
     """
     if values.dtype != object:
         return
-    odd = next((value for value in values.flat if not isinstance(value, SINGLE) and not _missing(value)), None)
-    if odd is None:
+    invalid_entry = next(
+        (value for value in values.flat if not isinstance(value, SCALAR_TYPES) and not _is_missing_value(value)), None
+    )
+    if invalid_entry is None:
         return
-    keys = f" with the keys {', '.join(map(str, list(odd)[:4]))}" if isinstance(odd, Mapping) else ""
-    raise ConfigError(f"{source}: {name} holds {type(odd).__name__} objects{keys}, not one value each; {remedy}")
+    keys = (
+        f" with the keys {', '.join(map(str, list(invalid_entry)[:4]))}" if isinstance(invalid_entry, Mapping) else ""
+    )
+    raise ConfigError(
+        f"{source}: {name} holds {type(invalid_entry).__name__} objects{keys}, not one value each; {remedy}"
+    )
 
 
-def _missing(value: Any) -> bool:
+def _is_missing_value(value: Any) -> bool:
     """Whether it marks a missing value, including pandas' NA and NaT, whose types are not imported here."""
     return type(value).__name__ in ("NAType", "NaTType")
 
 
-def called_of(value: Any) -> str | None:
+def entry_name(value: Any) -> str | None:
     """The name of a client or label; None if missing. An integer that was converted to 3.0 is named 3."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")

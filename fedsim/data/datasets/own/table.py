@@ -14,12 +14,12 @@ from fedsim.core.constraints import AtLeast, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.encoder import Encoder
-from fedsim.data.datasets.own.samples import Part, called_of
-from fedsim.data.datasets.own.table_columns import Columns, columns
+from fedsim.data.datasets.own.samples import Part, entry_name
+from fedsim.data.datasets.own.table_columns import Columns, read_columns
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
-CATEGORIES = ("onehot", "ordinal", "refuse")
-GAPS = ("refuse", "drop", "mean", "median")
+CATEGORY_ENCODINGS = ("onehot", "ordinal", "refuse")
+MISSING_VALUE_POLICIES = ("refuse", "drop", "mean", "median")
 TRAIN, TEST = ("train", "training"), ("test", "testing")
 
 
@@ -63,9 +63,9 @@ class Table(OwnData):
         client: str | None = None,
         split: str | None = None,
         test_path: Any = None,
-        categories: Annotated[str, OneOf(*CATEGORIES)] = "onehot",
+        categories: Annotated[str, OneOf(*CATEGORY_ENCODINGS)] = "onehot",
         max_categories: Annotated[int, AtLeast(2)] = 100,
-        missing: Annotated[str, OneOf(*GAPS)] = "refuse",
+        missing: Annotated[str, OneOf(*MISSING_VALUE_POLICIES)] = "refuse",
         strategic: Sequence[str] | None = None,
         separator: str | None = None,
         standardise: bool = True,
@@ -78,8 +78,8 @@ class Table(OwnData):
             )
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"{{separator}}={separator!r} must be a single character", mentions=("separator",))
-        first = columns(path, separator)
-        tables = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
+        first = read_columns(path, separator)
+        tables = [first] if test_path is None else [first, read_columns(test_path, separator, "dataset.test_path")]
         roles = {"target": target, "client": client, "split": split}
         feature_names = _features(tables, features, roles)
         if missing == "drop":
@@ -101,7 +101,7 @@ class Table(OwnData):
         super().__init__(
             name, encoded_splits[0], encoded_splits[1] if encoded_splits[1:] else None, encode=encoder, **options
         )
-        self.strategic = None if strategic is None else self._numbers(strategic)
+        self.strategic = None if strategic is None else self._feature_positions(strategic)
 
     def encode(self, rows: Any) -> Tensor:
         """[n, d] the model's input for other rows, encoded and standardised like the training rows.
@@ -112,15 +112,15 @@ class Table(OwnData):
         Raises:
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
-        return self._encoder.encode(columns(rows, self._separator, "rows"))
+        return self._encoder.encode(read_columns(rows, self._separator, "rows"))
 
-    def _numbers(self, names: Sequence[str]) -> tuple[int, ...]:
+    def _feature_positions(self, names: Sequence[str]) -> tuple[int, ...]:
         """Positions of features."""
         for name in names:
             if name not in self.feature_names:
-                near = checks.nearest(str(name), self.feature_names)
+                suggestion_text = checks.nearest(str(name), self.feature_names)
                 raise ConfigError(
-                    f"{{strategic}} names {name!r}, which is not a feature{near}", mentions=("strategic",)
+                    f"{{strategic}} names {name!r}, which is not a feature{suggestion_text}", mentions=("strategic",)
                 )
         return tuple(self.feature_names.index(name) for name in names)
 
@@ -132,8 +132,8 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
         role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
         for key, name in [*role_options, *(("dataset.features", name) for name in requested or ())]:
             if name not in column_names:
-                near = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
-                raise ConfigError(f"{key}={name} is not a column of {table.source}{near}")
+                suggestion_text = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
+                raise ConfigError(f"{key}={name} is not a column of {table.source}{suggestion_text}")
     role_columns = [name for name in roles.values() if name is not None]
     if len(set(role_columns)) < len(role_columns):
         raise ConfigError(
@@ -142,9 +142,11 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
         )
     if requested is None:
         feature_names = [name for name in tables[0].of if name not in role_columns]
-        lacking = [name for name in feature_names if name not in tables[-1].of]
-        if lacking:
-            raise ConfigError(f"{tables[-1].source} does not have the column {lacking[0]!r} of {tables[0].source}")
+        missing_columns = [name for name in feature_names if name not in tables[-1].of]
+        if missing_columns:
+            raise ConfigError(
+                f"{tables[-1].source} does not have the column {missing_columns[0]!r} of {tables[0].source}"
+            )
     else:
         feature_names = list(dict.fromkeys(requested))
         double = next((name for name in feature_names if name in role_columns), None)
@@ -170,7 +172,7 @@ def _drop_incomplete(table: Columns, column_names: list[str]) -> Columns:
 
 def _split_by_column(table: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
-    split_words = [str(called_of(word)).lower() for word in table[split].tolist()]
+    split_words = [str(entry_name(word)).lower() for word in table[split].tolist()]
     invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(
@@ -179,8 +181,8 @@ def _split_by_column(table: Columns, split: str) -> list[Columns]:
         )
     of_test = np.isin(split_words, TEST)
     if of_test.all() or not of_test.any():
-        only = "test" if of_test.all() else "train"
+        only_split = "test" if of_test.all() else "train"
         raise ConfigError(
-            f"{table.source}: all rows have {only} in column {split!r}; both must occur, or set it to null"
+            f"{table.source}: all rows have {only_split} in column {split!r}; both must occur, or set it to null"
         )
     return [table.rows(np.flatnonzero(~of_test)), table.rows(np.flatnonzero(of_test))]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.data.datasets.own.samples import called_of
+from fedsim.data.datasets.own.samples import entry_name
 
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
-SEPARATORS = (",", ";", "\t", "|")
-MOST_OPEN = 2**20  # characters of a field of a CSV file: a quote that is never closed takes all the rest
+MISSING_VALUE_WORDS = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
+CSV_SEPARATORS = (",", ";", "\t", "|")
+MAX_CSV_FIELD_CHARACTERS = 2**20  # characters of a field of a CSV file: a quote that is never closed takes all the rest
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Columns:
         return self.of[name]
 
 
-def columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
+def read_columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
     """Read the columns of a path, a data frame (pandas, polars or pyarrow) or a mapping.
 
     Raises:
@@ -57,10 +57,10 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
         if not path.is_file():
             raise MissingDataError(f"{key}={path} is not a file (looked for {path.resolve()})")
         if path.suffix.lower() in (".parquet", ".pq"):
-            return _checked(Columns(str(path), _parquet(path, key), "row {}".format))
-        return _csv(path, separator, key)
+            return _checked_columns(Columns(str(path), _read_parquet(path, key), "row {}".format))
+        return _read_csv(path, separator, key)
     if isinstance(table, Mapping):
-        arrays = {str(name): _column(values) for name, values in table.items()}
+        arrays = {str(name): _column_values(values) for name, values in table.items()}
     else:
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
@@ -68,11 +68,11 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
                 f"{key} is a {type(table).__name__}, not a table; give a path, a data frame, or a mapping from names "
                 "to columns"
             )
-        arrays = {str(name): _column(table[name]) for name in names}
-    return _checked(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
+        arrays = {str(name): _column_values(table[name]) for name in names}
+    return _checked_columns(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
 
 
-def _checked(table: Columns) -> Columns:
+def _checked_columns(table: Columns) -> Columns:
     lengths = {name: values.shape for name, values in table.of.items()}
     first = next(iter(lengths.items()), None)
     if first is None or not len(table):
@@ -90,7 +90,7 @@ def _checked(table: Columns) -> Columns:
     return table
 
 
-def _column(values: Any) -> np.ndarray:
+def _column_values(values: Any) -> np.ndarray:
     """One column of a frame or mapping."""
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
@@ -102,13 +102,13 @@ def _column(values: Any) -> np.ndarray:
         raise ConfigError(
             f"{{path}} (or test_path) has a column that is {values!r}; give one value per row", mentions=("path",)
         )
-    listed = list(values)
-    array = np.empty(len(listed), dtype=object)
-    array[:] = listed
+    entries = list(values)
+    array = np.empty(len(entries), dtype=object)
+    array[:] = entries
     return array
 
 
-def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path, key: str) -> dict[str, np.ndarray]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -122,20 +122,20 @@ def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
         raise MissingDataError(f"{key}={path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     if len(set(table.column_names)) < len(table.column_names):
         raise ConfigError(f"{key}={path} has several columns with the same name; rename them")
-    return {name: _column(table[name]) for name in table.column_names}
+    return {name: _column_values(table[name]) for name in table.column_names}
 
 
-def _csv(path: Path, separator: str | None, key: str) -> Columns:
+def _read_csv(path: Path, separator: str | None, key: str) -> Columns:
     """Strings, in columns named by the first line; empty lines are ignored."""
-    csv.field_size_limit(MOST_OPEN)
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     lines: list[list[str]] = []
     numbers: list[int] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            mark = separator or max(SEPARATORS, key=first.count)
-            for number, line in _lines(csv.reader(file, delimiter=mark, strict=True)):
+            separator_mark = separator or max(CSV_SEPARATORS, key=first.count)
+            for number, line in _numbered_lines(csv.reader(file, delimiter=separator_mark, strict=True)):
                 lines.append(line)
                 numbers.append(number)
     except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
@@ -145,9 +145,9 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
     names = [name.strip() for name in lines[0]]
     if not all(names):
         raise ConfigError(f"{path}: column {names.index('') + 1} has no name; the first line must name all columns")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{path}: several columns are named {twice!r}; rename them")
+    duplicate_name = next((name for name in names if names.count(name) > 1), None)
+    if duplicate_name is not None:
+        raise ConfigError(f"{path}: several columns are named {duplicate_name!r}; rename them")
     for line, number in zip(lines[1:], numbers[1:], strict=True):
         if len(line) != len(names):
             raise ConfigError(f"{path}: line {number} has {len(line)} entries, but there are {len(names)} columns")
@@ -157,7 +157,7 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
     return Columns(str(path), arrays, lambda n: f"line {numbers[n + 1]}")
 
 
-def _lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
+def _numbered_lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
     """The nonempty lines and their numbers."""
     for line in reader:
         if any(field.strip() for field in line):
@@ -170,7 +170,9 @@ def is_missing(values: np.ndarray) -> np.ndarray:
         return np.isnan(values)
     if values.dtype.kind in "biu":
         return np.zeros(len(values), dtype=bool)
-    return np.array([(name := called_of(value)) is None or name.lower() in MISSING for value in values.tolist()])
+    return np.array(
+        [(name := entry_name(value)) is None or name.lower() in MISSING_VALUE_WORDS for value in values.tolist()]
+    )
 
 
 def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:

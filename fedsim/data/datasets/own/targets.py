@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import Part, array, called_of, check_names, sort_names
+from fedsim.data.datasets.own.samples import Part, check_names, entry_name, sort_names, to_array
 
 TASKS = ("classification", "regression")
 
 
 def regression_targets(samples: Part, count: int) -> Tensor:
     """[N] or [N, k] float32 targets of regression."""
-    y = _targets(samples, count)
+    y = _raw_targets(samples, count)
     try:
         targets = torch.from_numpy(np.asarray(y, dtype=np.float32))
     except (TypeError, ValueError):
-        bad = next((value for value in y.flatten().tolist() if not _number(value)), None)
+        invalid_value = next((value for value in y.flatten().tolist() if not _parse_number(value)), None)
         raise ConfigError(
-            f"{samples.source}: the target {bad!r} is not a number, which {{task}}=regression needs", mentions=("task",)
+            f"{samples.source}: the target {invalid_value!r} is not a number, which {{task}}=regression needs",
+            mentions=("task",),
         ) from None
     bad_rows = (~torch.isfinite(targets)).reshape(count, -1).any(1).nonzero()
     if len(bad_rows):
@@ -51,7 +52,7 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
         )
     number = {name: index for index, name in enumerate(names)}
     for source, part_labels in zip(sources, labels_by_part, strict=True):
-        stranger = next((at for at, name in enumerate(part_labels) if name not in number), None)
+        stranger = next((position for position, name in enumerate(part_labels) if name not in number), None)
         if stranger is not None:
             raise ConfigError(
                 f"{source.source}: {source.sample_label(stranger)} has the label {part_labels[stranger]!r}, but "
@@ -63,7 +64,7 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
 
 def _label_names(samples: Part, count: int) -> list[str]:
     """[N] the name of each sample's label in the data."""
-    y = _targets(samples, count)
+    y = _raw_targets(samples, count)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise ConfigError(f"{samples.source}: y has the shape {list(y.shape)}, but a label is one value per sample")
@@ -71,14 +72,15 @@ def _label_names(samples: Part, count: int) -> list[str]:
     if values is not None:
         integer_mask = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
         if not integer_mask.all():
-            at = int(np.flatnonzero(~integer_mask)[0])
+            position = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
-                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is not a label; "
+                f"{samples.source}: {samples.sample_label(position)} has the target "
+                f"{values[position]:g}, which is not a label; "
                 "to predict numbers, set {task}=regression",
                 mentions=("task",),
             )
-    sample_labels = [called_of(value) for value in y.tolist()]
-    missing = next((at for at, name in enumerate(sample_labels) if name is None), None)
+    sample_labels = [entry_name(value) for value in y.tolist()]
+    missing = next((position for position, name in enumerate(sample_labels) if name is None), None)
     if missing is not None:
         raise ConfigError(
             f"{samples.source}: {samples.sample_label(missing)} has no label; add one, or exclude the sample"
@@ -86,11 +88,11 @@ def _label_names(samples: Part, count: int) -> list[str]:
     return [str(name) for name in sample_labels]
 
 
-def _targets(samples: Part, count: int) -> np.ndarray:
+def _raw_targets(samples: Part, count: int) -> np.ndarray:
     """[N, …] before conversion."""
     if samples.y is None:
         raise ConfigError(f"{samples.source}: there are inputs but no targets; add y")
-    y = array(samples.source, "y", samples.y)
+    y = to_array(samples.source, "y", samples.y)
     if not y.ndim or len(y) != count:
         raise ConfigError(f"{samples.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
     check_names(
@@ -111,7 +113,7 @@ def _all_numbers(y: np.ndarray) -> np.ndarray | None:
         return None
 
 
-def _number(value: Any) -> bool:
+def _parse_number(value: Any) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):

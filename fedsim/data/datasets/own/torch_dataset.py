@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, is_picture, pixels, stack_images
-from fedsim.data.datasets.own.samples import Part, array
+from fedsim.data.datasets.own.pictures import check_options, image_pixels, is_picture, stack_images
+from fedsim.data.datasets.own.samples import Part, to_array
 
-LOOKED_AT = 16  # samples that are read twice
+SAMPLES_READ_TWICE = 16  # samples that are read twice
 
 
 class TorchData(OwnData):
@@ -46,37 +46,37 @@ class TorchData(OwnData):
         check_options(size, colours)
         keys = {"x": x, "y": y, "client": client}
         splits = [
-            read(half, dataset, keys, size, colours)
-            for half, dataset in (("train", train), ("test", test))
-            if half == "train" or dataset is not None
+            read(split, dataset, keys, size, colours)
+            for split, dataset in (("train", train), ("test", test))
+            if split == "train" or dataset is not None
         ]
         super().__init__(name or type(train).__name__, splits[0], splits[1] if splits[1:] else None, **options)
 
 
 def read(
-    half: str, dataset: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
+    split: str, dataset: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
 ) -> Part:
     """All samples of a Dataset."""
-    source = f"dataset.{half} ({type(dataset).__name__})"
+    source = f"dataset.{split} ({type(dataset).__name__})"
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, (str, Mapping)):
         raise ConfigError(f"{source} is not a map-style Dataset, which has a length and samples by index")
     client, client_values = keys["client"], None
     if isinstance(client, str) and hasattr(dataset, client):
         client_values, client = getattr(dataset, client), None
-    count = length(source, dataset)
+    count = dataset_length(source, dataset)
     values_by_role: dict[str, list[Any]] = {name: [] for name in keys}
     for number in range(count):
         sample = read_sample(source, dataset, number)
         for name, key in (keys | {"client": client}).items():
             if key is not None:
-                values_by_role[name].append(copy_value(part_of(source, name, sample, key)))
-        if number < LOOKED_AT:
+                values_by_role[name].append(copy_value(sample_entry(source, name, sample, key)))
+        if number < SAMPLES_READ_TWICE:
             _check_repeatable(source, dataset, number, keys, values_by_role)
     if not count:
         raise ConfigError(f"{source} holds no samples")
     owners = values_by_role["client"] or None if client_values is None else client_values
     pictures = all(map(is_picture, values_by_role["x"]))
-    x = inputs(source, values_by_role["x"], size, colours)
+    x = input_array(source, values_by_role["x"], size, colours)
     return Part(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
 
 
@@ -101,7 +101,7 @@ def _check_repeatable(
             continue
         first, second = (
             np.asarray(copy_value(value))
-            for value in (values_by_role[name][-1], part_of(source, name, sample, keys[name]))
+            for value in (values_by_role[name][-1], sample_entry(source, name, sample, keys[name]))
         )
         if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             raise ConfigError(
@@ -110,7 +110,7 @@ def _check_repeatable(
             )
 
 
-def length(source: str, dataset: Any) -> int:
+def dataset_length(source: str, dataset: Any) -> int:
     """The number of samples."""
     try:
         return len(dataset)
@@ -126,7 +126,7 @@ def read_sample(source: str, dataset: Any, number: int) -> Any:
         raise ConfigError(f"{source}: sample {number} cannot be read ({error_text(error)})") from error
 
 
-def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
+def sample_entry(source: str, name: str, sample: Any, key: Any) -> Any:
     """The value at an index or key of a sample."""
     try:
         if isinstance(key, str) and not hasattr(sample, "keys"):
@@ -137,16 +137,16 @@ def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
         raise ConfigError(f"{source}: dataset.{name}={key!r} does not occur in a sample ({kind})") from error
 
 
-def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: str | None) -> np.ndarray:
+def input_array(source: str, values: list[Any], size: Sequence[int] | None, colours: str | None) -> np.ndarray:
     """[N, …] of all samples; Pillow images as bytes with channels first."""
     if not all(map(is_picture, values)):
         if size is not None or colours is not None:
             raise ConfigError(
                 f"{source}: {{size}} and colours are for Pillow images, and x holds other values", mentions=("size",)
             )
-        return array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
+        return to_array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
     try:
-        decoded = ((f"sample {number}", pixels(value, size)) for number, value in enumerate(values))
+        decoded = ((f"sample {number}", image_pixels(value, size)) for number, value in enumerate(values))
         return np.ascontiguousarray(stack_images(source, decoded, colours).transpose(0, 3, 1, 2))
     except ConfigError:
         raise
