@@ -125,7 +125,10 @@ class Availability(Validated, ABC):
         """
         weights = federation.data_fractions.reshape(federation.replicates, federation.clients)
         fractions, names = federation.class_fractions, federation.names
-        self.setup(Population(federation.seeds, federation.clients, fractions, weights, names, names_by_replicate))
+        self.population = Population(
+            federation.seeds, federation.clients, fractions, weights, names, names_by_replicate
+        )
+        self.setup(self.population)
         self.federation = federation
         return self
 
@@ -146,6 +149,10 @@ class Availability(Validated, ABC):
             raise ConfigError(
                 f"availability={type(self).__name__}: {name}({t}) must be an array {list(self.population.shape)}, one "
                 f"row per seed, and is {type(values).__name__ if shape is None else list(shape)}"
+            )
+        if values.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"availability={type(self).__name__}: {name}({t}) must be numbers, and is an array of {values.dtype}"
             )
         if values.size and not (values.min() >= 0 and values.max() <= upper_bound):
             position = np.argwhere(~((values >= 0) & (values <= upper_bound)))[0]

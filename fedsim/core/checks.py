@@ -10,6 +10,8 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from fedsim.core.errors import ConfigError
 
 
@@ -51,6 +53,23 @@ def finite_number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(float(value)) < float("inf"):
         raise ConfigError(key=key, value=value, needs="must be a finite number")
     return float(value)
+
+
+def number_per_client(label: str, values: Any, n: int, whole: bool = False, minimum: float = 0) -> np.ndarray:
+    """An array [n] of numbers of at least `minimum`, whole ones if asked for; `label` says whose answer it is."""
+    kind = "whole numbers" if whole else "numbers"
+    if (
+        not isinstance(values, np.ndarray)
+        or values.shape != (n,)
+        or values.dtype.kind not in ("iu" if whole else "iuf")
+    ):
+        description = (
+            f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+        )
+        raise ConfigError(f"{label} must return an array of {n} {kind}, one for each client, and returns {description}")
+    if values.size and not values.min() >= minimum:
+        raise ConfigError(f"{label} must return {kind} of at least {minimum:g}, and returns {values.min():g}")
+    return values
 
 
 def positive(key: str, value: Any) -> float:

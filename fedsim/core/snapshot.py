@@ -390,11 +390,11 @@ class Reader:
             return True
         if package in LIBRARY_PACKAGES or package in sys.stdlib_module_names:
             return False
-        return not _is_library_file(file)
+        return not in_a_library(file)
 
 
 @functools.lru_cache(4096)
-def _is_library_file(file: str | None) -> bool:
+def in_a_library(file: str | None) -> bool:
     if file is None:
         return False
     if file.startswith("<"):  # typed in, or executed from a string

@@ -262,3 +262,26 @@ REFUSED_RANDOM_CALLS = {
     Tensor.log_normal_, Tensor.cauchy_, torch.randint_like, F.fractional_max_pool2d, F.fractional_max_pool3d,
     torch.alpha_dropout, torch.feature_alpha_dropout, torch.rrelu,
 }  # fmt: skip
+
+
+DRAWS = (RANDOM_CALL_HANDLERS.keys() | REFUSED_RANDOM_CALLS) - {
+    torch.empty,
+    torch.empty_like,
+}  # which draw from a stream
+
+
+class GlobalDraws(TorchFunctionMode):
+    """Notes whether anything draws from PyTorch's global stream, also where the stream is put back afterwards.
+
+    Attributes:
+        draws_seen: whether something has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws_seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.draws_seen = self.draws_seen or (kwargs.get("generator") is None and func in DRAWS)
+        return func(*args, **kwargs)

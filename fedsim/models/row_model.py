@@ -50,6 +50,7 @@ from fedsim.models.substitution import (
 from fedsim.models.user_loss import UserLoss, loss_in_dtype, resolve_loss
 from fedsim.models.writes import WriteGuard
 
+ASKED_AGAIN = 5  # times that a selector is asked for the same names
 TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
 log = logging.getLogger(__name__)
 
@@ -273,7 +274,19 @@ class RowModel:
 
     def divide(self, selector: Selector) -> None:
         """Let a selector say what stays with the client; after `check`."""
-        self.private_parameters = selector.private_parameters(self.training_module, [*self.shapes, *self.statistics])
+        names = [*self.shapes, *self.statistics]
+        chosen = selector.private_parameters(self.training_module, list(names))
+        label = f"columns={type(selector).__name__}: private_parameters"
+        if not isinstance(chosen, (set, frozenset, list, tuple)):
+            raise ConfigError(f"{label} must return a set of names, and returns {type(chosen).__name__}")
+        if unknown := sorted(set(chosen) - set(names)):
+            raise ConfigError(f"{label} names {unknown[0]!r}, which is none of the model's {', '.join(names)}")
+        with streams.restore_states():
+            for seed in range(ASKED_AGAIN):
+                streams.reseed(seed)
+                if set(chosen) != set(selector.private_parameters(self.training_module, list(names))):
+                    raise ConfigError(f"{label} returns other names when it is asked again; name the same ones always")
+        self.private_parameters = set(chosen)
         self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")

@@ -10,6 +10,7 @@ import torch
 
 from fedsim.availability import Availability
 from fedsim.core.federation import Federation
+from fedsim.core.memory import Memory
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
@@ -21,7 +22,7 @@ from fedsim.models import RowModel
 from fedsim.models.naming import Naming
 from fedsim.run.delayed_updates import DelayedUpdates
 from fedsim.run.measurement import Measurement
-from fedsim.run.model_choice import ModelChoice
+from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.participation import Participation
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
@@ -35,11 +36,12 @@ from fedsim.run.traffic import Traffic
 from fedsim.run.training import Training
 from fedsim.run.wiring import Compute
 from fedsim.shift import Shift
-from fedsim.strategies import Strategy
+from fedsim.strategies import State, Strategy
 from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.trainer import Execution, Trainer, Trainers
 from fedsim.uplink import Uplink
 from fedsim.uplink.accounting import Privacy
+from fedsim.uplink.attack import Attack
 
 
 class Assembly:
@@ -66,7 +68,7 @@ class Assembly:
     def __init__(
         self,
         components: Parts,
-        choice: ModelChoice,
+        choice: ModelChoice | GivenModel,
         compute: Compute,
         clients: int | str,
         seeds: tuple[int, ...],
@@ -209,6 +211,28 @@ class Assembly:
     def newcomers(self) -> Newcomers | None:
         """Trains and scores who joins when training is over; None where there is nobody."""
         return self.measurement.newcomers
+
+    def memory_at_start(self, state: State) -> Memory:
+        """What clients, evaluation and uplink remember before round 0, given the strategy's state."""
+        memory = self.trainer.memory(state.model)
+        memory.evaluated = self.models.memory(state.model) | self.participation.memory()
+        self.uplink.remember(memory, self.federation, state.model)
+        return memory
+
+    @property
+    def components_by_group(self) -> dict[str, Any]:
+        """The parts that rounds are made of, as they were set up, by group."""
+        components, trainers = self.components, self.training.trainers
+        stages = {
+            f"{'attack' if isinstance(stage, Attack) else 'uplink'}.{number}": stage
+            for number, stage in enumerate(self.uplink.stages)
+        }
+        return stages | {
+            "availability": self.availability, "strategy": self.strategy, "local": self.trainer.rule,
+            "shift": trainers.shift, "contamination": self.training.contamination, "clock": self.pace.clock,
+            "work": self.pace.work, "delay": self.delivery.delay, "capacity": components.capacity,
+            "partition": components.partition,
+        }  # fmt: skip
 
     def privacy(self, rounds: int) -> Privacy | None:
         """What may be claimed of the clients' privacy after so many rounds; None where rows have no noise."""

@@ -21,7 +21,7 @@ from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
-from fedsim.core.snapshot import Node, differing_paths, snapshot
+from fedsim.core.snapshot import Node, differing_paths, in_a_library, snapshot
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -169,9 +169,9 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        if not is_user_defined(component):
+        if not contains_user_code(component):
             raise
-        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_outside_package(f.filename)]
+        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if in_user_code(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
         raise ConfigError(f"{label} raised {type(error).__name__}: {first_line(error)}{location}") from error
     if not streams.states_equal(before, streams.rng_state()):
@@ -181,8 +181,9 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
         )
 
 
-def _is_outside_package(file: str) -> bool:
-    return "site-packages" not in file and PACKAGE_FOLDER not in Path(file).parents
+def in_user_code(file: str) -> bool:
+    """Is this file neither fedsim's nor a library's?"""
+    return PACKAGE_FOLDER not in Path(file).parents and not in_a_library(file)
 
 
 def state_fields(state: Any) -> dict[str, Any]:
@@ -190,9 +191,21 @@ def state_fields(state: Any) -> dict[str, Any]:
 
 
 def copy_tensors(of: Any) -> Any:
-    """The same with tensors of its own, which may be written to."""
-    clones = {name: value.clone() for name, value in state_fields(of).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(of, **clones)
+    """The same with tensors and arrays of its own, which may be written to."""
+    return dataclasses.replace(of, **{name: _copied(value) for name, value in state_fields(of).items()})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def unlisted(state: Any) -> list[str]:
+    """Attributes of a state that are none of its fields, and so in no checkpoint."""
+    return sorted(vars(state).keys() - state_fields(state).keys())
 
 
 def describe_type(value: Any) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.availability.clock import Delay
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -125,7 +126,7 @@ class DelayedUpdates:
         if not self.active:
             return report
         t, virtual = report.cohort.round, report.cohort.host.virtual
-        delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.rounds_behind[virtual]
+        delays = self._delays(t, virtual) if self.delay.active else self.pace.rounds_behind[virtual]
         new_rows = _rows_by_name(report, t + delays)
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
@@ -147,6 +148,11 @@ class DelayedUpdates:
         return self._report(
             report, {name: _pick_rows(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
         )
+
+    def _delays(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        """[n] by how many rounds what clients begin is late."""
+        label = f"delay={type(self.delay).__name__}: rounds({t}, …)"
+        return checks.number_per_client(label, self.delay.rounds(t, virtual.copy()), len(virtual), whole=True)
 
     def _count_clients(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
         """[R] clients of each replicate among those that take part."""

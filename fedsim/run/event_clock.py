@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.availability.clock import Events, Work
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.run.event_queue import Candidates, EventQueue
@@ -44,7 +45,7 @@ class EventClock(RoundClock):
             return super()._participating_cohort(requested, durations, t)
         clock, host, federation = self.clock, requested.host, requested.federation
         finishing_positions = np.flatnonzero(np.isfinite(durations.needed))
-        order = finishing_positions[clock.start_order(t, host.virtual[finishing_positions])]
+        order = finishing_positions[self._start_order(t, host.virtual[finishing_positions])]
         order = order[np.argsort(host.virtual[order] // federation.clients, kind="stable")]  # by replicate
         virtual = host.virtual[order]
         failure = clock.failure_times(t, virtual)
@@ -64,6 +65,16 @@ class EventClock(RoundClock):
         self.arrived_clients = np.sort(np.array(arrived, dtype=np.int64))
         starting = Cohort(federation, host.rows, host.count, host.probability, t, durations.steps)
         return starting.subset(np.searchsorted(host.virtual, np.array(started, dtype=np.int64)))
+
+    def _start_order(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        """The clock's order, which names each position once."""
+        order = self.clock.start_order(t, virtual.copy())
+        if not np.array_equal(np.sort(np.asarray(order)), np.arange(len(virtual))):
+            raise ConfigError(
+                f"clock={type(self.clock).__name__}: start_order({t}, …) must name each of {len(virtual)} positions "
+                "once; give np.argsort of a number for each client"
+            )
+        return order
 
     def _wait(self, requested: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
         """[n] who of a synchronous round counts: the server's step is the event that all have arrived."""

@@ -50,6 +50,21 @@ class ModelChoice:
         return built
 
 
+@dataclass(frozen=True, eq=False)
+class GivenModel:
+    """A choice of a model that was built before.
+
+    Attributes:
+        model: it.
+    """
+
+    model: RowModel
+
+    def build(self, data: ClientData) -> RowModel:
+        """The model, for whichever data."""
+        return self.model
+
+
 def _check_more(dataset: Dataset) -> None:
     """Further inputs belong to every sample, of training and test alike, and have names of their own."""
     name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -28,6 +29,7 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import Node, enlarged_counter, snapshot_key
+from fedsim.data.samples import Stored
 from fedsim.models.probe import name_forward_errors, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
@@ -35,6 +37,7 @@ from fedsim.run.contracts import (
     Invariance,
     NamedTensors,
     changed_paths,
+    close_to,
     contains_user_code,
     describe_type,
     is_user_defined,
@@ -43,18 +46,21 @@ from fedsim.run.contracts import (
     trial_copy,
     user_code_errors,
 )
-from fedsim.run.sample_contract import INVARIANCES, SampleTrial
+from fedsim.run.sample_contract import INVARIANCES, THREADS, SampleTrial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
+from fedsim.run.trial_rounds import check_rounds
 from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.loop_executor import chunk_of, first_row
 from fedsim.trainer.objective import PlainObjective, loop_over_rows
+from fedsim.trainer.rates import factor_of
 
 log = logging.getLogger(__name__)
 
 TRIAL_CLIENTS = 3  # of every replicate
+SECONDS_OF_EVALUATION = 2.0  # up to which the user's metrics are computed twice
 MAX_REMEMBERED_OUTCOMES = 256  # outcomes that are remembered
 _outcomes: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
@@ -66,6 +72,8 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
         ConfigError: naming the part, what it did and what it must do.
     """
     _check_availability(run)
+    _schedule(run)
+    _skew(run)
     _check_batches_and_steps(run, state, memory)
     if is_user_defined(run.strategy) or contains_user_code(run.strategy):
         outcome_key = ("strategy", *_trial_key(run, (run.strategy, run.availability.law)))
@@ -73,6 +81,12 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
             check_strategy(run, memory)
             _outcomes[outcome_key] = []
     check_stages(run, memory)
+    components = tuple(run.components_by_group.values())
+    if any(map(contains_user_code, components)):
+        outcome_key = ("rounds", *_trial_key(run, components), run.federation.seeds)
+        if outcome_key not in _outcomes:
+            check_rounds(run)
+            _outcomes[outcome_key] = []
     while len(_outcomes) > MAX_REMEMBERED_OUTCOMES:
         _outcomes.popitem(last=False)
 
@@ -102,7 +116,7 @@ def _check_batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
             invariance.otherwise(trial, broken)
 
 
-def try_evaluation(run: Setup) -> None:
+def try_evaluation(run: Setup, state: State, memory: Memory) -> None:
     """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused: on the run's
     own batches it may draw random numbers, or change what lies outside of it, where it did not when it was probed.
 
@@ -114,6 +128,34 @@ def try_evaluation(run: Setup) -> None:
         models = run.model.initial(run.federation.seeds)  # whose initialisation draws random numbers
         with name_forward_errors(module), state_outside_refused(module), run.model.call.refuse_global_randomness():
             run.evaluator(models)
+    if len(run.evaluator.metrics):
+        _try_metrics(run)
+    rule = run.trainer.rule
+    if run.personal is not None and is_user_defined(rule):
+        with user_code_errors(f"local={type(rule).__name__}: personal", rule):
+            run.personal(state, memory.read_only(), 0, None)
+
+
+def _try_metrics(run: Setup) -> None:
+    """The metrics of the initial model twice: the same numbers, whatever the global streams are."""
+    models, began = run.model.initial(run.federation.seeds), time.perf_counter()
+    with streams.quiet_trial():
+        before = streams.rng_state()
+        metrics = run.evaluator(models).metrics
+        if not streams.states_equal(before, streams.rng_state()):
+            raise ConfigError(
+                f"metrics: one of {', '.join(run.evaluator.metrics.names)} draws from a global random stream "
+                "when it is computed; a metric must be a function of outputs and targets"
+            )
+        if time.perf_counter() - began > SECONDS_OF_EVALUATION:
+            return
+        repeated_metrics = run.evaluator(models).metrics
+    for name in run.evaluator.metrics.columns(run.dataset.test_x is not None):
+        if not np.array_equal(metrics[name], repeated_metrics[name], equal_nan=True):
+            raise ConfigError(
+                f"metrics: {name} of one model is {metrics[name][0]:g} and then {repeated_metrics[name][0]:g}; a "
+                "metric must be a function of outputs and targets, and `reset` must forget what was accumulated"
+            )
 
 
 def _trial_key(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
@@ -138,7 +180,8 @@ def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hash
         if violation is not None:
             invariance.otherwise(trial, violation)
             violations.append((invariance, violation))
-            log.info("%s: clients are trained one at a time, on batches without padding", violation)
+            restriction = "one at a time" if invariance is THREADS else "one at a time, on batches without padding"
+            log.info("%s: clients are trained %s", violation, restriction)
     _outcomes[trial_key] = violations
 
 
@@ -160,6 +203,54 @@ def _check_availability(run: Setup) -> None:
             _check_counter(name, tried_copy, process, first)
     finally:
         rewind()
+
+
+def _schedule(run: Setup) -> None:
+    """A schedule of somebody's own: numbers that are functions of round and step, the same in a round if it says so."""
+    schedule, rule = run.trainer.rule.schedule, run.trainer.rule
+    if not contains_user_code(schedule):
+        return
+    label, steps = f"schedule={type(schedule).__name__}", int(run.trainer.batches.longest[0])
+    rounds = [t for t in (*range(10), 100, run.rounds - 1) if 0 <= t < max(run.rounds, 1)]
+    round_steps = [(t, k) for t in rounds for k in sorted({0, min(1, steps - 1), steps - 1})]
+    rewind = Rewind(schedule)
+    with user_code_errors(label, schedule):
+        factors = {(t, k): factor_of(rule, t, k, steps) for t, k in round_steps}
+        for _ in range(2):
+            for t, k in reversed(round_steps):
+                if factor_of(rule, t, k, steps) != factors[t, k]:
+                    raise ConfigError(
+                        f"{label}: factor({t}, {k}) is not the same when asked twice; it must be a function of "
+                        "round and step, since a resumed run asks anew"
+                    )
+    if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in round_steps):
+        raise ConfigError(f"{label} says by steady=True that its factor is constant in a round, and it is not")
+    rewind()
+
+
+def _skew(run: Setup) -> None:
+    """A feature skew of somebody's own partition: what becomes of a sample depends on it and its client alone."""
+    partition, data = run.components.partition, run.data
+    if not isinstance(data, Stored) or data.skew is None or not contains_user_code(partition):
+        return
+    rows = torch.arange(min(3, run.federation.rows), device=run.device)
+    numbers, _ = data.numbers(rows, 4)
+    clients = rows % run.federation.clients
+    x = run.dataset.prepare(data.gather(numbers, run.model.dtype)["x"], run.model.dtype)
+    label = f"partition={type(partition).__name__}: its skew"
+    with user_code_errors(label, partition):
+        joint_features = data.skewed(x.clone(), clients, numbers)
+        columns = range(numbers.shape[1])
+        single_features = [
+            data.skewed(x[:, k : k + 1][r : r + 1].clone(), clients[r : r + 1], numbers[r : r + 1, k : k + 1])
+            for r in range(len(rows))
+            for k in columns
+        ]
+    if joint_features.shape != x.shape or not close_to(torch.cat(single_features).reshape(x.shape), joint_features):
+        raise ConfigError(
+            f"{label} gives a sample other features when other samples are with it; it must be a function of the "
+            "sample, its client and its number"
+        )
 
 
 def _process_label(process: Availability) -> str:
@@ -256,10 +347,15 @@ def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> 
         return
     batch = first_row(chunk.batch(0, 0, 1, run.model.dtype))
     if shift.active:
-        theta = client_carry["params"].clone()
+        theta = client_carry["params"] + 0.1 * torch.sin(torch.arange(1.0, run.model.dimension + 1)).to(
+            client_carry["params"]
+        )
+        deployed = theta.clone()
         shifted_batch = _changed_batch(
             f"shift={type(shift).__name__}", shift, lambda samples: shift(samples, theta), batch
         )
+        if not torch.equal(deployed, theta):
+            raise ConfigError(f"shift={type(shift).__name__} writes into the parameters that it is given; use a copy")
         batch = shifted_batch | ({"deployed": theta} if rule.knows_deployed else {})
     contamination = batches.contamination
     if contamination.active:
@@ -278,7 +374,7 @@ def _changed_batch(label: str, component: Any, change_batch: Any, batch: NamedTe
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
     with user_code_errors(label, component):
-        output_batch = change_batch(input_batch)
+        output_batch = change_batch(dict(input_batch))
     if not isinstance(output_batch, dict):
         raise ConfigError(
             f"{label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
@@ -303,7 +399,8 @@ def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     label = f"local={type(rule).__name__}"
     objective = BufferRecordingObjective(PlainObjective(run.model), loop_over_rows if rule.batched else None)
     lr = run.trainer.rates[0]
-    before, batch_before = {name: value.clone() for name, value in carry.items()}, dict(batch)
+    before, batch_before = ({name: value.clone() for name, value in named.items()} for named in (carry, batch))
+    lr_before = lr.clone()
     with user_code_errors(label, rule):
         if rule.batched:
             outcome: Any = objective.step(rule, chunk_of(carry), chunk_of(batch), lr[None])
@@ -324,9 +421,14 @@ def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     for name, value in before.items():
         if not torch.equal(carry[name], value):
             raise ConfigError(f"{label}: step writes into {name!r} that it is given; return a new tensor")
-        if after[name].shape != value.shape:
+        if (after[name].shape, after[name].dtype) != (value.shape, value.dtype):
             raise ConfigError(
                 f"{label}: step must return {name!r} {describe_type(value)}, and returns {describe_type(after[name])}"
             )
-    if batch.keys() != batch_before.keys():
+    changed = batch.keys() != batch_before.keys() or any(
+        not torch.equal(batch[name], value) for name, value in batch_before.items()
+    )
+    if changed:
         raise ConfigError(f"{label}: step writes into the batch that it is given; use batch | {{…}}")
+    if not torch.equal(lr, lr_before):
+        raise ConfigError(f"{label}: step writes into the learning rate that it is given; use lr * …")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from fedsim.availability.clock import Clock, Work
 from fedsim.availability.clock.clock import Times
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -81,14 +83,32 @@ class RoundClock:
         if not (clock.active or self.work.active):
             return requested
         load = self.batches.load(requested)
-        steps = self.work.steps(t, host.virtual, load) if self.work.active else load.steps
+        steps = self._steps_of_work(t, host.virtual, load) if self.work.active else load.steps
         if not clock.active:
             return Cohort(requested.federation, host.rows, host.count, host.probability, t, steps)
-        times = clock.times(t, host.virtual, self.traffic.down, self.traffic.up)
+        times = self._times(t, host.virtual)
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
         return self._participating_cohort(requested, Durations(times, needed, waited, steps, minimum_samples), t)
+
+    def _steps_of_work(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+        """[n] the steps that clients do, at least one where some are asked."""
+        planned = dataclasses.replace(load, steps=load.steps.copy())
+        steps = self.work.steps(t, virtual.copy(), planned)
+        label = f"work={type(self.work).__name__}: steps({t}, …)"
+        checks.number_per_client(label, steps, len(virtual), whole=True, minimum=min(1, load.steps.min(initial=1)))
+        return steps.astype(np.int64)
+
+    def _times(self, t: int, virtual: np.ndarray) -> Times:
+        """What clients take in round t."""
+        times = self.clock.times(t, virtual.copy(), self.traffic.down, self.traffic.up)
+        label = f"clock={type(self.clock).__name__}: times({t}, …)"
+        if not isinstance(times, Times):
+            raise ConfigError(f"{label} must return Times(link, sample), and returns {type(times).__name__}")
+        for name, values in (("link", times.link), ("sample", times.sample)):
+            checks.number_per_client(f"{label}.{name}", values, len(virtual))
+        return times
 
     def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
         """Those of the asked who count; time goes by."""
@@ -99,7 +119,8 @@ class RoundClock:
         counts = self._wait(requested, needed, durations.waited) | ~durations.waited
         chance: float | np.ndarray = 1.0
         if clock.may_drop_clients:
-            chance = clock.chance(durations.times, host.virtual, durations.minimum_samples)
+            chance = clock.chance(durations.times, host.virtual.copy(), durations.minimum_samples)
+            checks.number_per_client(f"clock={type(clock).__name__}: chance", chance, len(host.virtual))
         cohort = Cohort(requested.federation, host.rows, host.count, host.probability * chance, t, steps)
         return cohort if counts.all() else cohort.subset(np.flatnonzero(counts))
 

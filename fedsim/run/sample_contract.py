@@ -25,6 +25,7 @@ from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
 from fedsim.local.rule import Carry
+from fedsim.models.randomness import GlobalDraws
 from fedsim.run.contracts import (
     RUN_OBJECT_TYPES,
     Invariance,
@@ -49,6 +50,8 @@ from fedsim.trainer.loop_executor import LoopExecutor
 log = logging.getLogger(__name__)
 
 TRIAL_BATCH_SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
+SINGLE_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # where the run has batches of one sample
+REPEATED_SECONDS = 0.2  # in which steps are repeated where attributes change
 TRIAL_STEPS = (3, 3, 2)
 TRIAL_ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
 OPTIONAL_CHECKS_SECONDS = 1.0  # of what may be left out where models are slow
@@ -60,7 +63,7 @@ class SyntheticChunk:
     def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
         self.steps = np.array([TRIAL_STEPS[row] for row in rows])
-        self.sizes = np.array([TRIAL_BATCH_SIZES[row] for row in rows])
+        self.sizes = np.array([trial.sizes[row] for row in rows])
         pick = torch.tensor(rows, device=trial.device)
         self.rows, self.clients = trial.rows[pick], trial.clients[pick]
         host = self.rows.cpu().numpy()
@@ -100,16 +103,18 @@ class SampleTrial:
 
     def __init__(self, run: Setup, state: State, memory: Memory) -> None:
         self.run, self.device, self.dtype = run, run.device, run.model.dtype
-        self.start_time = time.perf_counter()
+        self.start_time = time.process_time()
         trainer = run.trainer
         run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
         self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
         self.local_rule, self.shift, self.contamination = self.components
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
+        self.sizes = SINGLE_SIZES if _has_single_samples(run) else TRIAL_BATCH_SIZES
         width = run.data.width(7)
         fixed_samples = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed_samples = {name: value for name, value in fixed_samples.items() if name not in ("client", "row")}
+        self.uses_global_stream = False
         self.exact: list[tuple[NamedTensors, Tensor]] = []  # of every client alone, in round 0
         self.snapshots_before = [snapshot_of(component) for component in self.components]
         self.rewind = Rewind(*self.components, skip=RUN_OBJECT_TYPES)
@@ -149,7 +154,7 @@ class SampleTrial:
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
-        fixed, size = self._fixed_samples, TRIAL_BATCH_SIZES[row][step]
+        fixed, size = self._fixed_samples, self.sizes[row][step]
         weight = fixed.get("weight")
         sample_indices = (
             torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
@@ -181,9 +186,10 @@ class SampleTrial:
         replicate = self.rows[rows] // self.run.federation.clients
         return self.run.trainer.rates[replicate].expand(max(TRIAL_STEPS), len(rows)).clone()
 
-    def local_steps(self, executor: Any, rows: list[int], t: int) -> tuple[NamedTensors, Tensor]:
-        """Carries and losses of some of the clients after their steps."""
+    def local_steps(self, executor: Any, rows: list[int], t: int, moved: bool = False) -> tuple[NamedTensors, Tensor]:
+        """Carries and losses of some of the clients after their steps; `moved`: from other models."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
+        carry["params"] += 0.5 if moved else 0.0
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
         deployed = None if self.deployed is None else self.deployed[rows].clone()
@@ -196,18 +202,31 @@ class SampleTrial:
         return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
 
     def is_slow(self) -> bool:
-        return time.perf_counter() - self.start_time > OPTIONAL_CHECKS_SECONDS
+        return time.process_time() - self.start_time > OPTIONAL_CHECKS_SECONDS
+
+
+def _has_single_samples(run: Setup) -> bool:
+    """Does a client of the run take steps on one sample?"""
+    sizes, size = run.federation.sizes, run.trainer.batches.work.batch_size
+    return size == 1 or bool((sizes == 1).any()) or (size is not None and bool((sizes % size == 1).any()))
 
 
 def _check_order(trial: SampleTrial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
     with torch.no_grad(), user_code_errors(trial.label(), trial.user_part()):
         loop_executor = trial.loop_executor()
-        trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
+        with GlobalDraws() as draws:
+            trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
+        trial.uses_global_stream = draws.draws_seen
         if any(
             changed_paths(component, before)
             for component, before in zip(trial.components, trial.snapshots_before, strict=True)
         ):
+            trial.rewind()
+            trial.local_steps(trial.loop_executor(), [0], 0, moved=True)  # what is kept of a client's first model
+            name = _difference_from_exact(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
+            if name is not None:
+                return _remembered_state_text(trial, name)
             for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
                 trial.rewind()
                 name = _difference_from_exact(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
@@ -263,6 +282,16 @@ def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
                         "share and no checkpoint holds; return it from `memory`"
                     )
             vars(component)[name] = original_value
+    changing = any(
+        changed_paths(component, before)
+        for component, before in zip(trial.components, trial.snapshots_before, strict=True)
+    )
+    until = time.process_time() + REPEATED_SECONDS
+    while changing and time.process_time() < until:  # a count may matter at its hundredth
+        carry, loss = trial.local_steps(executor, [0], 0)
+        changed_name = _difference_from_exact(trial, 0, carry, loss)
+        if changed_name is not None:
+            return _remembered_state_text(trial, changed_name)
     return None
 
 
@@ -380,6 +409,16 @@ def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
         trainers.shift.unpadded = True
 
 
+def _threads(trial: SampleTrial) -> str | None:
+    """Two clients at once: what seeds the global stream and puts it back would do so for both."""
+    return f"{trial.label()} uses PyTorch's global random stream for a while" if trial.uses_global_stream else None
+
+
+def _one_worker(trial: SampleTrial, reason: str) -> None:
+    for trainers in trial.run.all_trainers:
+        trainers.restrict_to_one_worker()
+
+
 ORDER_INVARIANCE = Invariance("the order of clients and rounds", _check_order, refuse_part)
 SHIFT_PADDING_INVARIANCE = Invariance(
     "padding and other clients of a shift", _check_shift_padding, _shift_one_at_a_time
@@ -388,4 +427,11 @@ CONTAMINATION_PADDING_INVARIANCE = Invariance(
     "padding and other clients of a contamination", _check_contamination_padding, _run_one_at_a_time
 )
 EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _run_one_at_a_time)
-INVARIANCES = (ORDER_INVARIANCE, SHIFT_PADDING_INVARIANCE, CONTAMINATION_PADDING_INVARIANCE, EXECUTOR_INVARIANCE)
+THREADS = Invariance("two threads", _threads, _one_worker)  # last: a restriction to the loop makes new executors
+INVARIANCES = (
+    ORDER_INVARIANCE,
+    SHIFT_PADDING_INVARIANCE,
+    CONTAMINATION_PADDING_INVARIANCE,
+    EXECUTOR_INVARIANCE,
+    THREADS,
+)

@@ -7,9 +7,11 @@ from typing import Any
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, DeadlineFilter, Events
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError, keys_under
+from fedsim.core.federation import WEIGHTINGS
 from fedsim.models import RowModel
-from fedsim.run.model_choice import ModelChoice
+from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.wiring import bind_availability, name_newcomers_in_errors, uplink_of
@@ -35,7 +37,7 @@ class Server:
     uplink: Uplink
 
     @classmethod
-    def build(cls, components: Parts, population: Population, choice: ModelChoice, rounds: int) -> Server:
+    def build(cls, components: Parts, population: Population, choice: ModelChoice | GivenModel, rounds: int) -> Server:
         """Build the model, and set up availability and uplink for the population.
 
         Args:
@@ -54,6 +56,7 @@ class Server:
         federation.columns = model.column_names
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
+        check_declarations(strategy)
         with name_newcomers_in_errors(population.newcomers):
             availability = bind_availability(process, federation, rounds, population.member_tables)
             settle_clock(components.clock, strategy, availability, federation.clients)
@@ -64,6 +67,21 @@ class Server:
         uplink = uplink_of(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)
+
+
+def check_declarations(strategy: Strategy[Any]) -> None:
+    """Refuse attributes of a strategy that say what no strategy can be.
+
+    Raises:
+        ConfigError: naming the attribute, and what it may be.
+    """
+    label = f"strategy={type(strategy).__name__}"
+    checks.choice(f"{label}: weighting", strategy.weighting, WEIGHTINGS)
+    checks.choice(f"{label}: server_sees", strategy.server_sees, ("sum", "mean", "rows"))
+    if (arrivals := strategy.arrivals) is not None:
+        checks.whole_number(f"{label}: arrivals", arrivals)
+        if (repeated := strategy.arrivals) != arrivals:
+            raise ConfigError(f"{label}: arrivals is {arrivals} and then {repeated}; make it one number")
 
 
 def settle_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from torch import nn
+from typing_extensions import Self
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, Delay, Work
@@ -24,10 +26,13 @@ from fedsim.models.capacity import Capacity
 from fedsim.models.losses import LossFunction
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
+from fedsim.run.contracts import contains_user_code
 from fedsim.run.divergence import ON_NONFINITE_CHOICES
-from fedsim.run.model_choice import ModelChoice
+from fedsim.run.model_choice import GivenModel, ModelChoice
+from fedsim.run.ownership import PartCopies
 from fedsim.run.parts import KINDS, Parts
 from fedsim.run.rules import Stop
+from fedsim.run.user_code import errors_of_parts
 from fedsim.run.wiring import Compute, check_kinds, check_seeds
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
@@ -134,4 +139,49 @@ class Setup(Assembly):
             stop=stop, trainer=execution, drift=drift,
         )  # fmt: skip
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
-        super().__init__(components, choice, compute, clients, check_seeds(seeds), rounds, start, on_nonfinite)
+        chosen_seeds = check_seeds(seeds)
+        self._groups = _own_copies(components)
+        with errors_of_parts(components):
+            super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
+
+    def replica(self, seeds: Sequence[int], steps: int) -> Self:
+        """The same run with copies of its parts, for some seeds, to be tried: clients are trained one at a time, with
+        at most so many local steps, and nothing is evaluated."""
+        dataset = self.components.dataset
+        copies = copies_of(self._groups, dataset)
+        rule: LocalRule = copies["local"]
+        if not (rule.indivisible or rule.pooled or copies["work"].active):
+            planned = rule.work.steps or steps
+            rule.work = dataclasses.replace(rule.work, steps=min(planned, steps), epochs=None)
+        execution = dataclasses.replace(
+            self.execution, executor="loop", workers=1, chunk="auto", compile="never", trial=False
+        )
+        newcomers = self.components.personal if self.components.personal.newcomers else Personal()
+        components = Parts(
+            **copies | {
+                "dataset": dataset, "columns": None, "trainer": execution, "stop": Stop(), "personal": newcomers,
+                "evaluation": EvaluationOptions(),
+            }
+        )  # fmt: skip
+        compute = dataclasses.replace(self.compute, memory="device")
+        replica = type(self).__new__(type(self))
+        clients = self.federation.clients + self.components.personal.newcomers
+        Assembly.__init__(
+            replica, components, GivenModel(self.model), compute, clients, tuple(seeds), self.rounds, "random",
+            self.on_nonfinite,
+        )  # fmt: skip
+        return replica
+
+
+def _own_copies(components: Parts) -> dict[str, Any]:
+    """The parts by group, as they are before they are set up; copied where one of them is somebody's own."""
+    groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(Parts)}
+    if not any(contains_user_code(component) for group, component in groups.items() if group != "dataset"):
+        return groups
+    return copies_of(groups, components.dataset)
+
+
+def copies_of(groups: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """Copies of parts, which share the data set; what two of them have in common, their copies have in common."""
+    copies = PartCopies(dataset)
+    return {group: copies(component) for group, component in groups.items()}

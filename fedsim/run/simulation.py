@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
+from fedsim.core.report import Report
 from fedsim.evaluation.performative.references import unshifted_minimisers
 from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
@@ -25,6 +26,7 @@ from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
+from fedsim.run.user_code import UserCodeWatch, errors_of_parts
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator, run_to_completion
 from fedsim.trainer.device_memory import configure_allocator
@@ -103,13 +105,15 @@ class Simulation(Setup):
         that of several runs at once."""
         tracking, folder = tracking or Tracking(), None if out is None else Path(out)
         configure_allocator(self.device)
-        state = self.initial_state()
-        check_initial_state(self, state)
-        memory = self.memory_at_start(state)
+        with errors_of_parts(self.components):
+            state = self.initial_state()
+            check_initial_state(self, state)
+            memory = self.memory_at_start(state)
         checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
         state, progress = self.resumed(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
-        self.rehearse(state, memory)
+        with errors_of_parts(self.components):
+            self.rehearse(state, memory)
         self.evaluator.references = self.references
         self.log_privacy()
         guard = self.make_guard(progress)
@@ -123,25 +127,25 @@ class Simulation(Setup):
 
     def train(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
         """The rounds that are left: from the strategy's state before the first to that after the last of them."""
-        guard = tracker.guard
+        user_code = UserCodeWatch(self.components_by_group)
         for t in tracker.rounds():
-            active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
-            cohort = self.pace(guard.without_given_up(self.strategy.cohort(state, active), t), t)  # in time
-            start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
-            report = yield from self.delivery.steps(start, cohort, t, state.model, memory, guard.accept)
-            self.submodels.check(report, t)
-            report = self.uplink(report, memory)  # what reaches the server
-            with guard.catch_errors(t, state, report):
-                state = self.strategy.aggregate(state, report, t)  # linear algebra
+            state, report = yield from user_code.watch(self.round(t, state, memory, tracker.guard), t)
             tracker.round(t, state, report)
         return state
 
-    def memory_at_start(self, state: State) -> Memory:
-        """What clients, evaluation and uplink remember before round 0, given the strategy's state."""
-        memory = self.trainer.memory(state.model)
-        memory.evaluated = self.models.memory(state.model) | self.participation.memory()
-        self.uplink.remember(memory, self.federation, state.model)
-        return memory
+    def round(
+        self, t: int, state: State, memory: Memory, guard: DivergenceGuard
+    ) -> TaskGenerator[tuple[State, Report]]:
+        """Round t: from the strategy's state before it to that after it, and the report that led there."""
+        active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
+        cohort = self.pace(guard.without_given_up(self.strategy.cohort(state, active), t), t)  # in time
+        start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
+        report = yield from self.delivery.steps(start, cohort, t, state.model, memory, guard.accept)
+        self.submodels.check(report, t)
+        report = self.uplink(report, memory)  # what reaches the server
+        with guard.catch_errors(t, state, report):
+            state = self.strategy.aggregate(state, report, t)  # linear algebra
+        return state, report
 
     def checkpointer(
         self, folder: Path | None, tracking: Tracking, identity: dict[str, Any], state: State, memory: Memory
@@ -172,7 +176,7 @@ class Simulation(Setup):
         """Refuse, before anything is written, what would fail or be silently wrong in the middle of the run."""
         check_carry(self, state, memory)
         dry_run(self, state, memory)
-        try_evaluation(self)
+        try_evaluation(self, state, memory)
 
     def log_privacy(self) -> None:
         """Log what may be claimed of the clients' privacy, where rows have noise."""

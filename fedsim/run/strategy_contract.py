@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core import streams
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, FullDataGradients
 from fedsim.core.memory import Memory
@@ -39,6 +40,7 @@ from fedsim.run.contracts import (
     snapshot_of,
     state_fields,
     trial_copy,
+    unlisted,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
@@ -46,6 +48,10 @@ from fedsim.strategies import State
 
 OPTIONAL_CHECKS_SECONDS = 0.7  # after which what is tried a second time is left out
 LATE_TRIAL_ROUNDS = (3, 10, 100)  # and the last
+MOST_PRESENT = 8  # clients of a replicate, where all of a small federation come
+REPEATED_SECONDS = 0.2  # in which rounds are repeated where attributes change
+STALEST = 3  # rounds by which rows of an event-driven run are late
+WATCHED = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
 MAX_TRIAL_MEMORY_NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
@@ -56,6 +62,11 @@ def check_initial_state(run: Setup, state: Any) -> None:
     label = f"strategy={type(run.strategy).__name__}"
     if not isinstance(state, State):
         raise ConfigError(f"{label}: initial must return a State, and returns {describe_type(state)}")
+    if extra := unlisted(state):
+        raise ConfigError(
+            f"{label}: {extra[0]!r} is an attribute of {type(state).__name__} and none of its fields, so no checkpoint "
+            "holds it; decorate the class with @dataclass, and declare it there"
+        )
     rows = run.federation.replicates
     shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
     names_by_address: dict[int, str] = {}
@@ -104,7 +115,7 @@ class StrategyTrial:
         self.rewind = Rewind(run.strategy, skip=RUN_OBJECT_TYPES)  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
         self.last, self.initial_snapshot = run.strategy, self.snapshot_before  # the copy that played, and how it began
-        self.start_time = time.perf_counter()
+        self.start_time = time.process_time()
         # a process that always sends as many clients may be all that a strategy is for
         self.has_fixed_cohort_size = run.availability.law in ("full", "uniform_k")
         self.present = (
@@ -125,7 +136,7 @@ class StrategyTrial:
         return False
 
     def is_slow(self) -> bool:
-        return time.perf_counter() - self.start_time > OPTIONAL_CHECKS_SECONDS
+        return time.process_time() - self.start_time > OPTIONAL_CHECKS_SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
@@ -158,19 +169,20 @@ class StrategyTrial:
         replicates: range,
         use_new_copies: bool = False,
         with_other_calls: bool = False,
+        rewound: bool = True,
     ) -> list[State]:
         """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
 
         `use_new_copies`: every round is played by another copy, as after a resumed run. `with_other_calls`: before
-        each round the one before it is played with other numbers.
+        each round the one before it is played with other numbers. Not `rewound`: the copy that played last plays on.
         """
         federation = self._federation(replicates)
-        strategy, label = self.strategy(replicates), self.label
+        strategy, label = (self.strategy(replicates) if rewound else self.last), self.label
         self.last = strategy
         models = self.models[replicates.start : replicates.stop]
         with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        if not use_new_copies:
+        if not use_new_copies and rewound:
             self.initial_snapshot = snapshot_of(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
@@ -194,18 +206,7 @@ class StrategyTrial:
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
             state_copy = copy_tensors(state)
-            with user_code_errors(f"{label}: cohort, in round {t}", strategy):
-                cohort = strategy.cohort(state_copy, active)
-            if not isinstance(cohort, Cohort):
-                raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
-            with user_code_errors(f"{label}: start, in round {t}", strategy):
-                start = strategy.start(state_copy, cohort)
-            carry = start if isinstance(start, dict) else {"params": start}
-            shape = [len(cohort), state.model.shape[1]]
-            if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
-                raise ConfigError(
-                    f"{label}: start must return rows {shape}, one per client, and returns {describe_type(start)}"
-                )
+            cohort, carry = self._start(strategy, state_copy, active, t)
             report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if with_other_calls and earlier is not None:
                 with contextlib.suppress(ConfigError):
@@ -226,6 +227,36 @@ class StrategyTrial:
             state = next_state
             states.append(state)
         return states
+
+    def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, NamedTensors]:
+        """Who computes, and what they start from."""
+        label = self.label
+        with user_code_errors(f"{label}: cohort, in round {t}", strategy):
+            cohort = strategy.cohort(state, active)
+        if not isinstance(cohort, Cohort):
+            raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
+        if (np.diff(cohort.host.virtual) <= 0).any():
+            raise ConfigError(
+                f"{label}: cohort, in round {t}, returns clients that are not in ascending order, each once; give "
+                "Cohort.subset sorted positions without repetition"
+            )
+        with user_code_errors(f"{label}: start, in round {t}", strategy):
+            start = strategy.start(state, cohort)
+        carry = start if isinstance(start, dict) else {"params": start}
+        shape = [len(cohort), state.model.shape[1]]
+        params = carry.get("params")
+        if not isinstance(params, Tensor) or list(params.shape) != shape or params.dtype != state.model.dtype:
+            raise ConfigError(
+                f"{label}: start must return rows {shape} {str(state.model.dtype).removeprefix('torch.')}, one per "
+                f"client, and returns {describe_type(start if params is None else params)}"
+            )
+        for name, value in carry.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (len(cohort),):
+                raise ConfigError(
+                    f"{label}: start must return {name!r} with one entry for each of {len(cohort)} clients, and "
+                    f"returns {describe_type(value)}"
+                )
+        return cohort, carry
 
     def _memory(self, replicates: range) -> Memory:
         federation, client_count = self.run.federation, len(self._federation(replicates).local_clients)
@@ -248,10 +279,17 @@ class StrategyTrial:
 
 
 def _check_repetition(trial: StrategyTrial) -> str | None:
-    """The same rounds again: by another copy for every round, then by one copy for all."""
+    """The same rounds again: by another copy for every round, then by one copy for all, with another global seed."""
     all_replicates = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
     right = trial.states_after_rounds(counts, all_replicates)
+    with streams.restore_states():
+        streams.reseed(1)
+        return _compared(trial, counts, right)
+
+
+def _compared(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+    all_replicates = range(len(trial.models))
     for fresh in (True,) if trial.is_slow() else (True, False):
         for expected_state, repeated_state in zip(
             right, trial.states_after_rounds(counts, all_replicates, fresh), strict=True
@@ -282,6 +320,18 @@ def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], ri
                     return trial.remembers(name, trial.last)
         finally:
             trial.counters = {}
+    until = time.process_time() + REPEATED_SECONDS
+    trial.states_after_rounds(counts, all_replicates)
+    changing = bool(
+        changed_paths(trial.last, trial.initial_snapshot) or changed_paths(trial.run.strategy, trial.snapshot_before)
+    )
+    while changing and time.process_time() < until:  # a count may matter at its hundredth
+        for expected_state, later_state in zip(
+            right, trial.states_after_rounds(counts, all_replicates, rewound=False), strict=True
+        ):
+            name = first_difference(state_fields(expected_state), state_fields(later_state))
+            if name is not None:
+                return trial.remembers(name, trial.last)
     return None
 
 
@@ -315,7 +365,8 @@ def _check_replicates(trial: StrategyTrial) -> str | None:
     """Each replicate alone, and beside one with another number of clients."""
     if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
         return None
-    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]]):
+    all_replicates = [MOST_PRESENT, MOST_PRESENT]
+    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]], [all_replicates]):
         joint_states = trial.states_after_rounds(counts, range(2))
         for r in (1, 0):
             try:
@@ -390,19 +441,40 @@ def _synthetic_report(
     steps = int(run.trainer.batches.longest[0])
     sums = (rates[cohort.replicate] * steps).to(rows)
     loss = 1 + 0.1 * torch.sin(phases.to(rows))
-    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": rows + 0.1 * wave}
+    # what clients send depends on where they start
+    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": 0.99 * rows + 0.1 * wave}
     memory_copy = Memory({name: value.clone() for name, value in memory.clients.items()})
     return Report(
         cohort, rows.clone(), end_carry, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
         torch.isfinite(loss), end_carry["params"].clone(), sums.clone(), memory_copy, model.clone(),
+        staleness=_staleness(run, cohort, t),
     )  # fmt: skip
+
+
+def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
+    """[n] rounds since each row began; None where rows are never late."""
+    if not (run.delivery.active or run.pace.clock.asynchronous):
+        return None
+    latest = STALEST if run.pace.clock.asynchronous else 1
+    clients = cohort.host.virtual % cohort.federation.clients
+    staleness: np.ndarray = np.minimum((clients + t) % (latest + 1), t)
+    return staleness
 
 
 def _next_state(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
-    state_copy = copy_tensors(state)
+    state_copy, report_copy = copy_tensors(state), copy_tensors(report)
+    counts = report_copy.cohort.host.count.copy()
     with user_code_errors(f"{label}: aggregate, in round {t}" if t else label, strategy):
-        after = strategy.aggregate(state_copy, copy_tensors(report), t)
+        after = strategy.aggregate(state_copy, report_copy, t)
+    if not np.array_equal(counts, report_copy.cohort.host.count):
+        report_copy.cohort.host.count[:] = counts
+        raise ConfigError(f"{label}: aggregate writes into the cohort's counts, which the run counts clients by")
+    for name in WATCHED:
+        if not equal_values(getattr(report, name), getattr(report_copy, name)):
+            raise ConfigError(
+                f"{label}: aggregate writes into report.{name}, which the run measures rounds by; write to a copy"
+            )
     if type(after) is not type(state):
         raise ConfigError(
             f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
@@ -418,5 +490,33 @@ def _next_state(strategy: Any, label: str, state: State, report: Report, t: int)
                 f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes "
                 f"{describe_type(actual_field)}{hint}"
             )
+        if actual_field.requires_grad:
+            raise ConfigError(f"{label}: {name} of the next state requires a gradient; return {name}.detach()")
+    if extra := unlisted(after):
+        raise ConfigError(
+            f"{label}: {extra[0]!r} is an attribute of {type(after).__name__} and none of its fields, so no checkpoint "
+            "holds it; declare it in a dataclass derived from State"
+        )
+    _check_shared_memory(label, after)
     next_state: State = after
     return next_state
+
+
+def equal_values(first: Any, second: Any) -> bool:
+    """Do two tensors or arrays hold the same numbers, where they are numbers?"""
+    if isinstance(first, Tensor):
+        return torch.equal(first.nan_to_num(), second.nan_to_num())
+    return np.array_equal(first, second)
+
+
+def _check_shared_memory(label: str, state: State) -> None:
+    """Refuse two fields in the same memory: a checkpoint cannot hold them, and writing to one writes to both."""
+    names_by_address: dict[int, str] = {}
+    for name, value in state_fields(state).items():
+        address = value.untyped_storage().data_ptr()
+        if value.numel() and address in names_by_address:
+            raise ConfigError(
+                f"{label}: {name} and {names_by_address[address]} of the next state share memory, so that writing to "
+                f"one writes to both; make it {name}.clone()"
+            )
+        names_by_address[address] = name

@@ -57,7 +57,7 @@ class Submodels:
         """What a strategy starts clients from, without the columns that they lack; the cohort keeps who holds what."""
         if self.chain is None:
             return start
-        sets, index = self.capacity.held_channels(cohort, self.chain.widths, t)
+        sets, index = _held_channels(self.capacity, cohort, self.chain, t)
         rows = start["params"] if isinstance(start, dict) else start
         masks = self.chain.masks(sets).to(rows)[index.to(rows.device)]
         cohort.column_masks = masks
@@ -89,11 +89,38 @@ class Submodels:
         return cohort.column_masks.mean(1, dtype=torch.float64).cpu().numpy()
 
 
+def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: int) -> tuple[list[Tensor], Tensor]:
+    """What the capacity says that clients hold in round t.
+
+    Raises:
+        ConfigError: these are no sets of channels, one for each client.
+    """
+    answer = capacity.held_channels(cohort, chain.widths, t)
+    label = f"capacity={type(capacity).__name__}: held_channels, in round {t},"
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise ConfigError(f"{label} must return sets of channels and the index of each client's, two things")
+    sets, index = answer
+    shapes = [
+        list(channels.shape) for channels in sets if isinstance(channels, Tensor) and channels.dtype == torch.bool
+    ]
+    count = shapes[0][0] if shapes and len(shapes[0]) == 2 else 0
+    if shapes != [[count, width] for width in chain.widths]:
+        raise ConfigError(
+            f"{label} must return sets of channels [k, width] of type bool for hidden layers of the widths "
+            f"{', '.join(map(str, chain.widths))}"
+        )
+    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (len(cohort),):
+        raise ConfigError(f"{label} must return an int64 index of {len(cohort)} entries, one for each client")
+    if len(index) and not bool(((index >= 0) & (index < count)).all()):
+        raise ConfigError(f"{label} must return an index of its {count} sets, 0 to {count - 1}")
+    return list(sets), index
+
+
 def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
     """Sets of channels that clients hold in the first rounds, at most two a round, those that leave some out first."""
     count = np.ones((federation.replicates, federation.clients))
     for t in range(TRIED_ROUNDS):
-        sets, index = capacity.held_channels(federation.cohort(count, count, t), chain.widths, t)
+        sets, index = _held_channels(capacity, federation.cohort(count, count, t), chain, t)
         order_by_missing = torch.cat([~layer for layer in sets], 1).sum(1)[index].argsort(descending=True)
         for k in dict.fromkeys(index[order_by_missing].tolist()[:TRIED_SETS]):
             yield [layer[k : k + 1] for layer in sets]

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Self
 
-from fedsim.core.errors import PeerError
+from fedsim.core.errors import PeerError, RunError, first_line
 from fedsim.core.report import Report
 from fedsim.evaluation import EvaluationResult
 from fedsim.evaluation.columns import columns_of_other_model, is_higher_better
@@ -171,7 +171,20 @@ class Tracker:
         stop = self.run.stop
         if not (stop.active or self.options.observers):
             return None
-        reason = stop.reason(self.history, self.progress.seconds, self._metric, self.run.column_descriptions)
+        history = [dict(row) for row in self.history]  # a rule of the user's might write into it
+        label, is_own = f"stop={type(stop).__name__}", type(stop).__module__.startswith("fedsim.")
+        try:
+            arguments = (self.progress.seconds, self._metric, self.run.column_descriptions)
+            reason = stop.reason(history, *arguments)
+            repeated_reason = reason if is_own else stop.reason([dict(row) for row in self.history], *arguments)
+        except Exception as error:
+            if is_own:
+                raise
+            raise RunError(f"{label} raised {type(error).__name__}: {first_line(error)}") from error
+        if not (reason is None or isinstance(reason, str)):
+            raise RunError(f"{label}: reason must return a sentence or None, and returns {type(reason).__name__}")
+        if repeated_reason != reason:
+            raise RunError(f"{label}: reason says {reason!r} and then {repeated_reason!r} of the same evaluations")
         return self.ranks.broadcast_object(reason or self._stop_reason)
 
     @property

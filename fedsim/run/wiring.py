@@ -21,7 +21,7 @@ from fedsim.core.ranks import Ranks
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift import Drift
 from fedsim.data.partition import IID, Natural, Partition, Table
-from fedsim.data.partition.partition import Samples
+from fedsim.data.partition.partition import Samples, check_table, check_use
 from fedsim.data.samples import ClientData, Drawn, Stored
 from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
@@ -228,6 +228,11 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     with streams.restore_states():
         streams.reseed(1)
         repeated_table = partition.table(read_only_samples, clients, distinct_seeds[0])
+    for table in table_by_seed.values():  # `table` may be the user's own
+        if not isinstance(table, Table):
+            raise ConfigError(f"{setting}: table must return a Table, and returns {type(table).__name__}")
+        check_table(type(partition).__name__, table, samples.count, clients)
+        check_use(type(partition).__name__, table, samples.count, clients, partition.remedy)
     first = table_by_seed[distinct_seeds[0]]
     if not (
         np.array_equal(first.order, repeated_table.order) and np.array_equal(first.offsets, repeated_table.offsets)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Plan, Workload
 from fedsim.local import LocalRule
 
@@ -19,16 +22,33 @@ def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tens
     steps, per_pass = workload.steps, workload.per_pass
     step_count = int(plan.load.steps.max(initial=0))
     if rule.schedule.steady:
-        return of_rows.new_full((step_count, len(of_rows)), rule.schedule.factor(t, 0, step_count)) * of_rows
+        return of_rows.new_full((step_count, len(of_rows)), factor_of(rule, t, 0, step_count)) * of_rows
     kinds, kind = np.array([steps, per_pass]).T, np.arange(len(steps))
     if len(steps) and not (np.ptp(steps) or np.ptp(per_pass)):  # all alike
         kinds, kind = kinds[:1], np.zeros(1, dtype=np.int64)
     else:
         kinds, kind = np.unique(kinds, axis=0, return_inverse=True)
-    table = [[rule.schedule.factor(t, k, int(s), int(p)) for s, p in kinds] for k in range(step_count)]
+    table = [[factor_of(rule, t, k, int(s), int(p)) for s, p in kinds] for k in range(step_count)]
     factors = np.array(table).reshape(step_count, len(kinds))[:, kind.reshape(-1)]
     column = torch.as_tensor(factors, dtype=of_rows.dtype).to(of_rows.device, non_blocking=True)
     return column * of_rows
+
+
+def factor_of(rule: LocalRule, t: int, k: int, steps: int, per_pass: int = 1) -> float:
+    """The schedule's factor.
+
+    Raises:
+        ConfigError: it is no finite number.
+    """
+    factor = rule.schedule.factor(t, k, steps, per_pass)
+    try:
+        number = float(factor)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        name = type(rule.schedule).__name__
+        raise ConfigError(f"schedule={name}: factor({t}, {k}, …) must be a finite number, and is {factor!r}")
+    return number
 
 
 def _rates_of_rounds(rule: LocalRule, of_rows: Tensor, plan: Plan, rounds: np.ndarray) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core import checks, streams
 from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_line
 from fedsim.core.federation import Cohort
@@ -107,6 +108,12 @@ class Trainer:
         self.choice = self.candidates[0]
         self.executor, self._general_executor = self._make_executor(self.choice), None
 
+    def restrict_to_one_worker(self) -> None:
+        """Let no two threads take local steps at once, since a part uses PyTorch's global stream for a while."""
+        self.candidates = [dataclasses.replace(choice, workers=1) for choice in self.candidates]
+        self.choice = dataclasses.replace(self.choice, workers=1)
+        self.executor, self._general_executor = self._make_executor(self.choice), None
+
     def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
         """The executor of this name for another rule and a model in another precision."""
         execution = dataclasses.replace(
@@ -169,7 +176,8 @@ class Trainer:
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
         rule, shift, federation = self.rule, self.shift, self.batches.federation
-        of_rule, of_shift = rule.memory(federation, self.model.dimension), shift.memory(federation, model)
+        of_rule = own_tensors(f"local={type(rule).__name__}", rule.memory(federation, self.model.dimension))
+        of_shift = own_tensors(f"shift={type(shift).__name__}", shift.memory(federation, model))
         for name in sorted({*of_rule, *rule.own_models} & of_shift.keys()):
             raise ConfigError(
                 f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {name!r}; rename one"
@@ -246,6 +254,8 @@ class Trainer:
         result = yield LocalTask(self, plan, carry, rates, cohort.replicate, deployed_rows)
         end, loss = result.carry, result.loss
         samples = self.rule.samples_used(result.samples, carry, end)
+        label = f"local={type(self.rule).__name__}: samples_used"
+        checks.number_per_client(label, samples, len(cohort), whole=True)
         rates, weight, steps = rate_sums(self.rule, rates, plan.load)
         finite = finite_rows(loss, end)
         accepted_rows = None if accept is None else accept(t, cohort, finite)
@@ -300,7 +310,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _errors_in_a_sentence(self, work: LocalTask) -> Iterator[None]:
-        """What a user's module, loss or rule raises in the middle of a run, with the round it happened in."""
+        """What a user's module, loss or rule raises in the middle of a run, with the round it happened in. A user's
+        shift, contamination or rule may not draw from a global stream either."""
+        own_parts = [part for part in (self.rule, self.shift, self.batches.contamination) if not is_built_in(part)]
+        before = streams.rng_state() if own_parts else None
         try:
             yield
         except (ConfigError, RunError, DivergenceError, MemoryError):
@@ -314,6 +327,13 @@ class Trainer:
             raise RunError(
                 f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {message}"
             ) from error
+        if before is not None and not streams.states_equal(before, streams.rng_state()):
+            names = " or ".join(type(part).__name__ for part in own_parts)
+            raise RunError(
+                f"local training ended in round {work.plan.t}: {names} drew from a global random stream, which depends "
+                "on all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and "
+                "client"
+            )
 
     def _local_steps(self, work: LocalTask) -> LocalResult:
         """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
@@ -396,6 +416,28 @@ class Trainer:
                 *(device, rows, rows // 2, rows // 2),
             )
         self._is_halving_logged = True
+
+
+def own_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a rule or shift remembers of clients, each in memory of its own: entries that share some are copied.
+
+    Raises:
+        ConfigError: it is no dictionary of tensors.
+    """
+    if not isinstance(memory, dict):
+        raise ConfigError(f"{label}: memory must return a dictionary of tensors, and returns {type(memory).__name__}")
+    addresses, copies = set[int](), dict[str, Tensor]()
+    for name, value in memory.items():
+        if not isinstance(value, Tensor) or not value.dim():
+            raise ConfigError(
+                f"{label}: memory must give {name!r} as a tensor with one row per client, and gives "
+                f"{type(value).__name__}"
+            )
+        address = value.untyped_storage().data_ptr()
+        shared = value.numel() and (address in addresses or 0 in value.stride())
+        copies[name] = value.clone(memory_format=torch.contiguous_format) if shared else value
+        addresses.add(address)
+    return copies
 
 
 def needs_general_executor(carry: Carry) -> bool:

@@ -35,6 +35,7 @@ class Trainers:
         self.executor_cache = {} if executor_cache is None else executor_cache
         self._trainers: list[Trainer] = []
         self._reasons: list[tuple[str, LocalRule | None]] = []
+        self._one_worker = False
 
     def setup_shift(self) -> None:
         """Set the shift up for data and model: once, before the first trainer is made."""
@@ -48,8 +49,16 @@ class Trainers:
         for reason, rule_class in self._reasons:
             if rule_class is None or type(rule_class) is type(rule):
                 trainer.restrict_to_loop(reason)
+        if self._one_worker:
+            trainer.restrict_to_one_worker()
         self._trainers.append(trainer)
         return trainer
+
+    def restrict_to_one_worker(self) -> None:
+        """`Trainer.restrict_to_one_worker` of all trainers; of later ones too."""
+        self._one_worker = True
+        for trainer in self._trainers:
+            trainer.restrict_to_one_worker()
 
     def restrict_to_loop(self, reason: str, rule: LocalRule | None = None) -> None:
         """`Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules; of later ones too."""

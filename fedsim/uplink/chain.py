@@ -66,6 +66,12 @@ class Uplink:
         code = plain = Encoding(dimension, 8 * size)
         for stage in self.stages:
             code = stage.code(code, plain)
+            if not isinstance(code, Encoding) or code.bytes < 0:
+                returned = f"{code.bytes} bytes" if isinstance(code, Encoding) else type(code).__name__
+                raise ConfigError(
+                    f"uplink={type(stage).__name__}: code must return an Encoding of 0 bytes or more, and returns "
+                    f"{returned}"
+                )
         return code
 
     def __call__(self, report: Report, memory: Memory) -> Report:
@@ -80,11 +86,13 @@ class Uplink:
         start = report.start if sender_index is None else report.start[sender_index]
         for number, stage in enumerate(self.stages):
             arrived_rows = stage(rows, StageContext(cohort, memory, number))
-            if arrived_rows.shape != rows.shape:
-                returned_shape, expected_shape = list(arrived_rows.shape), list(rows.shape)
-                raise ConfigError(
-                    f"uplink={type(stage).__name__} must return rows {expected_shape}, and returns {returned_shape}"
+            if (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
+                same_shape = arrived_rows.shape == rows.shape
+                returned, expected = (
+                    str(tensor.dtype).removeprefix("torch.") if same_shape else str(list(tensor.shape))
+                    for tensor in (arrived_rows, rows)
                 )
+                raise ConfigError(f"uplink={type(stage).__name__} must return rows {expected}, and returns {returned}")
             rows = arrived_rows
         if sender_index is None:
             received, end = rows, start - rows

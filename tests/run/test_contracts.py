@@ -125,7 +125,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "memory that is shared": (strategy(initial=shared), "other and model of the state share memory"),
     "no start": (
         strategy(start=lambda *_: None),
-        r"start must return rows \[6, 15\], one per client, and returns None",
+        r"start must return rows \[6, 15\] float32, one per client, and returns None",
     ),
     "models for start rows": (strategy(start=lambda self, state, cohort: state.model), r"rows \[6, 15\]"),
     "no cohort": (strategy(cohort=lambda self, state, active: [1]), "cohort must return a Cohort, and returns list"),

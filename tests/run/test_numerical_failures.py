@@ -44,9 +44,9 @@ class Decomposing(SGD):
         self.routine, self.ill = routine, ill
 
     def memory(self, federation, dimension):
-        bad = torch.zeros(federation.rows, dtype=federation.dtype)
-        bad[-2] = 1
-        return {"bad": bad, "seen": torch.zeros(federation.rows, dtype=federation.dtype)}
+        bad = torch.zeros(federation.replicates, federation.clients, dtype=federation.dtype)
+        bad[[seed == SEEDS[1] for seed in federation.seeds], 2] = 1
+        return {"bad": bad.flatten(), "seen": torch.zeros(federation.rows, dtype=federation.dtype)}
 
     def step(self, carry, batch, lr, objective):
         carry, loss = super().step(carry, batch, lr, objective)

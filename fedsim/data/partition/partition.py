@@ -151,21 +151,9 @@ class Partition(Validated, ABC):
         shares = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         name = type(self).__name__ if self.name == Partition.name else self.name
         table = shares if isinstance(shares, Table) else Table.of(_checked_shares(name, shares))
-        _check_table(name, table, samples.count, clients)
+        check_table(name, table, samples.count, clients)
         table.skew = self.skew(clients)
-        empty = np.flatnonzero(table.sizes == 0)
-        if len(empty):
-            raise ConfigError(
-                f"partition={name} leaves {len(empty)} of clients={clients} without samples "
-                f"(client {empty[0]} first); {self.remedy}"
-            )
-        used_mask = np.zeros(samples.count, dtype=bool)
-        used_mask[table.order] = True
-        if used_mask.sum() != len(table.order):
-            duplicate_sample = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
-            raise ConfigError(
-                f"partition={name} assigns a sample to two clients, or twice to one: {duplicate_sample}; assign it once"
-            )
+        check_use(name, table, samples.count, clients, self.remedy)
         if not self.validation:
             return table
         table = table.split_off(self.validation, rng.generator(seed, rng.Purpose.PARTITION, 1))
@@ -198,7 +186,7 @@ def _checked_shares(name: str, shares: object) -> list[np.ndarray]:
     return sample_numbers
 
 
-def _check_table(name: str, table: Table, samples: int, clients: int) -> None:
+def check_table(name: str, table: Table, samples: int, clients: int) -> None:
     """Check that a table has all clients, and only samples that exist."""
     order, offsets = np.asarray(table.order), np.asarray(table.offsets)
     if len(offsets) != clients + 1:
@@ -218,4 +206,21 @@ def _check_table(name: str, table: Table, samples: int, clients: int) -> None:
             f"partition={name} gives client {client} sample {order[invalid_positions[0]]}, but "
             "samples are numbered 0 to "
             f"{samples - 1}"
+        )
+
+
+def check_use(name: str, table: Table, samples: int, clients: int, remedy: str) -> None:
+    """Check that each client holds a sample, and that no sample is used twice."""
+    empty = np.flatnonzero(table.sizes == 0)
+    if len(empty):
+        raise ConfigError(
+            f"partition={name} leaves {len(empty)} of clients={clients} without samples "
+            f"(client {empty[0]} first); {remedy}"
+        )
+    used_mask = np.zeros(samples, dtype=bool)
+    used_mask[table.order] = True
+    if used_mask.sum() != len(table.order):
+        duplicate_sample = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
+        raise ConfigError(
+            f"partition={name} assigns a sample to two clients, or twice to one: {duplicate_sample}; assign it once"
         )

@@ -48,7 +48,14 @@ class Attack(Stage):
     def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
         byzantine_mask = np.zeros((federation.replicates, federation.clients), dtype=bool)
         for replicate, seed in enumerate(federation.seeds):
-            byzantine_mask[replicate, self.byzantine_clients(seed, federation.clients)] = True
+            numbers = np.asarray(self.byzantine_clients(seed, federation.clients))
+            bad = numbers[(numbers < 0) | (numbers >= federation.clients)]
+            if len(bad):
+                raise ConfigError(
+                    f"attack={type(self).__name__}: byzantine_clients names client {bad[0]}, but clients are "
+                    f"numbered 0 to {federation.clients - 1}"
+                )
+            byzantine_mask[replicate, numbers] = True
         self.byzantine_mask = torch.as_tensor(byzantine_mask.reshape(-1)).to(federation.device)
 
     def byzantine_clients(self, seed: int, clients: int) -> np.ndarray:

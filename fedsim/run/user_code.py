@@ -1,0 +1,155 @@
+"""A user's parts in the rounds of a run: their errors in one sentence, and no draw from a global random stream.
+
+The trials before a run (`fedsim.run.rehearsal`) see some rounds. A part that fails or draws in another one ends the run
+with a sentence that names it; the last checkpoint is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedsim.core import streams
+from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError, first_line
+from fedsim.core.numerical import is_numerical
+from fedsim.run.contracts import contains_user_code, in_user_code
+from fedsim.trainer import TaskGenerator
+
+T = TypeVar("T")
+
+
+class UserCodeWatch:
+    """Advances the rounds of a run, and watches those of its parts that are somebody's own.
+
+    Args:
+        components: of the run, by group.
+    """
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        self.components = {group: component for group, component in components.items() if contains_user_code(component)}
+
+    def watch(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
+        """The steps of round t. What is done between them, such as other runs in lockstep, is not watched.
+
+        Raises:
+            RunError: a part raised an error, or drew from a global random stream.
+        """
+        if not self.components:
+            return (yield from steps)
+        result_of_task: Any = None
+        try:
+            while True:
+                try:
+                    with self._watched(t):
+                        task = steps.send(result_of_task)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                result_of_task = yield task
+        finally:
+            steps.close()
+
+    @contextlib.contextmanager
+    def _watched(self, t: int) -> Iterator[None]:
+        before = streams.rng_state()
+        try:
+            yield
+        except StopIteration:
+            self._check_streams(before, t)
+            raise
+        except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
+            raise
+        except Exception as error:
+            if is_numerical(error):
+                raise
+            message = error_of_parts(error, self.components)
+            message = message or f"{self._names()} led to {type(error).__name__}: {first_line(error)}"
+            raise RunError(f"the run ended in round {t}: {message}") from error
+        self._check_streams(before, t)
+
+    def _check_streams(self, before: Any, t: int) -> None:
+        if not streams.states_equal(before, streams.rng_state()):
+            raise RunError(
+                f"the run ended in round {t}: {self._names()} drew from a global random stream, which depends on all "
+                "that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"
+            )
+
+    def _names(self) -> str:
+        return " or ".join(f"{plain(group)}={type(component).__name__}" for group, component in self.components.items())
+
+
+def plain(group: str) -> str:
+    """A group without the number of one of its several parts."""
+    return group.partition(".")[0]
+
+
+def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | None:
+    """What a user's part raised, in a sentence that names it; None where none of the parts did.
+
+    A missing attribute of a part that fedsim asks for is due to an `__init__` or a `setup` that did not call its
+    base's.
+    """
+    if not components:
+        return None
+    entries = [
+        (entry, frame)
+        for entry, (frame, _) in zip(
+            traceback.extract_tb(error.__traceback__), traceback.walk_tb(error.__traceback__), strict=True
+        )
+        if in_user_code(entry.filename)
+    ]
+    if not entries:
+        for group, component in components.items():
+            if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) is type(component):
+                return (
+                    f"{plain(group)}={type(component).__name__} has no attribute {error.name!r}, which its "
+                    "base class sets; call super() in its __init__ and its setup"
+                )
+        return None
+    last_entry = entries[-1][0]
+    owners = [frame.f_locals.get("self") for _, frame in reversed(entries)]
+    labels = [
+        f"{plain(group)}={type(component).__name__}"
+        for owner in owners
+        for group, component in components.items()
+        if type(component) is type(owner)
+    ]
+    name = labels[0] if labels else type(owners[0]).__name__ if owners[0] is not None else last_entry.name
+    file = Path(last_entry.filename).name
+    return f"{name} raised {type(error).__name__}: {first_line(error)} ({file}, line {last_entry.lineno})"
+
+
+@contextlib.contextmanager
+def errors_of_parts(components: Any) -> Iterator[None]:
+    """Before a run: what its user's parts raise, in a sentence that names them.
+
+    Raises:
+        ConfigError: a part raised another error.
+    """
+    try:
+        yield
+    except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
+        raise
+    except Exception as error:
+        named_components = user_components(components)
+        message = None if is_numerical(error) else error_of_parts(error, named_components)
+        if message is None and isinstance(error, TypeError) and named_components:  # a method with other parameters
+            labels = [f"{plain(group)}={type(component).__name__}" for group, component in named_components.items()]
+            message = f"{' or '.join(labels)} led to TypeError: {first_line(error)}"
+        if message is None:
+            raise
+        raise ConfigError(message) from error
+
+
+def user_components(components: Any) -> dict[str, Any]:
+    """The parts of a run that are somebody's own, or hold such a part, by group."""
+    groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(components)}
+    stages = groups["uplink"].stages if groups["uplink"] is not None else ()
+    groups |= {f"uplink.{number}": stage for number, stage in enumerate(stages)}
+    return {
+        group: component for group, component in groups.items() if group != "dataset" and contains_user_code(component)
+    }
