@@ -81,7 +81,10 @@ def test_flags_may_stand_anywhere() -> None:
         (["strategy=fedavg,fedawe"], "strategy=fedavg,fedawe are several values; add -m for a run of each"),
         (["seeds=0,1"], "add -m for a run of each, or for a list write 'seeds=[0,1]'"),
         (["-m", "out=a,b"], "out is the folder of the whole sweep"),
-        (["availability=full", "availability/base=groups"], "it goes with availability=bernoulli, common_factor"),
+        (
+            ["availability=full", "availability/base=groups"],
+            "it goes with availability=arrivals, bernoulli, common_factor",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_explained(fedsim, tmp_path: Path, arguments: list[str], message: str) -> None:

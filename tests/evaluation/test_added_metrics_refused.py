@@ -103,7 +103,7 @@ def test_where_a_shift_weighs_samples_only_numbers_per_sample_will_do():
     models = models_of(weighed)
     found = weighed.evaluator(models).client_metrics["margin"]
     batch = weighed.evaluator._shifted_batch(
-        weighed.evaluator._client_batch(weighed.evaluator.samples, slice(0, 3)), models
+        weighed.evaluator._client_batch(weighed.evaluator.samples, slice(0, 3), 0), models
     )
     for r, row in enumerate(models):
         for i in range(3):

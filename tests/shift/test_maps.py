@@ -137,7 +137,7 @@ def test_evaluation_looks_at_samples_that_answer_the_evaluated_and_the_deployed_
     shift = simulation.shift
     evaluator, theta = simulation.evaluator, start_of(simulation, 2)
     found = evaluator(theta[:1], theta[1:]).metrics
-    batch = evaluator._client_batch(evaluator.samples, slice(None))
+    batch = evaluator._client_batch(evaluator.samples, slice(None), 0)
     for name, answered in (("performative_loss", theta[0]), ("decoupled_loss", theta[1])):
         losses = []
         for i in range(M):
