@@ -74,7 +74,7 @@ def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> l
 
 
 def combined(configs: Sequence[DictConfig]) -> DictConfig:
-    """The configuration whose replicates are those of all jobs, in their order."""
+    """Return the configuration whose replicates are those of all jobs, in their order."""
     joint = configs[0].copy()
     for key in dict.fromkeys(per_seed_keys(joint).values()):
         values = [OmegaConf.select(cfg, key) for cfg in configs]

@@ -33,12 +33,12 @@ class Setting:
 
     @property
     def at(self) -> LabelByAxis:
-        """axis → label."""
+        """The labels as axis → label."""
         return dict(self.labels)
 
     @property
     def name(self) -> str:
-        """What a person reads."""
+        """The labels joined to a name for readers."""
         return " / ".join(label for _, label in self.labels)
 
 
@@ -96,7 +96,7 @@ class Recipe:
     train: bool = True
 
     def settings(self, scale: str) -> list[Setting]:
-        """The runs at this scale, in the order of the axes."""
+        """Return the runs at this scale, in the order of the axes."""
         chosen_scale = self.scales[checks.choice("--scale", scale, self.scales)]
         axes = self.axes_at(scale)
         product = itertools.product(*([(axis, label) for label in choices] for axis, choices in axes.items()))
@@ -106,7 +106,7 @@ class Recipe:
         ]
 
     def axes_at(self, scale: str) -> dict[str, dict[str, list[str]]]:
-        """The axes at this scale. A scale may name some of an axis's labels, or give labels of its own."""
+        """Return the axes at this scale, which may select labels of an axis or define other ones."""
         axes = dict(self.axes)
         for axis, selection in self.scales[scale].axes.items():
             if isinstance(selection, list):
@@ -118,7 +118,7 @@ class Recipe:
         return axes
 
     def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-        """Axis → labels that this scale alone has, and labels that only larger or smaller ones have, 'smoke' aside."""
+        """Return axis → labels that only this scale has, and labels that only other scales except 'smoke' have."""
         axes_at_other_scales = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         for axis, choices_here in self.axes_at(scale).items():
@@ -130,11 +130,11 @@ class Recipe:
         return labels
 
     def is_fitted(self, at: LabelByAxis) -> bool:
-        """Has it one of the fitted labels?"""
+        """Return whether the place has one of the fitted labels."""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
     def printed(self, measure: str, at: LabelByAxis) -> float | None:
-        """The paper's number, where it printed one."""
+        """Return the number that the paper printed, or None."""
         node: Any = self.paper.get(measure)
         for axis in self.axes:
             if isinstance(node, Mapping) and axis in at:
@@ -143,14 +143,14 @@ class Recipe:
 
 
 def recipe_folder() -> Path:
-    """The folder of the recipes: inside an installed wheel, else `experiments` in the checkout."""
+    """Return the folder of the recipes: inside an installed wheel, else `experiments` in the checkout."""
     package = Path(fedsim.__file__).parent
     installed = package / "experiments"
     return installed if installed.is_dir() else package.parent / "experiments"
 
 
 def names(folder: Path | None = None) -> list[str]:
-    """All recipes, as PAPER/NAME."""
+    """Return the names of all recipes, as PAPER/NAME."""
     root = folder or recipe_folder()
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER_FILE
@@ -213,5 +213,5 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
 
 
 def _stringify_keys(node: Any) -> Any:
-    """Labels that YAML reads as numbers, as text again."""
+    """Convert labels that YAML reads as numbers back to text."""
     return {str(key): _stringify_keys(value) for key, value in node.items()} if isinstance(node, dict) else node

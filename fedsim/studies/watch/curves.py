@@ -33,7 +33,7 @@ class Curve:
 
 
 def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
-    """The curve of a metric; None where the run has not measured it."""
+    """Return the curve of a metric; None if the run has not measured it."""
     if not run.has_metric(name):
         return None
     rounds, values = run.curve(name)
@@ -50,7 +50,7 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
 
 
 def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
-    """[E] of the band; masked where fewer than two replicates have a number."""
+    """Return the half-width of the band [E]; masked where fewer than two replicates have a number."""
     counts = values.count(1)
     too_few_mask = (counts < 2) | (band == NOTHING)
     deviation = np.ma.masked_where(
@@ -63,7 +63,7 @@ def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
 
 
 def last_value(run: Run, name: str) -> str:
-    """Mean ± standard deviation at the last evaluation; '' where the run has not measured the metric."""
+    """Return mean ± standard deviation at the last evaluation as text; '' if the run has not measured the metric."""
     if not run.has_metric(name):
         return ""
     text: str = Cell(run.final_values(name), run.seeds).entry(final_metric_measure(name, [run]))[0]

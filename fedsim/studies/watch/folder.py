@@ -70,7 +70,7 @@ class Snapshot:
 
     @property
     def measured(self) -> list[Run]:
-        """The runs with at least one evaluation."""
+        """Return the runs with at least one evaluation."""
         return [watched.run for watched in self.runs if watched.run is not None]
 
 
