@@ -72,12 +72,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class StatementVerdict:
-    """Attributes:
+    """The verdict on a statement.
 
-    statement: that was judged.
-    word: one of the seven verdicts, or 'not covered'.
-    evidence: of the comparisons that decide it.
-    remark: what the word alone does not say.
+    Attributes:
+        statement: the statement.
+        word: one of the seven verdicts, or 'not covered'.
+        evidence: the comparisons that decide it.
+        remark: an explanation of the verdict.
     """
 
     statement: Statement

@@ -15,12 +15,13 @@ BEST_DIRECTIONS = ("lowest", "highest")
 
 @dataclass
 class TunedAxis:
-    """Attributes:
+    """An axis whose best label is selected by tuning.
 
-    axis: whose labels are tried.
-    measure: by which they are judged, as a mean over replicates.
-    best: 'lowest' | 'highest'.
-    short: scale → overrides of the trials; without them the trials are the runs themselves.
+    Attributes:
+        axis: the axis whose labels are tried.
+        measure: the measure that selects, as a mean over replicates.
+        best: 'lowest' | 'highest'.
+        short: scale → overrides of the trials; without them the trials are the runs themselves.
     """
 
     axis: str

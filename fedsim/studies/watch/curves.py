@@ -14,16 +14,17 @@ from fedsim.studies.results.runs import Run
 
 DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
 BAND_KINDS = (DEVIATION, INTERVAL, NOTHING)
-MAX_CURVE_POINTS = 400  # of a curve: a page has no more pixels
+MAX_CURVE_POINTS = 400  # points of a curve, about the pixels of a page
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Attributes:
+    """The curve of a metric with its band.
 
-    rounds: [E] of the evaluations.
-    mean: [E] in the metric's unit, so that a fraction is in per cent; over the replicates that have a number.
-    low, high: [E] ends of the band; NaN where fewer than two replicates have a number.
+    Attributes:
+        rounds: [E] rounds of the evaluations.
+        mean: [E] mean over the replicates that have a number, in the metric's unit; fractions are in per cent.
+        low, high: [E] limits of the band; NaN where fewer than two replicates have a number.
     """
 
     rounds: np.ndarray
