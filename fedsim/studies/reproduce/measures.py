@@ -73,14 +73,15 @@ class Measure(ABC):
 
 @dataclass(kw_only=True)
 class MetricValue(Measure):
-    """Attributes:
+    """The value of a metric at the end of training, or in a window of rounds.
 
-    last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
-    window: instead of the last rounds these, [first, last]: what a paper says of the middle of training.
-    spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
-    largest: instead of the end, the largest value of any evaluation.
-    plus: is added to every evaluation first: 1 to an age that a paper counts from 1.
-    square: the squares of the evaluations, for a second moment.
+    Attributes:
+        last: number of last rounds over whose evaluations the metric is averaged; 0 takes only the last evaluation.
+        window: rounds [first, last] that are used instead of the last ones.
+        spread: whether to take the standard deviation over those evaluations instead of their mean.
+        largest: whether to take the largest value of all evaluations instead.
+        plus: summand for each evaluation, such as 1 for an age that a paper counts from 1.
+        square: whether to square the evaluations, for a second moment.
     """
 
     last: int = 0

@@ -61,23 +61,24 @@ class Scale:
 
 @dataclass
 class Recipe:
-    """Attributes:
+    """A figure or table of a paper, as data.
 
-    name: PAPER/NAME.
-    source: the figure or table.
-    about: what it shows, in a sentence or two.
-    base: Hydra overrides of every run.
-    axes: axis → label → overrides; the runs are the product of all axes.
-    scales: by name.
-    measures: named numbers that every run gives.
-    paper: measure → the paper's numbers, nested by the labels of the axes in their order.
-    comparisons: what we test of the paper's statements, and controls of our own.
-    fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they stand beside the literal
-        reading, marked, and only comparisons that say so look at them.
-    figure: {kind: …} and the options of that kind, or None.
-    tune: of the runs along an axis the best is kept, or None.
-    remark: what was found beside the verdicts, and why where it is known; for the gallery.
-    train: False where the picture shows what was configured and nothing is trained.
+    Attributes:
+        name: PAPER/NAME.
+        source: the figure or table.
+        about: what it shows, in a sentence or two.
+        base: Hydra overrides of each run.
+        axes: axis → label → overrides; the runs are the product of all axes.
+        scales: the scales by name.
+        measures: the measures of each run by name.
+        paper: measure → the paper's numbers, nested by the labels of the axes in their order.
+        comparisons: what we test of the paper's statements, and controls of our own.
+        fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they are marked, and used
+            only in comparisons with `fitted: true`.
+        figure: {kind: …} and the options of that kind, or None.
+        tune: the axis along which the best run is selected, or None.
+        remark: further results for the gallery, with their reasons if known.
+        train: False if the figure shows the configuration and nothing is trained.
     """
 
     name: str
