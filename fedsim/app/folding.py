@@ -60,8 +60,10 @@ def shared_settings(cfg: DictConfig) -> str | None:
 
 
 def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> list[list[int]]:
-    """Positions of jobs that differ in nothing but seeds and settings with one value per seed, and have completed
-    equally many rounds in their folders; two or more each."""
+    """Return the positions of jobs of each group of two or more that can be folded into one federation.
+
+    They differ only in seeds and settings with one value per seed, and have completed the same number of rounds.
+    """
     from fedsim.run.checkpoint import NAME, completed_rounds
 
     groups: dict[tuple[str, int], list[int]] = {}
@@ -74,7 +76,7 @@ def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> l
 
 
 def combined(configs: Sequence[DictConfig]) -> DictConfig:
-    """The configuration whose replicates are those of all jobs, in their order."""
+    """Return the configuration whose replicates are those of all jobs, in their order."""
     joint = configs[0].copy()
     for key in dict.fromkeys(per_seed_keys(joint).values()):
         values = [OmegaConf.select(cfg, key) for cfg in configs]
@@ -89,7 +91,7 @@ def combined(configs: Sequence[DictConfig]) -> DictConfig:
 
 
 def _values_per_seed(value: Any, cfg: DictConfig) -> list[float]:
-    """One value per seed of a job."""
+    """Return one value per seed of a job."""
     if not isinstance(value, Sequence):
         return [value] * len(cfg.seeds)
     return list(value) * len(cfg.seeds) if len(value) == 1 else list(value)

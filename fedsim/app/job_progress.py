@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def duration_text(seconds: float) -> str:
-    """In the unit that people would use."""
+    """Format a duration in a suitable unit."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
             return f"{seconds / unit:.1f} {name}"
@@ -34,13 +34,13 @@ def duration_text(seconds: float) -> str:
 
 
 def leading_metric(values: Mapping[str, float]) -> tuple[str, float] | None:
-    """The metric that says most of a run, and its value."""
+    """Return the most informative metric of a run, and its value."""
     name = next((name for name in LEADING_METRICS if name in values), None)
     return None if name is None else (name, values[name])
 
 
 def metric_text(name: str, value: float) -> str:
-    """A metric for a log line."""
+    """Format a metric for a log line."""
     return f"{name} {value:.4g}"
 
 

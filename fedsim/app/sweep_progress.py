@@ -70,7 +70,7 @@ def best_run_text(
 
 
 def expected_runs(sweeper: DictConfig) -> int | None:
-    """How many trials a tuning sweep has; None of a sweeper that does not say."""
+    """Return the number of trials of a tuning sweep; None if its sweeper does not say."""
     trials = sweeper.get("n_trials")
     return trials if isinstance(trials, int) else None
 
@@ -86,7 +86,7 @@ def _ended_records(records: Path, folder: Path) -> Iterable[tuple[Path, list[str
 
 
 def _final_metrics(folder: Path) -> dict[str, float]:
-    """Metric → its mean over replicates after the last round; nothing where there is no summary."""
+    """Return metric → its mean over replicates after the last round; empty if there is no summary."""
     try:
         final = json.loads((folder / SUMMARY_FILE).read_text())["final"]
         return {

@@ -1,4 +1,4 @@
-"""Things that users describe in YAML files, recipes and boards: read, and what is wrong with one told in a sentence."""
+"""Readers of YAML descriptions, such as recipes and boards, with errors of one sentence."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedsim.core.errors import ConfigError
 
 @contextlib.contextmanager
 def read_description(kind: str, name: str, folder: Path, names: list[str], command: str) -> Iterator[dict[str, Any]]:
-    """The content of a file, for something to be made of it within.
+    """Yield the content of a file; errors in the block are reported as errors of that file.
 
     Args:
-        kind: 'recipe', 'board', for messages.
-        name: of the file, without its ending.
-        folder: it is below.
-        names: all names.
-        command: that lists them.
+        kind: 'recipe' or 'board', for messages.
+        name: name of the file, without its suffix.
+        folder: the folder that the name is relative to.
+        names: all valid names.
+        command: the command that lists them.
 
     Raises:
-        ConfigError: there is no such file, or nothing can be made of it.
+        ConfigError: there is no such file, or it is not well formed.
     """
     if name not in names:
         raise ConfigError(f"{name} is no {kind}{checks.nearest(name, names)}; {command} --list names them")
@@ -43,7 +43,7 @@ def read_description(kind: str, name: str, folder: Path, names: list[str], comma
 
 
 def choices(content: dict[str, Any]) -> dict[str, list[str]]:
-    """label → overrides; one override may stand without a list, none as nothing."""
+    """Return label → list of overrides; a single override may be given without a list, and null means none."""
     return {
         str(label): [overrides] if isinstance(overrides, str) else list(overrides or [])
         for label, overrides in content.items()

@@ -1,1 +1,1 @@
-"""Where a run loses performance: causes are removed one by one and together, and the loss is divided among them."""
+"""Attribution: causes are removed one by one and together, and a run's loss of performance is divided among them."""

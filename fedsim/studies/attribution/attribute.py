@@ -1,4 +1,4 @@
-"""Runs a configuration with each subset of its causes removed, and divides the difference among the causes."""
+"""Run a configuration with each subset of its causes removed, and divide the difference among the causes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_rows
 
-# the first that a run has
+# the first of these that a run has is compared
 DEFAULT_METRIC_ORDER = ("test_accuracy", "distance_to_optimum", "performative_risk", "test_loss", "train_loss")
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """How the distance from the best run is divided.
+    """The attribution of a run's loss of performance to its causes.
 
     Attributes:
-        metric: that is compared, after the last round.
-        causes: in their order.
-        values: [2^k, R], of each subset of removed causes; `fedsim.studies.attribution.shapley` has the order.
-        higher_is_better: of the metric.
+        metric: the metric that is compared after the last round.
+        causes: the causes, in the order of the subsets' bits.
+        values: [2^k, R] the metric for each subset of removed causes, in the order of `shapley`.
+        higher_is_better: whether larger values of the metric are better.
     """
 
     metric: str
@@ -42,32 +42,32 @@ class Attribution:
 
     @property
     def shares(self) -> np.ndarray:
-        """[k, R] what each cause takes from the best run, negative where the run gains from it."""
+        """The loss due to each cause [k, R]; negative where the run gains from the cause."""
         return self.sign * shapley(self.values)
 
     @property
     def alone(self) -> np.ndarray:
-        """[k, R] the gain when one cause alone is removed."""
+        """The gain when a single cause is removed [k, R]."""
         return self.sign * (self.values[[2**cause for cause in range(len(self.causes))]] - self.values[0])
 
     @property
     def total(self) -> np.ndarray:
-        """[R] the distance between the run and the same run without all causes."""
+        """The gain when all causes are removed [R]."""
         return self.sign * (self.values[-1] - self.values[0])
 
     @property
     def sign(self) -> float:
-        """Turns a change of the metric into a gain."""
+        """The factor, 1 or -1, that converts a change of the metric to a gain."""
         return 1.0 if self.higher_is_better else -1.0
 
     @property
     def largest_first(self) -> np.ndarray:
-        """[k] the causes' positions, by their mean shares."""
+        """The indices of the causes [k], ordered by mean share, largest first."""
         return np.argsort(-self.shares.mean(1), kind="stable")
 
 
 def removed_causes(causes: list[Cause], subset: int) -> list[Cause]:
-    """The causes that a subset removes."""
+    """Return the causes that a subset removes."""
     return [cause for number, cause in enumerate(causes) if subset >> number & 1]
 
 
@@ -80,18 +80,18 @@ def attribute(
     at_once: int = 1,
     trusted: tuple[str, ...] = (),
 ) -> Attribution:
-    """Run all subsets and compare them, paired by seed.
+    """Run the configuration with each subset of causes removed, and compare the runs by seed.
 
     Args:
-        config, choices: of the run, as composed.
-        causes: up to five, from `causes_of`.
-        folder: of the runs; those that are finished there are not run again.
+        config, choices: the composed configuration and choices of the run.
+        causes: up to five causes from `causes_of`.
+        folder: folder of the runs; finished runs in it are reused.
         metric: a column of metrics.csv; None: see `default_metric`.
-        at_once: processes.
-        trusted: packages that the user named.
+        at_once: number of processes.
+        trusted: packages that the user trusts.
 
     Raises:
-        ConfigError: a run failed, or has no such metric.
+        ConfigError: a run failed or has no such metric.
     """
     jobs = [_job(config, choices, causes, subset, folder, trusted) for subset in range(2 ** len(causes))]
     waiting = [job for job in jobs if not job.finished]
@@ -129,7 +129,7 @@ def _job(
 
 
 def summary_sentence(attribution: Attribution, scale: float = 1.0, unit: str = "") -> str:
-    """The result in one sentence, largest cause first, with 95 % intervals over seeds."""
+    """Return the result as one sentence, largest cause first, with 95 % intervals over seeds."""
 
     def amount(values: np.ndarray) -> str:
         low, high = PairedDifference(scale * values).interval
@@ -141,5 +141,5 @@ def summary_sentence(attribution: Attribution, scale: float = 1.0, unit: str = "
 
 
 def _signed_number_text(value: float) -> str:
-    """With a minus sign in place of a hyphen, since intervals follow."""
+    """Format a number with a minus sign in place of a hyphen, since intervals follow."""
     return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"

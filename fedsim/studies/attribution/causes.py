@@ -1,4 +1,4 @@
-"""What can keep a federated run from its best performance, and how the same run looks without it."""
+"""Causes that can reduce the performance of a federated run, and how to remove each of them from a configuration."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fedsim.core.errors import ConfigError
 
 ChoiceByGroup = dict[str, str]  # config group → choice
 PRIVATE_STAGES = {"gaussian", "tree", "clip"}
-MAX_CAUSES = 5  # causes at once: 2^5 runs
+MAX_CAUSES = 5  # causes of one attribution, which needs 2^5 runs
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that a run has and its counterfactual has not.
+    """A cause of lower performance that is removed in the counterfactual run.
 
     Attributes:
-        name: as it is asked for.
-        label: in tables and pictures.
-        replacement: what a run has instead, given its configuration and the choice of each group: groups and keys with
-            their values; None where the run does not have the cause.
-        removal: the replacement, in words.
+        name: its name on the command line.
+        label: its label in tables and pictures.
+        replacement: function of a run's configuration and the choice of each group; returns the groups and keys that
+            replace the cause, with their values, or None if the run does not have the cause.
+        removal: a description of the replacement.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Cause:
 def _choice_replacement(
     name: str, choice: str, *equivalents: str
 ) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
-    """Another choice of a group, unless the run has it, or one of `equivalents`, anyway."""
+    """Return a replacement that sets a group's choice unless the run has it, or one of `equivalents`, already."""
 
     def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
         return {name: choice} if choices.get(name, choice) not in (choice, *equivalents) else None
@@ -107,10 +107,10 @@ CAUSES = (
 
 
 def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] | None = None) -> list[Cause]:
-    """The causes that a run has: those that are asked for, or the first `MAX_CAUSES` of `CAUSES`.
+    """Return the named causes, or without names the first `MAX_CAUSES` of `CAUSES` that the run has.
 
     Raises:
-        ConfigError: an unknown name, a cause that the run does not have, none, or too many.
+        ConfigError: a name is unknown, the run does not have a named cause or has no causes, or too many are named.
     """
     if names is None:
         present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:MAX_CAUSES]
@@ -139,7 +139,7 @@ def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] |
 def without_causes(
     config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause]
 ) -> tuple[DictConfig, ChoiceByGroup]:
-    """The configuration and choices of the same run without some causes."""
+    """Return the configuration and choices of the same run without some causes."""
     changed, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choices)
     assert isinstance(changed, DictConfig)
     for cause in causes:
@@ -157,7 +157,7 @@ def without_causes(
 
 @functools.cache
 def _default_configuration(group: str, choice: str) -> Any:
-    """The configuration of a choice, as composed alone."""
+    """Return the configuration of a group's choice, composed with defaults otherwise."""
     with hydra_context():
         content = compose((f"{group}={choice}",))[0][group]
     return OmegaConf.to_container(content) if OmegaConf.is_config(content) else content

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def shapley(values: np.ndarray) -> np.ndarray:
-    """Shares of the causes in the difference between all of them being present and all of them being removed.
+    """Return the causes' shares of the difference between the run with all causes and the run without them.
 
     Args:
         values: [2^k, R], the performance of each replicate when the causes of a subset are removed. The subset is the

@@ -1,4 +1,4 @@
-"""`fedsim why`: which causes keep a run from its best performance, measured by runs without them."""
+"""`fedsim why`: measure which causes reduce the performance of a run, by runs without them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedsim.studies.reproduce.runner import compose, jobs_at_once, trusted_by
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_environment
 
-MIN_SEEDS = 3  # below which a folder's or the overrides' seeds are replaced by SEEDS
+MIN_SEEDS = 3  # fewer seeds in the configuration are replaced by DEFAULT_SEEDS
 DEFAULT_SEEDS = [0, 1, 2, 3, 4]
 
 
 def main(arguments: list[str]) -> None:
-    """Attribute the performance of a run, or of the run that overrides describe."""
+    """Attribute the performance of a run, given as a folder or by overrides, to its causes."""
     names = ", ".join(cause.name for cause in CAUSES)
     parser = argparse.ArgumentParser("fedsim why", description=f"Compute {COMMAND_DESCRIPTIONS['why']}.")
     parser.add_argument("what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides KEY=VALUE …")
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run_configuration(folder_or_overrides: list[str]) -> tuple[DictConfig, ChoiceByGroup]:
-    """Configuration and choices of a run folder, or of overrides."""
+    """Return the configuration and choices of a run folder or of overrides."""
     if not Path(folder_or_overrides[0]).is_dir():
         if "=" not in folder_or_overrides[0]:
             raise ConfigError(f"{folder_or_overrides[0]} is neither a run folder nor an override KEY=VALUE")
@@ -76,12 +76,12 @@ def _set_seeds(config: DictConfig, count: int | None) -> None:
 
 
 def _scale_and_unit(attribution: Attribution) -> tuple[float, str]:
-    """Fractions are reported in percentage points."""
+    """Return the factor and unit in which the metric is reported; fractions are reported in percentage points."""
     return (100.0, " percentage points") if is_fraction(attribution.metric) else (1.0, "")
 
 
 def report(attribution: Attribution) -> list[str]:
-    """The table and the sentence that are printed."""
+    """Return the lines of the printed table, followed by the summary sentence."""
     scale, unit = _scale_and_unit(attribution)
     label = describe(attribution.metric).label
     first, last = (scale * attribution.values[index].mean() for index in (0, -1))
@@ -99,7 +99,7 @@ def report(attribution: Attribution) -> list[str]:
 
 
 def as_json(attribution: Attribution, seeds: list[int]) -> dict[str, object]:
-    """Everything that was measured."""
+    """Return the measured values, shares and summary sentence for JSON."""
     return {
         "metric": attribution.metric,
         "seeds": seeds,

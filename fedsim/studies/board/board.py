@@ -1,4 +1,4 @@
-"""A board: which algorithms meet in which cells, how rates are tuned, what is measured. Read from YAML, checked."""
+"""A board: its algorithms, its cells, how rates are tuned, and what is measured; read from YAML and checked."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RESULTS_FOLDER = "leaderboard/results"
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting in which all algorithms meet.
+    """One setting in which all algorithms are compared.
 
     Attributes:
         track: data and model.
-        at: (axis, label) of every axis.
-        overrides: that make it.
+        at: (axis, label) of each axis.
+        overrides: Hydra overrides of the cell.
     """
 
     track: str
@@ -37,20 +37,20 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """TRACK/LABEL/LABEL, which names its file too."""
+        """The name of the cell and of its file, TRACK/LABEL/LABEL."""
         return "/".join([self.track, *(label for _, label in self.at)])
 
 
 @dataclass
 class Entry:
-    """One algorithm.
+    """An algorithm on a board.
 
     Attributes:
-        overrides: that make it.
-        about: what it is, in a few words.
-        knob: what is tuned beside the local rate; None: nothing.
-        rates: factor on the track's lowest and highest local rate, for algorithms that need others.
-        remembers: does it keep something of each client between rounds?
+        overrides: Hydra overrides of the algorithm.
+        about: a short description.
+        knob: the parameter that is tuned in addition to the local learning rate; None: only the rate is tuned.
+        rates: factor on the track's lowest and highest local rate, for algorithms that need other rates.
+        remembers: whether the algorithm stores something for each client between rounds.
     """
 
     overrides: list[str]
@@ -62,15 +62,15 @@ class Entry:
 
 @dataclass
 class Track:
-    """Data and model, and the cells on them.
+    """A data set with a model, and the cells that use them.
 
     Attributes:
-        about: in a few words.
-        overrides: that make it.
+        about: a short description.
+        overrides: Hydra overrides of the track.
         rates: lowest and highest local rate that is tried.
-        tuned_at: the places, axis → label, where rates are tuned; a trial's score is its mean over them.
-        target: of the board's main metric, for what it costs to reach it.
-        axes: axis → labels, where not all of the board's.
+        tuned_at: the cells, as axis → label, where rates are tuned; the score of a trial is its mean over them.
+        target: value of the board's main metric for measures of the cost to reach it.
+        axes: axis → labels, for axes on which the track has only some of the board's labels.
     """
 
     about: str
@@ -83,20 +83,21 @@ class Track:
 
 @dataclass
 class Board:
-    """Attributes:
+    """A comparison of many algorithms in many cells.
 
-    name: of its file.
-    title, about: what it asks.
-    base: Hydra overrides of every run.
-    seeds: of the rows.
-    axes: axis → label → overrides.
-    tracks, entries: by name.
-    tuning: how rates are found.
-    measures: what is told of every row, by name; the first one makes the order.
-    against: the entry that the others are held against.
-    compared: digests that all rows of a cell must share.
-    findings: questions, and the comparisons that answer them.
-    equivalence_margins: measure → the largest difference that does not matter, in the measure's own unit.
+    Attributes:
+        name: name of its file, without the suffix.
+        title, about: heading and short description.
+        base: Hydra overrides of each run.
+        seeds: seeds of the rows.
+        axes: axis → label → overrides.
+        tracks, entries: tracks and algorithms by name.
+        tuning: how learning rates are tuned.
+        measures: the measures of each row, by name; the first one determines the order.
+        against: the reference entry with which the others are compared.
+        compared: digests that all rows of a cell must share.
+        findings: questions, and the comparisons that answer them.
+        equivalence_margins: measure → the largest difference that does not matter, in the measure's own unit.
     """
 
     name: str
@@ -116,24 +117,24 @@ class Board:
 
     @property
     def main_measure(self) -> str:
-        """The measure that makes the order."""
+        """The measure that determines the order of the entries."""
         return next(iter(self.measures))
 
     def cells(self, track: str | None = None) -> list[Cell]:
-        """Those of a track, or all, in their order."""
+        """Return the cells of a track, or of all tracks, in their order."""
         names = list(self.tracks) if track is None else [track]
         return [self.cell(name, dict(at)) for name in names for at in self._variants(self.tracks[name])]
 
     def cell(self, track: str, at: Mapping[str, str]) -> Cell:
-        """The one at these labels."""
+        """Return the cell of a track at these labels (axis → label)."""
         overrides = [*self.tracks[track].overrides, *(o for axis in self.axes for o in self.axes[axis][at[axis]])]
         return Cell(track, tuple((axis, at[axis]) for axis in self.axes), tuple(overrides))
 
     def cell_named(self, name: str) -> Cell:
-        """A cell by its name.
+        """Return the cell of this name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the board has no such cell.
         """
         cells = {cell.name: cell for cell in self.cells()}
         return cells[checks.choice("--cell", name, cells)]
@@ -155,7 +156,7 @@ class Board:
         self._check_findings(prefix)
 
     def _check_findings(self, prefix: str) -> None:
-        """Margins of the board's measures; comparisons of its entries in its cells."""
+        """Check the equivalence margins, and the comparisons of the findings."""
         for measure, margin in self.equivalence_margins.items():
             checks.choice(f"{prefix}: equivalence_margins", measure, self.measures)
             checks.positive(f"{prefix}: equivalence_margins.{measure}", margin)
@@ -167,7 +168,7 @@ class Board:
                 comparison.check(f"{prefix}: findings {number}", self.entries, margins, cells)
 
     def _check_track(self, prefix: str, track: Track) -> None:
-        """Axes, labels and places that the board has."""
+        """Check that a track names axes and labels that the board has."""
         for axis, labels in track.axes.items():
             checks.choice(f"{prefix}.axes", axis, self.axes)
             for label in labels:
@@ -182,18 +183,18 @@ class Board:
 
 
 def board_folder() -> Path:
-    """Where boards are described."""
+    """Return the folder of the descriptions of boards."""
     return recipe_folder() / BOARDS_FOLDER
 
 
 def results_folder() -> Path:
-    """Where committed results are; of an installed package, which has none, a folder of the user's."""
+    """Return the folder of the committed results; in an installed package a folder below the working directory."""
     root = recipe_folder()
     return root / RESULTS_FOLDER if (root.parent / "fedsim").is_dir() else Path(RESULTS_FOLDER)
 
 
 def board_names(folder: Path | None = None) -> list[str]:
-    """All boards."""
+    """Return the names of all boards."""
     return sorted(path.stem for path in (folder or board_folder()).glob("*.yaml"))
 
 
@@ -201,7 +202,7 @@ def load_board(name: str, folder: Path | None = None) -> Board:
     """Read a board by its name.
 
     Raises:
-        ConfigError: for an unknown board, or one that contradicts itself.
+        ConfigError: the board is unknown or contradicts itself.
     """
     directory = folder or board_folder()
     if str(directory) not in sys.path:
@@ -223,7 +224,7 @@ def _board(name: str, content: dict[str, Any]) -> Board:
 
 
 def parse_entry(content_or_text: Any) -> Entry:
-    """From YAML: one override, or the attributes of an `Entry`."""
+    """Create an entry from its YAML: a single override, or the attributes of an `Entry`."""
     if isinstance(content_or_text, str):
         return Entry([content_or_text])
     content = dict(content_or_text)
@@ -234,7 +235,7 @@ def parse_entry(content_or_text: Any) -> Entry:
 
 
 def _labels_as_text(track: dict[str, Any]) -> dict[str, Any]:
-    """Labels that YAML reads as numbers, as text again; a pair of rates."""
+    """Convert labels that YAML reads as numbers to text, and the rates to a pair of floats."""
     axes = {axis: [str(label) for label in labels] for axis, labels in (track.get("axes") or {}).items()}
     tuned_at = [{axis: str(label) for axis, label in at.items()} for at in track["tuned_at"]]
     low, high = track["rates"]

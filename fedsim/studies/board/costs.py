@@ -1,4 +1,4 @@
-"""What an algorithm costs: processor time of a round, alone and on one thread, and bytes that it keeps per client."""
+"""Costs of an algorithm: processor time of a round, alone and on one thread, and bytes stored per client."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from fedsim.run.simulation import Simulation
 from fedsim.studies.board.track_settings import TrackSettings
 from fedsim.studies.reproduce.runner import Job
 
-TIMED_ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
+TIMED_ROUNDS = 100  # rounds that are run; only the second half is timed, after one-time work has been done
 
 
 class RoundTimes(TrackSettings):
-    """{'ms': median processor time of a round of all seeds, 'made': command, commit, versions} of every algorithm in a
-    track; 'ms' is None where it cannot run."""
+    """The processor time per round of each algorithm in a track.
+
+    A record is {'ms': median processor time of a round of all seeds, 'made': command, commit, versions}; 'ms' is None
+    where the algorithm cannot run.
+    """
 
     file = "times.json"
 
     def ms(self, track: str, entry: str) -> float | None:
-        """Milliseconds a round; None where it has not been timed or cannot run."""
+        """Return the milliseconds per round; None where the entry has not been timed or cannot run."""
         timing = self.of(track, entry)
         return None if timing is None or timing["ms"] is None else float(timing["ms"])
 
 
 def milliseconds(job: Job, shared: dict[str, Any]) -> float:
-    """Median processor time of a round of this run, evaluations left out; nothing is written.
+    """Return the median processor time of a round in milliseconds, without evaluations; nothing is written.
 
     Args:
-        job: its configuration has at least two rounds.
-        shared: data sets, as `fedsim.app.build.build` takes them.
+        job: the run to time; its configuration has at least two rounds.
+        shared: data sets, in the form that `fedsim.app.build.build` takes.
 
     Raises:
-        ConfigError: it cannot run.
+        ConfigError: the configuration cannot run.
     """
     steps = build(job.config, shared=shared)[0].steps()
     round_seconds = []
@@ -52,7 +55,7 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
 
 
 def remembered_bytes(simulation: Simulation) -> float:
-    """Bytes that the strategy's state and the local rule's memory hold of each client, before the first round."""
+    """Return the bytes per client in the strategy's state and the local rule's memory, before the first round."""
     clients = simulation.federation.replicates * simulation.federation.clients
     state = simulation.initial_state()
     tensors: list[Tensor] = [getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "model"]

@@ -1,7 +1,7 @@
-"""What makes two runs fair to compare: the same data, splits, traces, initial models and batches, told by digests.
+"""Digests of what two comparable runs share: data, splits, traces, initial models and batches.
 
-Whole numbers (who holds what, who is there, which samples are met) have a digest. Numbers that are computed have sums,
-which agree to a tolerance, as `fedsim.run.content` has them.
+Integers (the samples of each client, the available clients) are compared by a hash. Floating-point numbers are compared
+by sums, up to a tolerance (`fedsim.run.content`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ DigestsByName = dict[str, list[Any]]
 
 
 def digests(simulation: Simulation) -> DigestsByName:
-    """Of a run that has not begun: every name of NAMES, data in several parts; of a rule that pools all data in one
-    client its models alone."""
+    """Return the digests of a run that has not started, by the names in `DIGEST_NAMES`; data have several digests.
+
+    A rule that pools all data in one client has a digest of its models only.
+    """
     rounds = simulation.rounds
     all_rows = np.arange(simulation.federation.replicates * simulation.federation.clients)
     seeds = simulation.federation.seeds
@@ -49,7 +51,7 @@ def digests(simulation: Simulation) -> DigestsByName:
 
 
 def _count_and_digest(arrays: list[np.ndarray]) -> list[Any]:
-    """How many arrays, and a digest of all, their shapes with them."""
+    """Return the number of arrays, and a hash of their shapes and contents."""
     digest = hashlib.blake2b(digest_size=12)
     for array in arrays:
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
@@ -57,7 +59,7 @@ def _count_and_digest(arrays: list[np.ndarray]) -> list[Any]:
 
 
 def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.ndarray:
-    """[R·m] the sum of the numbers that each client meets in its first step of a round."""
+    """Return the sum of the inputs in each client's first batch of a round [R·m]."""
     all_active = np.ones((simulation.federation.replicates, simulation.federation.clients))
     cohort = simulation.federation.cohort(all_active, all_active, t)
     batch = (
@@ -67,10 +69,10 @@ def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.nd
 
 
 def check_digests(label: str, digests: DigestsByName, committed: DigestsByName, shared_digests: list[str]) -> None:
-    """Refuse a row made with other traces, splits, data, initial models or batches than the cell's.
+    """Refuse a row made with other data, splits, traces, initial models or batches than the cell's other rows.
 
     Raises:
-        ConfigError: they differ; the message says in what.
+        ConfigError: they differ; the message names what differs.
     """
     names = [name for name in digests if name in committed and name.partition(":")[0] in shared_digests]
     mismatches = [name for name in names if not fingerprints_match(committed[name], digests[name])]

@@ -16,15 +16,15 @@ ALL_CELLS_PATTERN = "*"
 
 @dataclass
 class Comparison:
-    """Two entries that are compared in some of a board's cells.
+    """A comparison of two entries in some of a board's cells.
 
     Attributes:
-        one, other: entries.
+        one, other: names of the two entries.
         asks: 'better': is one better than the other; 'equivalent': do they differ by at most the board's margin for
             the measure?
-        measure: that is compared; None: the board's first.
-        cells: patterns of cells' names; a cell that matches one is included,
-        but: unless it matches one of these.
+        measure: the measure that is compared; None: the board's main measure.
+        cells: patterns of cell names; a cell that matches one of them is included,
+        but: unless it matches one of these patterns.
     """
 
     one: str
@@ -37,11 +37,11 @@ class Comparison:
     def check(
         self, label: str, entries: Collection[str], margins: Mapping[str, float | None], cells: Collection[str]
     ) -> None:
-        """Refuse what a board with these entries, measures and cells does not have.
+        """Refuse a comparison that names entries, measures or cells that the board does not have.
 
         Args:
             label: names the comparison in the message.
-            entries: of the board.
+            entries: names of the board's entries.
             margins: measure → its equivalence margin; None where the board has none. The first one is the main measure.
             cells: names of the board's cells.
         """
@@ -64,7 +64,7 @@ class Comparison:
             )
 
     def includes(self, cell: str) -> bool:
-        """Is the cell of this name compared?"""
+        """Return whether the comparison includes the cell of this name."""
         is_included, is_excluded = (
             any(fnmatch.fnmatch(cell, pattern) for pattern in patterns) for patterns in (self.cells, self.but)
         )
@@ -76,8 +76,8 @@ class Finding:
     """A question, and the comparisons whose outcomes answer it; the page writes the answers from the numbers.
 
     Attributes:
-        question: ends with a question mark.
-        comparisons: in the order of the page.
+        question: the question, ending with a question mark.
+        comparisons: the comparisons, in the order of the page.
     """
 
     question: str
@@ -85,10 +85,10 @@ class Finding:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> Finding:
-        """From YAML."""
+        """Create a finding from its YAML content."""
         return cls(content["question"], [Comparison(**comparison) for comparison in content["comparisons"]])
 
     def check(self, label: str) -> None:
-        """Refuse a heading that would assert something before the numbers do."""
+        """Refuse a heading that is not a question, since only the numbers may assert an answer."""
         if not self.question.strip().endswith("?"):
             raise ConfigError(f"{label}.question={self.question!r} must be a question; the page writes the answers")

@@ -1,4 +1,4 @@
-"""`fedsim-leaderboard BOARD`: compute what is missing of a board, check a cell, write its pages."""
+"""`fedsim-leaderboard BOARD`: compute the missing rows of a board, recompute a cell, write the pages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def boards_text(folder: Path | None = None) -> str:
-    """Every board, its tracks with the number of their cells, and its entries."""
+    """List the boards with their tracks, numbers of cells and entries."""
     lines = []
     for name in board_names(folder):
         board = load_board(name, folder)
@@ -90,7 +90,7 @@ def boards_text(folder: Path | None = None) -> str:
 
 
 def _board(board: Board, options: argparse.Namespace) -> None:
-    """Do with one board what was asked for."""
+    """Carry out the command's options for one board."""
     folder = (options.results or results_folder()) / board.name
     for name in options.forget:
         delete_entry(board, folder, name)
@@ -115,10 +115,10 @@ def _board(board: Board, options: argparse.Namespace) -> None:
 
 
 def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
-    """The cells whose names match one of the patterns; all without one.
+    """Return the cells whose names match one of the patterns; all cells if there are no patterns.
 
     Raises:
-        ConfigError: a pattern matches none.
+        ConfigError: a pattern matches no cell.
     """
     cells = board.cells()
     for pattern in globs:
@@ -129,7 +129,7 @@ def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
 
 
 def delete_entry(board: Board, folder: Path, name: str) -> None:
-    """Delete what was computed of an entry."""
+    """Delete the rates, times, rows and submission of an entry."""
     for store in (Rates.read(folder), RoundTimes.read(folder)):
         store.forget(name)
         store.write(folder)
@@ -141,7 +141,7 @@ def delete_entry(board: Board, folder: Path, name: str) -> None:
 
 
 def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, tolerance: float) -> None:
-    """Make one of the cells that have rows again."""
+    """Recompute a random one of the cells that have rows, and compare."""
     candidates = [cell for cell in cells if set(read(folder, cell, board).rows) & set(entries)]
     if not candidates:
         raise ConfigError("no cell has a row yet that could be made again")
@@ -156,7 +156,7 @@ def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, to
 
 
 def _provenance_of_run() -> dict[str, Any]:
-    """What rows say of their making."""
+    """Return the provenance that rows record: command, commit, date and versions."""
     provenance = environment(torch.device("cpu"))
     versions = {name: provenance["versions"][name] for name in VERSIONED_PACKAGES}
     date = datetime.now(timezone.utc).date().isoformat()

@@ -1,4 +1,4 @@
-"""A board's README.md: who is ahead, by how much, and of what it was made."""
+"""The README.md of a board: standings, differences with intervals, and provenance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURE_CAPTIONS = {
 
 
 def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
-    """The page; `picture_names` are names of its pictures."""
+    """Return the page as Markdown; `picture_names` are the file names of its pictures."""
     board = standings.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
     num_planned_cells = len(board.cells())
@@ -83,7 +83,7 @@ def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
 
 
 def _tuning_sentence(board: Board) -> list[str]:
-    """How rates were found, in a sentence."""
+    """Return the paragraph that says how rates were tuned and differences computed."""
     t, against = board.tuning, escape_markdown(board.against)
     metric = escape_markdown(t.metric.replace("_", " "))
     return [
@@ -95,8 +95,11 @@ def _tuning_sentence(board: Board) -> list[str]:
 
 
 def _standings_table(standings: Standings) -> list[str]:
-    """A line for every ranked entry: rank, the main measure, its difference, wins and losses, the others, memory,
-    processor time; then the entries that have numbers in some cells only, without a rank."""
+    """Return the table of standings, one line per entry.
+
+    Columns: rank, main measure, its difference to the reference, wins and losses, other measures, memory, processor
+    time. Entries that have numbers in some cells only come last, without a rank.
+    """
     board, names = standings.board, standings.ranked
     against = board.against if board.against in names else None
     other_measures = [m for m in board.measures if m != board.main_measure]
@@ -134,7 +137,7 @@ def _standings_table(standings: Standings) -> list[str]:
 
 
 def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
-    """What the mark behind a name means, and for which tracks; nothing without marks."""
+    """Return the note that explains the edge mark and names its tracks; empty if no entry has the mark."""
     at_edges = [name for name in names if _edge_tracks(standings, name)]
     if not at_edges:
         return []
@@ -143,7 +146,7 @@ def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
 
 
 def _line(standings: Standings, name: str, label: str, rank: str, comparison: Sequence[str]) -> str:
-    """A line of the table; `comparison`: difference, wins and losses."""
+    """Return a line of the table; `comparison` holds the difference, and the wins and losses."""
     board = standings.board
     other_measures = [m for m in board.measures if m != board.main_measure]
     ms = standings.milliseconds(name)
@@ -154,7 +157,7 @@ def _line(standings: Standings, name: str, label: str, rank: str, comparison: Se
 
 
 def _edge_tracks(standings: Standings, name: str) -> list[str]:
-    """The tracks in which tuning ended at an edge of the entry's grid."""
+    """Return the tracks in which tuning chose an edge of the entry's grid."""
     return [track for track in standings.tracks if standings.rates.is_at_edge(track, name)]
 
 
@@ -163,14 +166,14 @@ def _marked(standings: Standings, name: str) -> str:
 
 
 def _edge_list(standings: Standings, names: Sequence[str]) -> str:
-    """Entries with the tracks; the tracks only if there are several."""
+    """Return the names of the entries, with their edge tracks if the board has several tracks."""
     if len(standings.tracks) == 1:
         return ", ".join(map(escape_markdown, names))
     return "; ".join(f"{escape_markdown(name)}: {', '.join(_edge_tracks(standings, name))}" for name in names)
 
 
 def findings_text(standings: Standings) -> list[str]:
-    """The board's questions, and under each the sentences that its numbers give."""
+    """Return the board's questions, each followed by the sentences that answer it from the numbers."""
     board = standings.board
     if not board.findings:
         return []
@@ -192,7 +195,7 @@ def findings_text(standings: Standings) -> list[str]:
 
 
 def _mean_text(standings: Standings, name: str, measure: str) -> str:
-    """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
+    """Return the mean over cells and seeds; for costs the median over runs that reached the target, and their share."""
     by = standings.board.measures[measure]
     values = np.concatenate([cells.rows[name].of(measure) for cells in standings.cells])
     finite_values = values[np.isfinite(values)]
@@ -215,7 +218,7 @@ def _memory_text(standings: Standings, name: str) -> str:
 
 
 def _count_text(value: float) -> str:
-    """A number as people read it: 950, 12 k, 3.4 M."""
+    """Format a number with a unit prefix: 950, 12 k, 3.4 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if value >= size:
             return f"{value / (1e3 if unit == ' k' else size):.3g}{unit}"
@@ -223,7 +226,7 @@ def _count_text(value: float) -> str:
 
 
 def _provenance_text(standings: Standings) -> list[str]:
-    """Which commands and versions made the rows."""
+    """Return the section that lists the commands, commits and versions that made the rows."""
     rows = [row for cells in standings.cells for row in cells.rows.values() if row.status != REFUSED]
     origins = Counter(
         (str(row.made.get("command")), _commit_text(row.made), _versions_text(row.made)) for row in rows if row.made
@@ -236,7 +239,7 @@ def _provenance_text(standings: Standings) -> list[str]:
 
 
 def _commit_text(provenance: dict[str, Any]) -> str:
-    """Its first letters, and whether there were changes."""
+    """Return the first seven characters of the commit, and whether there were uncommitted changes."""
     commit = str(provenance.get("commit") or "unknown")
     return commit[:7] + (" with changes" if commit.endswith("+") else "")
 

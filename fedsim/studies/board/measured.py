@@ -1,4 +1,4 @@
-"""What is told of a row: one number per seed, read from its run."""
+"""The measures of a row: one number per seed, read from its run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ COLUMNS_BY_BOARD_COST = {**COLUMNS_BY_COST, "samples": ("samples",), "deployment
 
 @dataclass
 class BoardMeasure:
-    """Attributes:
+    """A measure of a board: the final value of a metric, or the cost of reaching the track's target.
 
-    metric: a column of metrics.csv.
-    last: mean over so many evaluations at the end.
-    until: instead of the end, what it took to reach the track's target: 'rounds', 'bytes', 'samples', or 'deployments',
-        models to which a client's data answered: one a local step, or under shift.deploy=round one a round or `redraw`.
-    about: what it says, for readers.
+    Attributes:
+        metric: a column of metrics.csv.
+        last: number of evaluations at the end over which the metric is averaged.
+        until: the cost of reaching the target, instead of the final value: 'rounds', 'bytes', 'samples' or
+            'deployments', models to which a client's data react: one per local step, or with shift.deploy=round one
+            per round or `redraw`.
+        about: a description for readers.
     """
 
     metric: str
@@ -35,7 +37,7 @@ class BoardMeasure:
             checks.choice("until", self.until, COLUMNS_BY_BOARD_COST)
 
     def __call__(self, run: Run, target: float) -> list[float]:
-        """[R] numbers; NaN where a replicate has none: it was given up, or never reached the target."""
+        """Return one number per replicate [R]; NaN where it diverged or did not reach the target."""
         if self.until is None:
             return [float(value) for value in run.final_values(self.metric, self.last)]
         if not run.has_metric(self.metric):
@@ -48,17 +50,17 @@ class BoardMeasure:
 
     @property
     def higher_is_better(self) -> bool:
-        """Is more of it better?"""
+        """Whether larger values are better."""
         return self.until is None and is_higher_better(self.metric)
 
     @property
     def percent(self) -> bool:
-        """Is it a fraction that people read in per cent?"""
+        """Whether it is a fraction that is shown in per cent."""
         return self.until is None and is_fraction(self.metric)
 
 
 def deployed_models_per_round(run: Run) -> float:
-    """Models a round to which a client's data answer."""
+    """Return the number of models per round to which a client's data react."""
     settings = run.settings
     if settings.get("shift.deploy", "step") == "step":
         return float(settings["local.steps"])
@@ -66,7 +68,7 @@ def deployed_models_per_round(run: Run) -> float:
 
 
 def metric_curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
-    """Rounds, and the metric's mean over the replicates that are left; nothing where it is not measured."""
+    """Return rounds and the metric's mean over replicates with finite values; empty if the metric is not measured."""
     if not run.has_metric(metric):
         return [], []
     rounds, values = run.curve(metric)

@@ -1,4 +1,4 @@
-"""The pages of a board: README.md with its pictures, and index.html with filters, which needs nothing beside itself."""
+"""The pages of a board: README.md with its pictures, and a self-contained index.html with filters."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
 def write_pages(board: Board, folder: Path) -> list[Path]:
-    """Write README.md, index.html and the pictures beside the results.
+    """Write README.md, index.html and the pictures into the results folder, and return their paths.
 
     Raises:
-        ConfigError: there are no results, or a row does not belong beside the others.
+        ConfigError: there are no results, or a row cannot be compared with the other rows of its cell.
     """
     standings = Standings.of(with_submitted(folder, board), folder)
     if not standings.cells:
@@ -48,8 +48,11 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
 
 
 def pictures(standings: Standings, folder: Path) -> list[Path]:
-    """Critical differences, wins, and cell by cell the difference to the entry that all are held against: percentage
-    points where they are what the board's first measure is in, and else ranks."""
+    """Draw critical differences, wins and a heat map over the cells, and return the paths of the pictures.
+
+    The heat map shows differences to the reference entry in percentage points if the board's main measure is a
+    fraction, else ranks.
+    """
     if standings.test is None:
         return []
     board, names = standings.board, standings.ranked
@@ -82,7 +85,7 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
 
 
 def page_html(standings: Standings) -> str:
-    """The page with filters."""
+    """Return the HTML page with filters."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     payload = json.dumps(without_nan(page_data(standings)), separators=(",", ":"), ensure_ascii=False)
@@ -98,7 +101,7 @@ def page_html(standings: Standings) -> str:
 
 
 def page_data(standings: Standings) -> dict[str, Any]:
-    """All numbers, for the page's own program."""
+    """Return all numbers of the board, for the page's JavaScript."""
     board = standings.board
     return {
         "title": board.title,
@@ -141,6 +144,6 @@ def _cell_data(cells: CellRows) -> dict[str, Any]:
 
 
 def _versions_per_row(standings: Standings) -> list[tuple[str, ...]]:
-    """Of every row that is done: what made it."""
+    """Return the package versions that made each finished row."""
     rows = [row for cells in standings.cells for row in cells.rows.values() if row.status == DONE]
     return [tuple(f"{k} {v}" for k, v in (row.made.get("versions") or {}).items()) for row in rows]

@@ -1,4 +1,4 @@
-"""A cell made again, compared with what was committed."""
+"""Recompute a cell and compare it with the committed results."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedsim.studies.board.digests import check_digests
 from fedsim.studies.board.rows import DONE, Rates, read
 from fedsim.studies.board.tasks import FillCell
 
-RECHECK_TOLERANCE = 1e-6  # relative, of any number
+RECHECK_TOLERANCE = 1e-6  # largest relative difference of a number
 
 
 def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch: Path) -> float:
-    """The largest relative difference between the cell's rows and the same rows made anew.
+    """Return the largest relative difference between the cell's stored rows and the same rows recomputed.
 
     Args:
-        board: whose cell.
-        cell: that is made again.
-        entries: of which rows; those that the cell has none of are left out.
-        folder: of the results.
+        board: the board that the cell belongs to.
+        cell: the cell that is recomputed.
+        entries: names of the entries whose rows are recomputed; entries without a stored row are left out.
+        folder: folder of the stored results.
         scratch: an empty folder.
 
     Raises:
-        ConfigError: the cell has no such row, or one whose data, splits, traces, initial models or batches are others
-            than those made now; or it ended otherwise.
+        ConfigError: the cell has no such row, or a row differs from the recomputed one in its data, splits, traces,
+            initial models, batches, status or missing values.
     """
     old_cells = read(folder, cell, board)
     names = [name for name in entries if name in old_cells.rows]

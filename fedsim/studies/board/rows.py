@@ -1,4 +1,4 @@
-"""A board's results on disk: a file for every cell, with its rows and what makes them fair; and one of the rates."""
+"""The results of a board on disk: one file per cell with its rows and their digests, and one file of tuned rates."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ DONE, REFUSED, FAILED = "done", "refused", "failed"
 
 @dataclass
 class Row:
-    """One algorithm in one cell.
+    """The result of one algorithm in one cell.
 
     Attributes:
-        status: 'done', 'diverged' (all seeds were given up), 'refused' (it cannot run here), or 'failed' by an error of
-            its own.
-        message: why, where it is not done.
-        overrides: that make it beside the cell's.
-        numbers: measure → one number per seed, NaN where there is none.
+        status: 'done', 'diverged' (all seeds diverged), 'refused' (the algorithm cannot run here), or 'failed' (the
+            algorithm raised an error).
+        message: the reason, where the status is not 'done'.
+        overrides: Hydra overrides of the row in addition to the cell's.
+        numbers: measure → one number per seed; NaN where a seed has none.
         curve: [rounds, the main metric's means over seeds].
-        remembered: bytes kept of each client between rounds.
-        digests: of its data, splits, traces, initial models and batches.
-        made: command, commit, versions.
+        remembered: bytes stored per client between rounds.
+        digests: digests of its data, splits, traces, initial models and batches.
+        made: command, commit and versions that made the row.
     """
 
     status: str
@@ -46,7 +46,7 @@ class Row:
     made: dict[str, Any] = field(default_factory=dict)
 
     def of(self, measure: str) -> np.ndarray:
-        """[R] numbers; none of a row that is not done."""
+        """Return the numbers of a measure, one per seed [R]; empty for a row without numbers."""
         return np.array(self.numbers.get(measure, []), dtype=float)
 
 
@@ -55,9 +55,9 @@ class CellRows:
     """The rows of a cell.
 
     Attributes:
-        cell: where they are.
+        cell: the cell.
         rows: entry → row.
-        digests: that its rows share.
+        digests: the digests that its rows share.
     """
 
     cell: Cell
@@ -65,10 +65,10 @@ class CellRows:
     digests: DigestsByName = field(default_factory=dict)
 
     def add(self, name: str, row: Row, shared_digests: list[str]) -> None:
-        """Take a row.
+        """Add a row, or replace the entry's old one.
 
         Raises:
-            ConfigError: it was made with other traces, splits, data, initial models or batches.
+            ConfigError: the row was made with other traces, splits, data, initial models or batches.
         """
         check_digests(f"{name} in {self.cell.name}", row.digests, self.digests, shared_digests)
         self.digests = row.digests | self.digests
@@ -76,15 +76,15 @@ class CellRows:
 
 
 def path_of(folder: Path, cell: Cell) -> Path:
-    """The file of a cell below the folder of its board."""
+    """Return the path of a cell's file below the folder of its board."""
     return folder / f"{cell.name}.json"
 
 
 def read(folder: Path, cell: Cell, board: Board) -> CellRows:
-    """The rows of a cell; none where it has no file.
+    """Read the rows of a cell; there are none if it has no file.
 
     Raises:
-        ConfigError: the file is damaged, or has a row that does not belong beside the others.
+        ConfigError: the file is damaged, or a row cannot be compared with the other rows.
     """
     path, cells = path_of(folder, cell), CellRows(cell)
     if not path.exists():
@@ -108,8 +108,10 @@ def read(folder: Path, cell: Cell, board: Board) -> CellRows:
 
 
 def write(folder: Path, cells: CellRows, board: Board) -> None:
-    """The rows of a cell, so that its file is whole at every moment. What many rows share (digests, how they were made)
-    stands once, and they have its number; a row is a line."""
+    """Write the rows of a cell atomically, one row per line.
+
+    Digests and provenance that several rows share are stored once; the rows refer to them by index.
+    """
     path = path_of(folder, cells.cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     shared: dict[str, list[Any]] = {"digests": [], "made": []}
@@ -133,7 +135,7 @@ def write(folder: Path, cells: CellRows, board: Board) -> None:
 
 
 def _cell_settings(cell: Cell, board: Board) -> dict[str, Any]:
-    """What all rows of a cell were made and measured with."""
+    """Return the settings that all rows of a cell share: overrides, target and measures."""
     measures = {name: [m.metric, m.last, m.until] for name, m in board.measures.items()}
     target = board.tracks[cell.track].target
     return {"overrides": [*board.base, *cell.overrides], "target": target, "measures": measures}
@@ -144,13 +146,15 @@ def _row_text(value: Any) -> str:
 
 
 class Rates(TrackSettings):
-    """What tuning chose, and all that it saw: {'lr', 'knob', 'score', 'trials', …} of every algorithm in a track; 'lr'
-    is None where every trial failed."""
+    """The tuned rates of each algorithm in a track, with all trials.
+
+    A record is {'lr', 'knob', 'score', 'trials', …}; 'lr' is None where all trials failed.
+    """
 
     file = "rates.json"
 
     def is_at_edge(self, track: str, name: str) -> bool:
-        """Is the chosen rate the lowest or the highest that was tried, so that one beyond it may be better?"""
+        """Return whether the chosen rate is the lowest or highest that was tried, so that one beyond may be better."""
         record = self.of(track, name)
         if not record or record["lr"] is None:
             return False
@@ -158,10 +162,10 @@ class Rates(TrackSettings):
         return len(rates) > 1 and record["lr"] in (min(rates), max(rates))
 
     def check(self, board: Board, track: str, name: str) -> None:
-        """Refuse rates that were found by other trials than the board's.
+        """Refuse rates that were tuned with other trials than the board's.
 
         Raises:
-            ConfigError: they were.
+            ConfigError: the trials differ from the board's.
         """
         record, entry = self.of(track, name), board.entries[name]
         if not record or not record["trials"]:
@@ -178,7 +182,7 @@ class Rates(TrackSettings):
 def tuned_record(
     chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning, track: Track
 ) -> dict[str, Any]:
-    """What `Rates` keeps of an algorithm: what was chosen, of which trials, by which budget."""
+    """Return the record that `Rates` stores for an algorithm: the chosen values, the trials and the budget."""
 
     def finite_or_none(value: float) -> float | None:
         return float(f"{value:.6g}") if math.isfinite(value) else None
@@ -198,19 +202,19 @@ def tuned_record(
 
 
 def overrides_of(rates: dict[str, Any], knob: TunedParameter | None) -> list[str]:
-    """The overrides that make what tuning chose."""
+    """Return the overrides that set the tuned rate and parameter."""
     chosen = [f"lr={rates['lr']}"]
     return chosen if knob is None else [*chosen, knob.set(rates["knob"])]
 
 
 def _shorten_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """Numbers to seven digits."""
+    """Round the numbers of a row to seven digits."""
     row["numbers"] = {name: [float(f"{v:.7g}") for v in values] for name, values in row["numbers"].items()}
     return row
 
 
 def _restore_numbers(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """null, which JSON has for NaN, as a number again, and what rows share in its place."""
+    """Convert null back to NaN, and replace the indices of shared digests and provenance by their content."""
     numbers = row.get("numbers", {})
     row["numbers"] = {name: [math.nan if v is None else v for v in values] for name, values in numbers.items()}
     row["curve"] = [[math.nan if v is None else v for v in component] for component in row.get("curve", [])]

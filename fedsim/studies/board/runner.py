@@ -1,5 +1,4 @@
-"""Computes a board: tunes what is not tuned, fills cell by cell what has no row, one process a core, and times the
-algorithms, one after another."""
+"""Computation of a board: tune missing rates, compute missing rows in parallel processes, and time the algorithms."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from fedsim.studies.board.rows import CellRows, Rates, read
 from fedsim.studies.board.tasks import FillCell, TimeTrack, TuneTrack
 from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
 
-ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms whose trials are kept at once
+ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms per tuning task, whose run folders exist at the same time
 
 T = TypeVar("T")
 
@@ -36,19 +35,19 @@ def compute_rows(
     provenance: dict[str, Any],
     say: Callable[[str], None] = print,
 ) -> None:
-    """Make what is missing of these cells and entries.
+    """Compute the missing rates, rows and times of these cells and entries.
 
     Args:
-        board: what is computed.
-        cells, entries: which of it.
-        folder: of the board's results: rates.json, times.json and a file for every cell.
-        runs: folder of runs that are under way; a command that was killed goes on with them.
-        jobs: processes.
-        provenance: what rows say of their making.
-        say: hears of every piece of work that is done.
+        board: the board.
+        cells, entries: the cells and names of entries to compute.
+        folder: folder of the board's results: rates.json, times.json and one file per cell.
+        runs: folder of unfinished runs; the next command resumes them if this one is killed.
+        jobs: number of processes.
+        provenance: command, commit and versions that rows record.
+        say: called with a message for each finished task.
 
     Raises:
-        Stopped: somebody asked for it.
+        Stopped: the user asked to stop.
     """
     rates = Rates.read(folder)
     tracks = list(dict.fromkeys(cell.track for cell in cells))
@@ -84,7 +83,7 @@ def compute_rows(
 
 
 def best_row_text(cells: CellRows, board: Board) -> str:
-    """'; best so far: accuracy 0.83 (FedAWE)': the best row of the cell by the board's main measure; '' without one."""
+    """Return '; best so far: accuracy 0.83 (FedAWE)' for the cell's best row by the main measure; '' if it has none."""
     means = {
         name: float(row.of(board.main_measure).mean())
         for name, row in cells.rows.items()
@@ -98,7 +97,7 @@ def best_row_text(cells: CellRows, board: Board) -> str:
 
 
 def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
-    """The tasks, each as it ends, with what came of it; `runs` is the folder of the runs under way."""
+    """Run the tasks and yield each with its result when it ends; `runs` is the folder of the unfinished runs."""
     if jobs == 1 or len(tasks) < 2:
         for task in tasks:
             yield task, task()
@@ -120,12 +119,12 @@ def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> It
 
 
 def _best_running_metric(runs: Path | None) -> str:
-    """The best leading metric of the runs under way."""
+    """Return the best leading metric of the unfinished runs."""
     return "" if runs is None else best_so_far(sorted(path.parent for path in runs.rglob(METRICS_FILENAME)))
 
 
 def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
-    """In a worker: why it was stopped, or what came of it."""
+    """Run a task in a worker process; return the reason why it was stopped, or its result."""
     try:
         outcome: tuple[str | None, T | None] = None, task()
     except Stopped as stop:
@@ -135,6 +134,6 @@ def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
 
 
 def _start_worker() -> None:
-    """One thread each, ended with the command."""
+    """Prepare a worker process: one thread, and end when the command ends."""
     torch.set_num_threads(1)
     end_with_parent()

@@ -1,4 +1,4 @@
-"""Sentences that a board's page writes from its numbers, each with the cells it rests on, its interval and its limits.
+"""Sentences of a board's page, generated from its numbers, each with its cells, interval and limits.
 
 All comparisons of a board are tested together: Holm's correction keeps the probability of one wrong sentence at 5 %. A
 sentence also counts the cells, and names the other tracks, in which the order is the reverse.
@@ -24,15 +24,15 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class Outcome:
-    """A comparison with the numbers that answer it.
+    """The outcome of a comparison.
 
     Attributes:
-        comparison: what is asked.
-        differences: by seed, of the means over the cells: the one entry's numbers less the other's.
+        comparison: the comparison.
+        differences: differences by seed, one − other, of the means over the cells.
         cells: number of cells that have both entries.
         p: probability of such differences if the answer were no, after Holm's correction over the whole board.
-        better_cells, worse_cells: in how many of the cells the one is better, or worse, by the cell's own interval.
-        other_tracks: track → 1 where the one is better there, -1 where it is worse, 0 where they are not told apart.
+        better_cells, worse_cells: numbers of cells in which `one` is better, or worse, by the cell's own interval.
+        other_tracks: track → 1 where `one` is better there, -1 where it is worse, 0 where the interval contains 0.
     """
 
     comparison: Comparison
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def outcomes(standings: Standings) -> list[list[Outcome]]:
-    """For each finding of the board, the outcomes of its comparisons."""
+    """Return the outcomes of the comparisons of each finding of the board."""
     board = standings.board
     comparisons = [comparison for finding in board.findings for comparison in finding.comparisons]
     p_values = holm([_p_value(standings, comparison) for comparison in comparisons])
@@ -54,7 +54,7 @@ def outcomes(standings: Standings) -> list[list[Outcome]]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values after Holm's correction (Holm 1979): comparable with the level of a single test."""
+    """Return the p-values after Holm's correction (Holm 1979), comparable with the level of a single test."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
@@ -64,8 +64,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def p_value(differences: PairedDifference, margin: float | None = None) -> float:
-    """Of Student's paired test: two-sided against no difference, or of equivalence within ± `margin` (two one-sided
-    tests at half the level, so that 5 % corresponds to a 95 % interval inside the margin)."""
+    """Return the p-value of Student's paired test: two-sided for a difference, or of equivalence within ± `margin`.
+
+    Equivalence takes two one-sided tests at half the level, so that 5 % corresponds to a 95 % interval inside the
+    margin.
+    """
     if differences.pairs < 2:
         return 1.0
     if margin is None:
@@ -108,14 +111,14 @@ def _outcome(standings: Standings, comparison: Comparison, p: float) -> Outcome:
 
 
 def _sign(standings: Standings, comparison: Comparison, measure: str) -> int:
-    """1 where the one entry is better by the 95 % interval, -1 where it is worse, else 0."""
+    """Return 1 if the first entry is better by the 95 % interval, -1 if it is worse, else 0."""
     low, high = standings.paired(comparison.one, comparison.other, measure).interval
     direction = 1 if standings.board.measures[measure].higher_is_better else -1
     return direction if low > 0 else -direction if high < 0 else 0
 
 
 def sentence(standings: Standings, outcome: Outcome, formatter: Callable[[str], str] = str) -> str:
-    """The answer to a comparison in a sentence; `formatter` makes text of names."""
+    """Return the answer to a comparison as a sentence; `formatter` escapes names."""
     comparison = outcome.comparison
     name = comparison.measure or standings.board.main_measure
     measure = standings.board.measures[name]
@@ -143,14 +146,14 @@ def sentence(standings: Standings, outcome: Outcome, formatter: Callable[[str], 
 
 
 def _scope(comparison: Comparison) -> str:
-    """Which cells, as patterns."""
+    """Return the patterns of the compared cells in brackets; '' for all cells."""
     scope = [", ".join(map(code_span, comparison.cells))] if comparison.cells != [ALL_CELLS_PATTERN] else []
     scope += [f"but {', '.join(map(code_span, comparison.but))}"] if comparison.but else []
     return f" ({' '.join(scope)})" if scope else ""
 
 
 def _elsewhere(outcome: Outcome, formatter: Callable[[str], str]) -> str:
-    """What the same comparison gives in the cells of each track that it leaves out."""
+    """Return a sentence about the same comparison in the cells that it leaves out, by track."""
     labels = {1: "better in", -1: "worse in", 0: "not told apart in"}
     groups = []
     for sign, label in labels.items():
@@ -161,7 +164,7 @@ def _elsewhere(outcome: Outcome, formatter: Callable[[str], str]) -> str:
 
 
 def difference_text(by: PairedDifference, measure: BoardMeasure) -> str:
-    """A mean difference with its 95 % interval, bold where the interval excludes zero."""
+    """Format a mean difference with its 95 % interval, bold if the interval excludes zero."""
     if not by.pairs:
         return "–"
     factor = 100 if measure.percent else 1

@@ -1,4 +1,4 @@
-"""How the algorithms of a board stand: ranks over cells, wins by paired intervals, whether the order has settled."""
+"""Standings of a board's algorithms: ranks over cells, wins by paired intervals, the order after half of the rounds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedsim.studies.results.friedman import (
 )
 from fedsim.studies.results.paired import PairedDifference, paired_difference
 
-DIVERGED_SCORE = -np.inf  # what a row that diverged scores
+DIVERGED_SCORE = -np.inf  # the score of a row that diverged
 
 
 class HalfwayOrder(NamedTuple):
-    """The order after half of the rounds beside that at the end.
+    """The order after half of the rounds compared with the order at the end.
 
     Attributes:
-        tau: Kendall's τ between them, the mean over cells; NaN where there are no curves.
-        min_tau: τ in the cell where it is least.
-        separated_pairs: pairs that the paired interval of a cell tells apart at the end, in all cells.
-        kept_pairs: how many of them half of the rounds had put in that order.
+        tau: Kendall's τ between the two orders, averaged over cells; NaN where there are no curves.
+        min_tau: the smallest τ of a cell.
+        separated_pairs: number of pairs, over all cells, that a cell's paired interval distinguishes at the end.
+        kept_pairs: number of these pairs that were in the same order after half of the rounds.
     """
 
     tau: float
@@ -44,12 +44,13 @@ class HalfwayOrder(NamedTuple):
 
 @dataclass
 class Standings:
-    """Attributes:
+    """The results of a board, from which ranks and comparisons are computed.
 
-    board: whose.
-    cells: those that have rows.
-    times: what rounds cost.
-    rates: what tuning chose.
+    Attributes:
+        board: the board.
+        cells: the cells that have rows.
+        times: the processor time of a round.
+        rates: the learning rates that tuning chose.
     """
 
     board: Board
@@ -59,43 +60,43 @@ class Standings:
 
     @classmethod
     def of(cls, board: Board, folder: Path) -> Standings:
-        """Of what is on disk.
+        """Read the standings of a board from its results folder.
 
         Raises:
-            ConfigError: a cell has a row that does not belong beside the others.
+            ConfigError: a row cannot be compared with the other rows of its cell.
         """
         all_cells = [read(folder, cell, board) for cell in board.cells()]
         return cls(board, [cells for cells in all_cells if cells.rows], RoundTimes.read(folder), Rates.read(folder))
 
     def at(self, track: str) -> Standings:
-        """Those of one track."""
+        """Return the standings of one track."""
         cells = [cells for cells in self.cells if cells.cell.track == track]
         return Standings(self.board, cells, self.times, self.rates)
 
     def within(self, includes: Callable[[str], bool]) -> Standings:
-        """Those of the cells whose names are included."""
+        """Return the standings of the cells whose names `includes` accepts."""
         cells = [cells for cells in self.cells if includes(cells.cell.name)]
         return Standings(self.board, cells, self.times, self.rates)
 
     def with_numbers_of(self, name: str) -> Standings:
-        """Those of the cells in which an entry has numbers."""
+        """Return the standings of the cells in which an entry has numbers."""
         cells = [cells for cells in self.cells if name in cells.rows and cells.rows[name].status == DONE]
         return Standings(self.board, cells, self.times, self.rates)
 
     def milliseconds(self, name: str) -> float | None:
-        """Processor time of a round of all seeds, the mean over the tracks that have rows; None where one lacks it."""
+        """Return the processor time of a round of all seeds, averaged over the tracks; None if a track has no time."""
         timings = [self.times.ms(track, name) for track in self.tracks]
         measured_timings = [ms for ms in timings if ms is not None]
         return float(np.mean(measured_timings)) if measured_timings and len(measured_timings) == len(timings) else None
 
     @functools.cached_property
     def tracks(self) -> list[str]:
-        """That have rows."""
+        """The tracks that have rows."""
         return list(dict.fromkeys(cells.cell.track for cells in self.cells))
 
     @functools.cached_property
     def ranked(self) -> list[str]:
-        """The entries that have been run in every cell, and were refused in none, best mean rank first."""
+        """The entries that were run in each cell and not refused there, ordered by mean rank, best first."""
         names = [name for name in self.board.entries if all(self._was_run(cells, name) for cells in self.cells)]
         scores = self._scores(names, self.board.main_measure)
         means = rank_scores(scores).mean(0) if len(names) else np.zeros(0)
@@ -107,7 +108,7 @@ class Standings:
 
     @property
     def unranked_reasons(self) -> dict[str, str]:
-        """Entries that are not ranked, and why."""
+        """The entries that are not ranked, each with the reason."""
         reasons = {}
         for name in self.board.entries:
             if name not in self.ranked:
@@ -116,14 +117,14 @@ class Standings:
         return reasons
 
     def scores(self, measure: str | None = None) -> np.ndarray:
-        """[N, k] means over seeds, larger ones better, cells × `ranked`; −∞ where a seed was given up."""
+        """Return the means over seeds [N, k], cells × `ranked`, larger is better; −∞ where a seed diverged."""
         return self._scores(self.ranked, measure or self.board.main_measure)
 
     def _scores(self, names: Sequence[str], measure: str) -> np.ndarray:
         return np.array([[self._score(cells.rows[name], measure) for name in names] for cells in self.cells])
 
     def _score(self, row: Row, measure: str) -> float:
-        """To six digits, of the seven that are kept: what is equal but for rounding shares a rank."""
+        """Return the mean over seeds to six digits, so that values that are equal up to rounding share a rank."""
         sign = 1 if self.board.measures[measure].higher_is_better else -1
         values = row.of(measure)
         if row.status != DONE or not np.isfinite(values).all():
@@ -132,23 +133,25 @@ class Standings:
 
     @functools.cached_property
     def test(self) -> Friedman | None:
-        """Of the ranks; None of fewer than two cells or entries."""
+        """Friedman's test of the ranks; None with fewer than two cells or entries."""
         too_few = len(self.cells) < 2 or len(self.ranked) < 2
         return None if too_few else friedman(rank_scores(self.scores()))
 
     @property
     def difference(self) -> float:
-        """Nemenyi's, of mean ranks."""
+        """Nemenyi's critical difference of mean ranks."""
         return critical_difference(len(self.ranked), len(self.cells))
 
     def groups(self) -> list[tuple[int, int]]:
-        """First and last of `ranked` that it does not tell apart."""
+        """Return the first and last index in `ranked` of each group that Nemenyi's test does not distinguish."""
         assert self.test is not None
         return indistinguishable_groups(self.test.ranks, self.difference)
 
     def paired(self, first: str, second: str, measure: str | None = None) -> PairedDifference:
-        """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
-        number are left out."""
+        """Return the differences by seed, first − second, of the means over cells.
+
+        Cells where one of the two entries has no finite number are left out.
+        """
         pairs = self._value_pairs(first, second, measure or self.board.main_measure)
         if not pairs:
             return PairedDifference(np.zeros(0))
@@ -156,25 +159,27 @@ class Standings:
         return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
     def shared_cells(self, first: str, second: str, measure: str) -> int:
-        """In how many cells both entries have numbers."""
+        """Return the number of cells in which both entries have numbers."""
         return len(self._value_pairs(first, second, measure))
 
     def _value_pairs(self, first: str, second: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The numbers of two entries in the cells where both have them."""
+        """Return the numbers of two entries in the cells where both have finite ones."""
         rows = [cells.rows for cells in self.cells if {first, second} <= cells.rows.keys()]
         pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
     @functools.cached_property
     def wins(self) -> np.ndarray:
-        """[k, k] in how many cells the one of a line is better than the one of a column, by the paired interval of the
-        cell alone. Who was given up loses to who was not."""
+        """The number of cells [k, k] in which the row's entry beats the column's by the cell's paired interval.
+
+        An entry that diverged loses to one that did not.
+        """
         none = np.zeros((len(self.ranked), len(self.ranked)), dtype=int)
         return sum(self._better, none)
 
     @functools.cached_property
     def _better(self) -> list[np.ndarray]:
-        """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
+        """For each cell, whether the row's entry is better than the column's there [k, k]."""
         main = self.board.main_measure
         higher_is_better = self.board.measures[main].higher_is_better
         rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
@@ -193,7 +198,7 @@ class Standings:
         return low > 0 if higher_is_better else high < 0
 
     def halfway_orders(self) -> HalfwayOrder:
-        """Whether half of the rounds had given the same order, by the curves of who was not given up."""
+        """Compare the order after half of the rounds with the order at the end, for the entries with finite curves."""
         sign = 1 if self.board.measures[self.board.main_measure].higher_is_better else -1
         taus, agreeing_pairs, separated_pairs = [], 0, 0
         for cells, better in zip(self.cells, self._better, strict=True):

@@ -1,6 +1,6 @@
-"""An algorithm of one's own on a board: one file, a class in Python or overrides in YAML, makes an entry.
+"""Submissions: a file of the user, with a Python class or with overrides in YAML, adds an entry to a board.
 
-The file's module may say more of it in `board`, with the attributes of an `Entry`:
+A Python file may set further attributes of the `Entry` in the variable `board`:
 
     board = {"about": "what it does", "knob": {"key": "strategy.server_lr", "values": [0.5, 1, 2]}, "remembers": True}
 """
@@ -30,7 +30,7 @@ CLASS_BY_GROUP = {"strategy": Strategy, "local": LocalRule}
 
 
 def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
-    """Name → entry, and the file's digest.
+    """Read the entries of a submitted file; return name → entry, and the digest of the file.
 
     Raises:
         ConfigError: the file holds no entry.
@@ -53,7 +53,7 @@ def _entries_from_yaml(path: Path) -> dict[str, Entry]:
 
 
 def _entries_from_python(path: Path) -> dict[str, Entry]:
-    """A class that the file defines: the last one of a strategy or of a local rule."""
+    """Return an entry for the last strategy or local rule that the file defines."""
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # workers inherit it
@@ -82,10 +82,10 @@ def _entries_from_python(path: Path) -> dict[str, Entry]:
 
 
 def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> None:
-    """Add the entries to the board, and to what its results know.
+    """Add the entries to the board, and to the submissions stored with its results.
 
     Raises:
-        ConfigError: a name is taken by another one.
+        ConfigError: a name is already taken by another entry, or an entry sets `trusted`.
     """
     stored_entries = _stored_submissions(folder)
     for name, new_entry in entries.items():
@@ -103,14 +103,14 @@ def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: s
 
 
 def with_submitted(folder: Path, board: Board) -> Board:
-    """The board, with what was submitted to these results behind its own entries."""
+    """Return the board after adding the entries that were submitted to these results."""
     for name, definition in _stored_submissions(folder).items():
         board.entries[name] = parse_entry({key: value for key, value in definition.items() if key != "file"})
     return board
 
 
 def delete_submission(folder: Path, name: str) -> None:
-    """A submission is none any more."""
+    """Delete a submission from the stored ones."""
     stored_entries = _stored_submissions(folder)
     if stored_entries.pop(name, None) is not None:
         write_json(folder / SUBMISSIONS_FILE, stored_entries)

@@ -1,4 +1,4 @@
-"""The pieces of work of a board: tuning some algorithms in a track, the missing rows of a cell, what rounds cost."""
+"""The tasks of a board: tune algorithms in a track, compute the missing rows of a cell, time rounds."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from fedsim.studies.results.runs import load
 
 @dataclass(frozen=True)
 class BoardJob:
-    """Attributes:
+    """A task of a board for some of its entries.
 
-    board: whose work it is.
-    entries: whose.
-    runs: folder of runs that are under way; they are deleted when their numbers are kept.
-    folder: of the board's results.
-    provenance: command, commit, versions: what rows say of their making.
+    Attributes:
+        board: the board.
+        entries: names of the entries.
+        runs: folder of unfinished runs, which are deleted once their numbers are stored.
+        folder: folder of the board's results.
+        provenance: command, commit and versions that rows record.
     """
 
     board: Board
@@ -47,12 +48,12 @@ class BoardJob:
 
 @dataclass(frozen=True)
 class TuneTrack(BoardJob):
-    """Find the rates of some algorithms in a track."""
+    """A task that tunes some algorithms in a track."""
 
     track: str = ""
 
     def __call__(self) -> dict[str, dict[str, Any]]:
-        """Entry → what `Rates` keeps of it."""
+        """Tune the entries and return entry → record for `Rates`."""
         board, track = self.board, self.board.tracks[self.track]
         planned_jobs: list[tuple[str, Any, list[float], Job]] = []
         for cell_labels in track.tuned_at:
@@ -87,25 +88,25 @@ class TuneTrack(BoardJob):
         return records
 
     def _trial(self, rates: list[float]) -> list[str]:
-        """Overrides of one run: every rate under every seed; one that diverges ends alone."""
+        """Return the overrides of one run that combines each rate with each seed as replicates."""
         seeds, lr = self.board.tuning.seeds_and_rates(rates)
         return [f"rounds={self.board.tuning.rounds}", f"seeds={seeds}", f"lr={lr}", *self.board.tuning.overrides]
 
 
 @dataclass(frozen=True)
 class FillCell(BoardJob):
-    """Make the missing rows of a cell.
+    """A task that computes the missing rows of a cell.
 
     Attributes:
-        cell: which.
-        rates: entry → what tuning says of it.
+        cell: the cell.
+        rates: entry → its record in `Rates`.
     """
 
     cell: Cell | None = None
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> str:
-        """The cell's name; its file holds its rows, those of every company as soon as it has ended."""
+        """Compute the rows, write them to the cell's file after each lockstep batch, and return the cell's name."""
         board, cell, rates = self.board, self.cell, self.rates
         assert cell is not None
         assert rates is not None
@@ -151,17 +152,18 @@ class FillCell(BoardJob):
 
 @dataclass(frozen=True)
 class TimeTrack(BoardJob):
-    """Time some algorithms, one after another, in the first cell where their track was tuned.
+    """A task that times some algorithms, one after another, in the first cell where their track was tuned.
 
     Attributes:
-        rates: entry → what tuning says of it.
+        track: name of the track.
+        rates: entry → its record in `Rates`.
     """
 
     track: str = ""
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, dict[str, Any]]:
-        """Entry → what `RoundTimes` keeps of it."""
+        """Time the entries and return entry → record for `RoundTimes`."""
         board, rates = self.board, self.rates
         assert rates is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
@@ -176,22 +178,22 @@ class TimeTrack(BoardJob):
             job = _board_job(
                 board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs
             )
-            with contextlib.suppress(Exception):  # what is wrong with it stands in its rows
+            with contextlib.suppress(Exception):  # its rows hold the error
                 timings[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
         return timings
 
 
 def _board_job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
-    """One run; no two are in the same folder."""
+    """Return the job of one run, in a folder of its own."""
     setting = Setting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
     return plan([setting], runs, ())[0]
 
 
 def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
-    """Run these in lockstep, company by company, and yield where each was and how it ended.
+    """Run the jobs in lockstep batches, and yield the folder and outcome of each.
 
     Raises:
-        Stopped: somebody asked for it.
+        Stopped: the user asked to stop.
     """
     companies = in_company(list({job.folder: job for job in jobs}.values()))
     progress = JobProgress(sum(map(len, companies)), "runs of this piece of work")
@@ -217,6 +219,6 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
 
 
 def _delete_run_folders(jobs: Iterator[Job] | list[Job]) -> None:
-    """Delete the folders of runs whose numbers are kept."""
+    """Delete the folders of runs whose numbers are stored."""
     for job in jobs:
         shutil.rmtree(job.folder, ignore_errors=True)

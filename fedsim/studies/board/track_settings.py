@@ -1,4 +1,4 @@
-"""What a board keeps of its algorithms track by track, in one file."""
+"""Records of a board's algorithms in each track, stored in one JSON file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from fedsim.core.files import write_json
 
 @dataclass
 class TrackSettings:
-    """Attributes:
+    """The records of a board's entries in each track.
 
-    by_track: track → entry → what is known of it.
+    Attributes:
+        by_track: track → entry → record.
     """
 
     file: ClassVar[str]
@@ -25,24 +26,24 @@ class TrackSettings:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Those of a board's folder; nothing where there is no file."""
+        """Read the records from a board's folder; they are empty if there is no file."""
         path = folder / cls.file
         return cls(json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
     def write(self, folder: Path) -> None:
-        """Keep them."""
+        """Write the records to a board's folder."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / self.file, self.by_track)
 
     def update(self, track: str, settings: dict[str, dict[str, Any]]) -> None:
-        """Entry → what is known of it in this track."""
+        """Add or replace the records of entries (entry → record) in this track."""
         self.by_track.setdefault(track, {}).update(settings)
 
     def of(self, track: str, entry: str) -> dict[str, Any] | None:
-        """What is known of it; None: nothing yet."""
+        """Return the record of an entry in a track; None if there is none yet."""
         return self.by_track.get(track, {}).get(entry)
 
     def forget(self, entry: str) -> None:
-        """Nothing is known of it any more."""
+        """Delete the records of an entry in all tracks."""
         for track in self.by_track.values():
             track.pop(entry, None)

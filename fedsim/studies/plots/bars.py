@@ -1,4 +1,4 @@
-"""Bars of final numbers beside what a paper printed, and maps of numbers over two axes."""
+"""Bar charts of final numbers with a paper's printed ones, and heat maps of numbers over two axes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def bars(
     unit: str = "",
     minimum: float | None = None,
 ) -> Figure:
-    """A bar per run, mean ± 1 standard deviation over replicates, hatched where fitted; a dot for the paper's number.
+    """Draw a bar per run, mean ± 1 standard deviation over replicates, hatched where fitted, and a dot for the paper.
 
     Args:
         cells: measured runs.
-        measure: whose numbers; a list makes panels of each.
-        group, colours, panel: the axes whose labels make groups of bars, colours and panels; without groups, colours'
-            labels stand below the bars.
-        unit: on the vertical axis.
+        measure: name of the measure; a list makes a panel for each of several.
+        group, colours, panel: the axes whose labels make groups of bars, colours and panels; without groups the labels
+            of `colours` are written below the bars.
+        unit: label of the vertical axis.
         minimum: where the vertical axis begins.
     """
     if group is None:
@@ -83,15 +83,15 @@ def bars(
 def heatmap(
     cells: list[Cell], measure: str, x: str, y: str, panel: str | None = None, unit: str = "", digits: int = 1
 ) -> Figure:
-    """Numbers over two axes as coloured squares; the paper's in brackets below ours.
+    """Draw numbers over two axes as coloured squares, with the paper's numbers in brackets.
 
     Args:
         cells: measured runs.
-        measure: whose numbers.
+        measure: name of the measure.
         x, y: the axes that make columns and rows.
         panel: the axis whose labels make panels.
-        unit: beside the colour bar.
-        digits: after the decimal point.
+        unit: label of the colour bar.
+        digits: number of digits after the decimal point.
     """
     columns, rows, boxes = axis_labels(cells, x), axis_labels(cells, y), axis_labels(cells, panel)
     table = np.full((len(boxes), len(rows), len(columns)), np.nan)

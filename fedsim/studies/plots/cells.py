@@ -1,4 +1,4 @@
-"""What the pictures of a comparison are drawn from: runs with their place on named axes."""
+"""The data of the pictures of a comparison: runs with their labels on named axes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Cell:
 
     Attributes:
         at: axis → label.
-        run: what it left on disk, where it was trained.
-        availability: bound to its federation, where nothing was trained and the picture shows what was configured.
+        run: the run read from disk, if it was trained.
+        availability: the availability process bound to its federation, for pictures without training.
         numbers: measure → [R].
         paper: measure → the number the paper printed.
-        fitted: does it use constants that were fitted after seeing the paper's numbers?
+        fitted: whether it uses constants that were fitted after seeing the paper's numbers.
     """
 
     at: dict[str, str]
@@ -32,10 +32,10 @@ class Cell:
 
 
 def axis_labels(cells: list[Cell], axis: str | None) -> list[str]:
-    """The labels on an axis, in the order of the cells; one empty label without an axis."""
+    """Return the labels on an axis, in the order of the cells; one empty label if the axis is None."""
     return [""] if axis is None else list(dict.fromkeys(cell.at[axis] for cell in cells))
 
 
 def cells_at_label(cells: list[Cell], axis: str | None, label: str) -> list[Cell]:
-    """The cells with this label on the axis."""
+    """Return the cells with this label on the axis; all cells if the axis is None."""
     return cells if axis is None else [cell for cell in cells if cell.at[axis] == label]

@@ -1,4 +1,4 @@
-"""Pictures of single clients: how good the model is for each, who holds what, who was there when."""
+"""Pictures of single clients: their accuracies, their classes, and the rounds in which they were available."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from fedsim.studies.plots.venues import grid_size
 from fedsim.studies.results.differences import shared_name
 from fedsim.studies.results.runs import Run
 
-EXTRA_CLASS_COLOURS = ("#882255", "#999933")  # classes after the eighth
-MAX_BUBBLE_CLIENTS = 20  # clients
+EXTRA_CLASS_COLOURS = ("#882255", "#999933")  # of classes after the eighth
+MAX_BUBBLE_CLIENTS = 20
 MAX_PANELS = 6
-MAX_NAME_LENGTH = 16  # signs of a client's name
+MAX_NAME_LENGTH = 16  # characters of a client's name
 ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 
 
 def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
-    """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
-    together."""
+    """Draw a box plot of the clients' accuracies, or of another metric, for each run, with a dot for each client.
+
+    Replicates are pooled. None if no run has the metric.
+    """
     tints = [style.tint for style in curve_styles(runs).of]
     client_records = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
     has_held_out = metric is None and all(c.held_out is not None for _, _, c in client_records)
@@ -39,7 +41,7 @@ def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
     series = [(n, label, values) for n, label, values in series if len(values)]
     if not series:
         return None
-    draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
+    draw = np.random.default_rng(0)  # random positions across the box keep dots apart
     with matplotlib.rc_context(parameters()):
         drawing, (axes,) = panel_figure(1, width=8.0, height=1.1 + 0.62 * len(series))
         for position, (number, _, values) in enumerate(series):
@@ -62,9 +64,9 @@ def accuracy_boxes(runs: list[Run], metric: str | None = None) -> Figure | None:
 
 
 def availability_figure(runs: list[Run]) -> Figure | None:
-    """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
+    """Draw which clients were available in each round, and their number above; one panel per availability process."""
     groups = _group_runs(runs, "present")
-    if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
+    if all(presence.all() for _, presence, _ in groups):  # full availability, or no record of it
         return None
     columns = min(len(groups), 3)
     with matplotlib.rc_context(parameters()):
@@ -103,7 +105,7 @@ def availability_figure(runs: list[Run]) -> Figure | None:
 
 
 def partition_figure(runs: list[Run]) -> Figure | None:
-    """Who holds what: bubbles of the first clients' classes; a panel per partition."""
+    """Draw the class shares of the first clients as bubbles; one panel per partition."""
     groups = _group_runs(runs, "class_fractions")
     if not groups:
         return None
@@ -121,7 +123,7 @@ def partition_figure(runs: list[Run]) -> Figure | None:
 
 
 def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
-    """A circle per client and class, its area the class's share [m', C] of the client's samples (fedawe Fig. 4)."""
+    """Draw a circle per client and class, its area the class's share [m', C] of the samples (fedawe Fig. 4)."""
     client, label = np.indices(shares.shape)
     tints = [nth_colour(int(c)) if c < 8 else EXTRA_CLASS_COLOURS[int(c) % 2] for c in label.ravel()]
     axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
@@ -134,7 +136,7 @@ def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
 
 
 def _label_ticks(axis: Axis, names: np.ndarray | None) -> None:
-    """Clients or classes by their names in the data, where they have some."""
+    """Label the ticks of clients or classes with their names in the data, if they have names."""
     if names is not None:
 
         def name(position: float, _: int | None = None) -> str:
@@ -145,13 +147,15 @@ def _label_ticks(axis: Axis, names: np.ndarray | None) -> None:
 
 
 def shortened(name: str, max_length: int) -> str:
-    """Its beginning, where it is longer than so many signs."""
+    """Shorten a name that is longer than the given number of characters."""
     return name if len(name) <= max_length else f"{name[: max_length - 1]}…"
 
 
 def _group_runs(runs: list[Run], attribute: str) -> list[tuple[str, np.ndarray, Clients]]:
-    """Of every group of runs in which an array and the clients' names are the same: what the group is called, the
-    array, and what else is known of its clients; the first few groups."""
+    """Group runs in which an array and the clients' names are equal; return the first `MAX_PANELS` groups.
+
+    Each group is given as its name, the array and the clients of its first run.
+    """
     groups: dict[tuple[object, ...], list[tuple[Run, Clients]]] = {}
     for run, clients in ((run, run.clients) for run in runs if run.clients is not None):
         array = getattr(clients, attribute)

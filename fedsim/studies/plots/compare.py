@@ -1,4 +1,4 @@
-"""All pictures that compare runs, as far as the runs have the data for them."""
+"""The pictures that compare runs, as far as the runs have the data for them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from fedsim.studies.results.runs import Run, load
 
 @dataclass
 class Picture:
-    """Attributes:
+    """A figure with its name, heading and caption.
 
-    name: of its files.
-    heading, caption: what it shows, and how to read it.
-    figure: the picture itself.
+    Attributes:
+        name: file name without suffix.
+        heading, caption: what it shows, and how to read it.
+        figure: the figure.
     """
 
     name: str
@@ -54,14 +55,14 @@ def pictures(
     x: str | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> Iterator[Picture]:
-    """One picture after the other.
+    """Yield the pictures that compare runs.
 
     Args:
-        runs: to compare.
-        metrics: whose curves are drawn; by default the most telling ones.
-        max_metrics: how many those are.
+        runs: the runs to compare.
+        metrics: the metrics whose curves are drawn; by default the most informative ones.
+        max_metrics: number of these default metrics.
         x: the column along which curves are drawn; None: rounds.
-        limits: metric → ends of the curves' vertical axis.
+        limits: metric → limits of the curves' vertical axis.
     """
     runs = [dataclasses.replace(run, label=escape_formula(run.label)) for run in runs]
     has_several_replicates, count = max(run.replicates for run in runs) > 1, replicates(runs)
@@ -123,23 +124,23 @@ FEW_REPLICATES_NOTE = f"A spread over fewer than {MIN_RELIABLE_REPLICATES} seeds
 
 
 def replicates(runs: list[Run]) -> str:
-    """How many seeds the runs have, for a caption."""
+    """Return the number of seeds of the runs as text, for a caption."""
     counts = sorted({run.replicates for run in runs})
     return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
 
 
 def few_replicates(runs: list[Run]) -> bool:
-    """Has one of the runs a spread over so few seeds that it says little?"""
+    """Return whether a run has several seeds, but fewer than `MIN_RELIABLE_REPLICATES`."""
     return any(1 < run.replicates < MIN_RELIABLE_REPLICATES for run in runs)
 
 
 def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
-    """Headings and figures of one run, which trackers show when it has ended."""
+    """Yield the headings and figures of one run, which trackers show at its end."""
     yield from ((picture.heading, picture.figure) for picture in pictures([load(folder)]))
 
 
 def final_bars(runs: list[Run]) -> Figure:
-    """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
+    """Draw a bar per run for up to two most informative metrics, mean ± 1 standard deviation over replicates."""
     metrics, tints = telling_metrics(runs)[:2], [style.tint for style in curve_styles(runs).of]
     with matplotlib.rc_context(parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
@@ -169,7 +170,7 @@ def final_bars(runs: list[Run]) -> Figure:
 
 
 def mean_text(metric: str, mean: float, std: float) -> str:
-    """Accuracies in per cent, everything else to four digits; no deviation where there is none (NaN)."""
+    """Format mean ± standard deviation, fractions in per cent, others to four digits; a NaN deviation is left out."""
     if is_fraction(metric):
         return f"{100 * mean:.1f}" + ("" if np.isnan(std) else f" ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}{after(std)}"

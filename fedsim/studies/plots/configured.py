@@ -1,4 +1,4 @@
-"""Pictures of what was configured, before any training: who holds what, who comes how often, who was there when."""
+"""Pictures of a configuration without training: class shares, participation probabilities and availability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _availability(cell: Cell) -> Availability:
 
 
 def base_probabilities(availability: Availability) -> np.ndarray:
-    """[m] p_i of the first replicate; the first round's probabilities where the process has no base."""
+    """Return the base probabilities p_i of the first replicate [m]; those of round 0 if the process has no base."""
     base = getattr(availability, "base_probabilities", None)
     return availability.probabilities(0)[0] if base is None else base[0]
 
@@ -28,7 +28,7 @@ def _heading(cell: Cell) -> str:
 
 
 def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
-    """A circle per client and class; its area is the class's share of the client's samples (fedawe Fig. 4)."""
+    """Draw a circle per client and class, with the class's share of the client's samples as area (fedawe Fig. 4)."""
     with matplotlib.rc_context(parameters()):
         drawing, grid = panel_figure(len(cells), width=3.6, height=4.2, columns=min(len(cells), 4))
         for axes, cell in zip(grid, cells, strict=True):
@@ -40,7 +40,7 @@ def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
 
 
 def histogram(cells: list[Cell], bins: int = 20) -> Figure:
-    """How the clients' base probabilities p_i are spread, first replicate (fedawe Fig. 5)."""
+    """Draw a histogram of the clients' base probabilities p_i in the first replicate (fedawe Fig. 5)."""
     with matplotlib.rc_context(parameters()):
         drawing, grid = panel_figure(len(cells))
         for axes, cell in zip(grid, cells, strict=True):
@@ -55,7 +55,7 @@ def histogram(cells: list[Cell], bins: int = 20) -> Figure:
 
 
 def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
-    """Probability over rounds (above) and who was there (below), a row per client (fedawe Fig. 6)."""
+    """Draw each client's probability over rounds, and below the rounds in which it was available (fedawe Fig. 6)."""
     with matplotlib.rc_context(parameters()):
         drawing = Figure(figsize=(3.3 * len(cells), 3.8), layout="constrained")
         grid = drawing.subplots(2, len(cells), squeeze=False, sharex=True, height_ratios=[1.2, 1])

@@ -43,8 +43,8 @@ PREFERRED_METRICS = (
     "train_loss",
     "test_loss",
 )
-BAND_QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
-MAX_AXIS_STRETCH = 1.5  # round 0 is left out of view where it would make an axis so much longer
+BAND_QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, where mean − deviation may not be positive
+MAX_AXIS_STRETCH = 1.5  # round 0 is outside the view if it would stretch the axis by more than this factor
 LOSS_METRICS = ("test_loss", "train_loss")
 
 
@@ -58,8 +58,10 @@ def draw_curve(
     dashes: Any = "-",
     marker: str = "",
 ) -> None:
-    """Mean over replicates of [E, R] values at [E] rounds, and a band of ±1 standard deviation, on a logarithmic axis
-    from the 10 % to the 90 % quantile; NaN is no value."""
+    """Draw the mean over replicates of values [E, R] at rounds [E], with a band of ±1 standard deviation.
+
+    On a logarithmic axis the band is from the 10 % to the 90 % quantile. NaN values are left out.
+    """
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     marker_interval = max(1, len(rounds) // 8)
@@ -79,7 +81,7 @@ def draw_curve(
 
 
 def smooth(values: np.ndarray, decay: float) -> np.ndarray:
-    """Exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
+    """Return the exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
     smoothed = np.array(values, dtype=float)
     for position in range(1, len(smoothed)):
         smoothed[position] = decay * smoothed[position - 1] + (1 - decay) * values[position]
@@ -92,13 +94,13 @@ def figure(
     x: str | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> Figure:
-    """A panel per metric, of the runs that have it.
+    """Draw a panel per metric, with the curves of the runs that have it.
 
     Args:
-        runs: to compare.
-        metrics: what is drawn; by default the (up to two) most telling ones, and a loss.
+        runs: the runs to compare.
+        metrics: the metrics that are drawn; by default up to two most informative ones, and a loss.
         x: the column along which curves are drawn; None: rounds.
-        limits: metric → ends of its vertical axis.
+        limits: metric → limits of its vertical axis.
     """
     chosen_metrics, styles = metrics or metrics_with_loss(telling_metrics(runs)[:2], runs), curve_styles(runs)
     with matplotlib.rc_context(parameters()):
@@ -121,7 +123,7 @@ def figure(
 
 
 def _label_width(axes: Axes) -> int:
-    """How many signs of a label fit beside the vertical axis: 36 at 3.6 inches and letters of 10 points."""
+    """Return how many characters of a label fit on the vertical axis: 36 at 3.6 inches and a font of 10 points."""
     drawing = axes.figure
     assert isinstance(drawing, Figure)
     rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
@@ -129,7 +131,7 @@ def _label_width(axes: Axes) -> int:
 
 
 def _hide_round_0(axes: Axes) -> None:
-    """Where the initial model would take most of a linear axis, the curves come in from outside."""
+    """Limit a linear axis to the later rounds if the initial model would stretch it too much."""
     points = [line.get_xydata() for line in axes.get_lines()]
     points += [path.vertices for band in axes.collections for path in band.get_paths()]
     if axes.get_yscale() == "log" or not points:
@@ -144,14 +146,14 @@ def _hide_round_0(axes: Axes) -> None:
 
 
 def metrics_with_loss(metrics: list[str], runs: list[Run]) -> list[str]:
-    """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
+    """Return the metrics with a loss among them if a run has one: accuracy does not show that a loss grows."""
     if any("loss" in name or "risk" in name for name in metrics):
         return metrics
     return metrics[:1] + [name for name in LOSS_METRICS if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
 def telling_metrics(runs: list[Run]) -> list[str]:
-    """The metrics that runs have, those of all runs before those of some, the most telling first."""
+    """Return the metrics of the runs, those of all runs before those of some, the most informative first."""
     available_metrics = measured_columns(runs)
     order = [*PREFERRED_METRICS, *(name for name in available_metrics if name not in PREFERRED_METRICS)]
     selected_metrics = [name for name in PREFERRED_METRICS if name in available_metrics] or available_metrics
@@ -172,20 +174,20 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
     minimum: float | None = None,
     x: str | None = None,
 ) -> Figure:
-    """Panels of curves; fitted ones dashed, and named so.
+    """Draw panels of curves; fitted ones are dashed and labelled as fitted.
 
     Args:
         cells: trained runs.
-        metric: one, or a row of panels for each of several, in the terms of `Run.curve`.
+        metric: a metric as `Run.curve` takes it; a list makes a row of panels for each of several.
         panel, colours, dashes: the axes whose labels make panels, colours and line styles.
-        log: logarithmic values; of some metrics where it is a list.
+        log: whether the vertical axis is logarithmic; a list names the metrics for which it is.
         ema: decay per round of an exponential moving average; None shows the raw values.
-        first: round from which on curves are shown.
+        first: first round that is shown.
         iterations: count local steps instead of rounds.
-        also: beside every curve, dotted, that of another model, where the run evaluates it too: client_mean.
+        also: another model, such as client_mean, whose curve is added as a dotted line if the run evaluates it.
         minimum: where the vertical axes begin.
-        x: the column along which they are drawn, such as virtual_seconds (`Run.along`), and counted by `first`; None:
-            rounds.
+        x: the column along which curves are drawn, such as virtual_seconds (`Run.along`), and to which `first` refers;
+            None: rounds.
     """
     if x and (iterations or ema is not None):
         raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
@@ -223,10 +225,10 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
 
 @dataclass
 class _LineStyles:
-    """How the lines of a figure are told apart.
+    """The colours and line styles that distinguish the curves of a figure.
 
     Attributes:
-        tints, styles: the labels along `colours` and `dashes`, in the order in which colours and line styles are given.
+        tints, styles: the labels along `colours` and `dashes`, in the order of the colours and line styles.
         colours, dashes, also: see `curves`.
     """
 
@@ -237,13 +239,13 @@ class _LineStyles:
     also: str | None
 
     def tint(self, cell: Cell) -> str:
-        """The colour of a run's lines."""
+        """Return the colour of a run's lines."""
         if self.colours is None:
             return nth_colour(0)
         return nth_colour(self.tints.index(cell.at[self.colours]))
 
     def of(self, cell: Cell, metric: str) -> list[tuple[str, str, Any]]:
-        """Of a run, the quantities that are drawn, each with its label and line style."""
+        """Return the quantities of a run that are drawn, each with its label and line style."""
         dash: Any = "-"
         if self.dashes is not None:
             dash = DASHES[self.styles.index(cell.at[self.dashes]) % len(DASHES)]
@@ -266,7 +268,7 @@ class _LineStyles:
 
 
 def _set_lower_limit(minimum: float, grid: list[Axes], names: list[str]) -> None:
-    """The vertical axes begin there, and end above what panels of the same name show."""
+    """Start the vertical axes at `minimum`, and end them above the values of panels with the same name."""
     for axes, name in zip(grid, names, strict=True):
         highest = max(
             panel_axes.dataLim.ymax for panel_axes, panel_name in zip(grid, names, strict=True) if panel_name == name
@@ -276,7 +278,7 @@ def _set_lower_limit(minimum: float, grid: list[Axes], names: list[str]) -> None
 
 
 def metrics_of(options: dict[str, Any]) -> list[str]:
-    """What a picture of this kind with these options shows, of the runs that have it."""
+    """Return the metrics that a figure of curves with these options shows."""
     metric_option = options["metric"]
     metrics = [metric_option] if isinstance(metric_option, str) else list(metric_option)
     return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]

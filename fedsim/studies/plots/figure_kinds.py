@@ -1,4 +1,4 @@
-"""The kinds of picture a recipe can ask for, by name. Each takes the cells and the options of `figure:`."""
+"""The kinds of figure that a recipe can use, by name. Each takes the cells and the options of `figure:`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAW_FUNCTION_BY_KIND: dict[str, Callable[..., Figure]] = {
 
 
 def draw(cells: list[Cell], options: dict[str, Any]) -> Figure:
-    """The picture that `options` (`kind` and its arguments) describe."""
+    """Draw the figure that `options` (`kind` and its arguments) describe."""
     arguments = dict(options)
     kind = arguments.pop("kind")
     try:

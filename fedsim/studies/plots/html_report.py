@@ -1,4 +1,4 @@
-"""One HTML file that compares runs: what differs, where they ended, pictures. It needs nothing beside itself."""
+"""A self-contained HTML file that compares runs: differing settings, final results and pictures."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from fedsim.studies.results.differences import (
 from fedsim.studies.results.runs import Run, measured_columns, run_that_measures
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-MAX_CURVE_METRICS = 4  # metrics
-SVG_DASHES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
+MAX_CURVE_METRICS = 4
+SVG_DASHES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # line style → SVG's stroke-dasharray
 MAX_RUN_COLUMNS = 5  # more runs than this are rows of the table of differences
 
 
 def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
-    """The report.
+    """Return the report as HTML.
 
     Args:
-        runs: to compare, labelled.
-        metrics: whose curves are drawn; by default the most telling ones.
-        x: the column along which they are drawn; None: rounds.
+        runs: the labelled runs to compare.
+        metrics: the metrics whose curves are drawn; by default the most informative ones.
+        x: the column along which curves are drawn; None: rounds.
     """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -81,12 +81,12 @@ def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None
 
 
 def _formula(text: str) -> Markup:
-    """θ^PS with a raised PS."""
+    """Return HTML with superscripts, such as θ^PS with a raised PS."""
     return Markup(re.sub(r"\^(\w+)", r"<sup>\1</sup>", str(escape(text))))
 
 
 def _description(runs: list[Run]) -> str:
-    """One line that says what was trained: data, clients, rounds, replicates, as far as the runs agree."""
+    """Return one line with the data set, clients, rounds and seeds, as far as the runs agree."""
     facts = []
     for key, form in (
         ("dataset._target_", "{}"),
@@ -101,10 +101,10 @@ def _description(runs: list[Run]) -> str:
 
 
 def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
-    """The differing settings: name, whether it is an option of a class that differs, a value per run.
+    """Return the differing settings: name, whether it is an option of a class that differs, a value per run.
 
-    Options that runs of a single class alone have, all with the same value, say nothing beside the class: they are left
-    out (`_hidden_settings` names them).
+    Options that only runs of a single class have, all with the same value, add nothing to the class and are left out
+    (`_hidden_settings` names them).
     """
     class_options = own_class_options(keys)
     return [
@@ -119,7 +119,7 @@ def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]
 
 
 def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
-    """Do runs of one class alone have this option, with one value?"""
+    """Return whether only runs of a single class have this option, all with the same value."""
     runs_with_key = [run for run in runs if key in run.settings]
     if key not in class_options or len(runs_with_key) == len(runs):
         return False
@@ -132,7 +132,7 @@ def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
 
 
 def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
-    """The settings that `_differing_settings` leaves out: name, whose they are, and their value."""
+    """Return the settings that `_differing_settings` leaves out: name, the runs that have it, and its value."""
     class_options = own_class_options(keys)
     hidden_rows = []
     for key in keys:
@@ -146,7 +146,7 @@ def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
 
 
 def _results(runs: list[Run]) -> list[dict[str, Any]]:
-    """Every metric that a run has: its title, and per run what is written and whether it is the best."""
+    """Return the rows of the results: title and column of a metric, and per run its text and whether it is the best."""
     table = []
     for metric in dict.fromkeys([*telling_metrics(runs), *measured_columns(runs)]):
         first = run_that_measures(runs, metric)
@@ -165,7 +165,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _reader_notes(runs: list[Run]) -> list[str]:
-    """What a reader should know before comparing."""
+    """Return notes on unfinished runs and missing files, for readers of the comparison."""
     notes = []
     for run in runs:
         completed_rounds, planned_rounds = run.rows[-1]["round"], run.settings.get("rounds")
@@ -179,7 +179,7 @@ def _reader_notes(runs: list[Run]) -> list[str]:
 
 
 def _run_origin(run: Run) -> dict[str, str]:
-    """How the run was made."""
+    """Return the provenance of a run: command, start, device, duration, speed, versions and commit."""
     environment, summary = run.environment, run.summary
     versions = environment.get("versions") or {}
     speed, threads = summary.get("samples_per_second"), environment.get("threads", "?")
@@ -198,7 +198,7 @@ def _run_origin(run: Run) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """A time in the unit that people would use."""
+    """Format a duration in hours, minutes or seconds."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds > 2 * unit:
             return f"{seconds / unit:.1f} {name}"
@@ -206,7 +206,7 @@ def _duration(seconds: float) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """The picture as base64 of an SVG whose letters are outlines, so that it looks the same everywhere."""
+    """Return the figure as a base64 SVG whose letters are outlines, so that it looks the same everywhere."""
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path"}):
         figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""What runs look like beside one another: one swept key is the colour, another the dashes and markers of a curve."""
+"""Styles that distinguish runs in a picture: one swept key sets the colour, another the dashes and markers."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from fedsim.studies.results.runs import Run
 LINE_SHAPES = list(zip(DASHES * 2, ["", "", "", "", *MARKERS[:4]], strict=True))  # dashes, and again with markers
 SHAPE_COLOUR_PAIRS = list(
     product(range(len(LINE_SHAPES)), range(len(COLOURS)))
-)  # of runs that no keys tell apart in this way
-NEUTRAL_COLOUR = "#555555"  # of what is not said by a colour, in the legend
-DEEP, PALE = 0.0, 0.88  # ends of the colours of values in order
+)  # for runs whose swept keys do not fit colours and line styles
+NEUTRAL_COLOUR = "#555555"  # of legend entries that explain a line style or marker
+DEEP, PALE = 0.0, 0.88  # the range of the colour map for ordered values
 
 
 @dataclass(frozen=True)
 class CurveStyle:
-    """Of a curve."""
+    """The colour, dashes and marker of a curve."""
 
     tint: str = NEUTRAL_COLOUR
     dashes: Any = "-"
     marker: str = ""
 
     def line(self, name: str) -> Line2D:
-        """Its entry in a legend."""
+        """Return the curve's entry in a legend."""
         return Line2D([], [], color=self.tint, linestyle=self.dashes, marker=self.marker, markersize=4.5, label=name)
 
 
 @dataclass
 class CurveStyles:
-    """Attributes:
+    """The curve styles of runs, with their legend.
 
-    of: every run's, in their order.
-    legend: what to write beside which.
-    legend_title: what colours, lines and markers stand for; None where runs differ in other ways.
+    Attributes:
+        of: the style of each run, in their order.
+        legend: (text, style) of each entry of the legend.
+        legend_title: what colours, lines and markers stand for; None where runs differ in other ways.
     """
 
     of: list[CurveStyle]
@@ -52,12 +53,12 @@ class CurveStyles:
     legend_title: str | None = None
 
     def entries(self) -> dict[str, Artist]:
-        """The legend as matplotlib takes it."""
+        """Return the legend as label → artist, for matplotlib."""
         return {name: style.line(name) for name, style in self.legend}
 
 
 def curve_styles(runs: list[Run]) -> CurveStyles:
-    """The runs' looks, no two alike as long as there are such."""
+    """Return the styles of the runs, distinct as long as there are enough."""
     swept_looks = _styles_by_keys(runs)
     if swept_looks is not None and len(set(swept_looks.of)) == len(runs):
         return swept_looks
@@ -69,10 +70,10 @@ def curve_styles(runs: list[Run]) -> CurveStyles:
 
 
 def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
-    """How to draw the runs, and what to say of it.
+    """Return styles by swept keys, or None if there are too many keys or values.
 
-    Two swept keys of up to eight values each are said by colours and by dashes, so that twenty runs need nine entries;
-    a third by markers. Numbers of a single key are deep to pale colours. None where keys are more, or their values.
+    Two swept keys of up to eight values each are shown by colours and by dashes, so that twenty runs need nine entries;
+    a third key is shown by markers. Numbers of a single key are shown by a colour map.
     """
     keys = swept_settings(runs)
     texts_by_key = {key: [value_text(run, key, keys) for run in runs] for key in keys}
@@ -97,14 +98,14 @@ def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
 
 
 def _fit_three_keys(counts: list[int]) -> bool:
-    """Are there enough colours, dashes and markers for three keys?"""
+    """Return whether colours, dashes and markers suffice for three keys with these sorted numbers of values."""
     return counts[0] <= len(DASHES) and counts[1] <= len(MARKERS) and counts[2] <= len(COLOURS)
 
 
 def _styles_by_key(
     texts_by_key: dict[str, list[str]], values: dict[str, list[str]], keys: list[str], shapes: list[tuple[Any, str]]
 ) -> CurveStyles:
-    """The first key by colours, the second by shapes, the third by markers."""
+    """Return styles that show the first key by colours, the second by line shapes, the third by markers."""
     tint, shape, *marker_keys = keys
     of = []
     for number, text in enumerate(texts_by_key[tint]):
@@ -123,7 +124,7 @@ def _styles_by_key(
 
 
 def _ranks_by_number(runs: list[Run], key: str) -> list[int]:
-    """The runs' ranks by the numbers they have of the key; nothing where these are no numbers, or not distinct."""
+    """Return the runs' ranks by their numbers of the key; empty if these are not numbers or not distinct."""
     numbers = [run.settings.get(key) for run in runs]
     if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
         return []

@@ -1,4 +1,4 @@
-"""`fedsim-plot RUN_DIR…`: compare runs by a table on the terminal, pictures, and a report of one HTML file."""
+"""`fedsim-plot RUN_DIR…`: compare runs by a table on the terminal, by pictures, and by a report in one HTML file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PICTURE_FORMATS = ("png", "pdf", "svg")
 UNDATED_METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
-}  # the same bytes each time
+}  # without dates, so that equal pictures are equal files
 INCREASING_COLUMNS = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
 
 
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def increasing_columns(runs: list[Run]) -> list[str]:
-    """Columns along which the curves of all these runs can be drawn."""
+    """Return the columns along which the curves of all these runs can be drawn."""
     return [name for name in INCREASING_COLUMNS if all(run.has_metric(name) for run in runs)]
 
 
@@ -113,7 +113,7 @@ def _formats(text: str) -> list[str]:
 
 
 def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
-    """NAME=LOW,HIGH."""
+    """Parse NAME=LOW,HIGH."""
     name, _, limits_text = text.partition("=")
     checks.choice("--ylim", name, metrics)
     try:
@@ -126,7 +126,7 @@ def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
 
 
 def _save_pictures(figures: Iterable[Picture], out: Path, formats: list[str]) -> str:
-    """Every picture in each of the formats, its caption beside it; returns where they are."""
+    """Save each picture in each format, with its caption as text; return a description of the paths."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = []
@@ -160,7 +160,7 @@ def _error_text(error: OSError) -> str:
 
 
 def table(runs: list[Run], metrics: list[str], form: str) -> str:
-    """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
+    """Return a table of final mean ± standard deviation per metric and run; `fedsim table` has more options."""
     measures = [final_metric_measure(name, runs) for name in metrics]
     lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
     return TABLE_FORMATTERS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

@@ -1,4 +1,4 @@
-"""Pictures of a comparison of many algorithms on many problems: critical differences, wins, ranks by problem."""
+"""Pictures of a comparison of many algorithms on many problems: critical differences, wins, differences and ranks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from matplotlib.figure import Figure
 
 from fedsim.studies.plots.style import MATPLOTLIB_STYLE, escape_formula
 
-NAME_LINE_INCHES = 0.21  # inches of a name's line
+NAME_LINE_INCHES = 0.21  # height of a line with a name, in inches
 
 
 def critical_differences(
     names: Sequence[str], ranks: np.ndarray, difference: float, groups: Sequence[tuple[int, int]]
 ) -> Figure:
-    """Demšar's diagram: mean ranks on a line, the best on the left; a bar joins those that are not told apart.
+    """Draw Demšar's diagram: mean ranks on a line, best on the left; a bar joins those without significant difference.
 
     Args:
-        names, ranks: best first.
-        difference: Nemenyi's.
-        groups: first and last of names under one bar.
+        names, ranks: names and mean ranks, best first.
+        difference: Nemenyi's critical difference.
+        groups: first and last index of the names joined by a bar.
     """
     count = len(names)
     left_count, bars = (count + 1) // 2, 0.11 * len(groups)
@@ -33,7 +33,7 @@ def critical_differences(
         axes.set_axis_off()
         axes.set_ylim(-height + 0.55, 0.55)
         low, high = 1.0, float(max(count, np.ceil(ranks.max())))
-        name_width = 0.32 * (high - low)  # beside the line, for names
+        name_width = 0.32 * (high - low)  # on each side of the line, for names
         axes.set_xlim(low - name_width, high + name_width)
         axes.plot([low, high], [0, 0], color="black", linewidth=1)
         for tick in _ticks(low, high):
@@ -59,18 +59,18 @@ def critical_differences(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers, no more than a dozen."""
+    """Return about a dozen or fewer ticks at round numbers."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100) if (high - low) / s <= 12)
     return [low, *(float(t) for t in range(step, int(high) + 1, step) if t > low)]
 
 
 def wins_heatmap(names: Sequence[str], matrix: np.ndarray, num_cells: int) -> Figure:
-    """In how many cells the algorithm of a line is better than that of a column, surely: its paired interval says so.
+    """Draw in how many cells the row's algorithm is significantly better than the column's, by its paired interval.
 
     Args:
-        names: best first.
-        matrix: [k, k] counts.
-        num_cells: how many cells there are.
+        names: names of the algorithms, best first.
+        matrix: [k, k] number of cells.
+        num_cells: number of all cells.
     """
     count = len(names)
     with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
@@ -94,14 +94,14 @@ def wins_heatmap(names: Sequence[str], matrix: np.ndarray, num_cells: int) -> Fi
 def difference_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, unit: str, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
-    """What each algorithm has more (blue) or less (red) than the one it is held against, cell by cell.
+    """Draw each algorithm's difference to the reference in each cell, positive in blue, negative in red.
 
     Args:
-        names: of the lines, best first.
-        columns: of the cells.
-        values: [k, N]; NaN or infinite where there is none.
-        unit: beside the colour bar.
-        blocks: what neighbouring columns are called together, and how many they are.
+        names: labels of the lines, best first.
+        columns: labels of the cells.
+        values: [k, N] differences; NaN or infinite where there is none.
+        unit: label of the colour bar.
+        blocks: (name, number of columns) of each group of neighbouring columns.
     """
     magnitudes = np.abs(values[np.isfinite(values)])
     limit = float(np.quantile(magnitudes, 0.97)) if len(magnitudes) else 1.0
@@ -112,7 +112,7 @@ def difference_heatmap(
 def ranks_by_cell(
     names: Sequence[str], columns: Sequence[str], ranks: np.ndarray, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
-    """The rank of each algorithm, cell by cell; arguments as of `heat`, ranks [k, N]."""
+    """Draw the rank [k, N] of each algorithm in each cell; the other arguments as in `difference_heatmap`."""
     shades = {"cmap": "Blues_r", "vmin": 1, "vmax": len(names)}
     return _cell_heatmap(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
 
@@ -121,7 +121,7 @@ def _cell_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], label: str,
     extend: str, shades: dict[str, Any],
 ) -> Figure:  # fmt: skip
-    """A line for every algorithm, a column for every cell, × where there is no number."""
+    """Draw a heat map with a line per algorithm and a column per cell; × marks missing numbers."""
     with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(3.4 + 0.27 * len(columns), 2.1 + 0.21 * len(names)), layout="constrained")
         axes = drawing.subplots()

@@ -1,4 +1,4 @@
-"""How all pictures look: colours, names of metrics, the grid of panels."""
+"""The style of all pictures: colours, labels of metrics, the grid of panels."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COLOURS = (  # Okabe–Ito (Okabe and Ito 2008), and two more
 )  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-FITTED_LABEL = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
-FITTED_BAR_STYLE: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
+FITTED_LABEL = "fitted"  # legend of results with constants that were fitted after seeing the paper's numbers
+FITTED_BAR_STYLE: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # bars of fitted results
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
 
 MATPLOTLIB_STYLE: dict[Any, Any] = {
@@ -45,8 +45,10 @@ MATPLOTLIB_STYLE: dict[Any, Any] = {
 
 
 def save_small_png(figure: Figure, file: IO[bytes], dpi: float | str = "figure") -> None:
-    """A picture for a repository: 256 colours, a third of the bytes. A drawing of lines and areas has few colours of
-    its own; the others are the shades at edges, of which neighbouring ones become the same."""
+    """Save a figure as a PNG of 256 colours, which takes a third of the bytes.
+
+    A drawing of lines and areas has few colours; the others are shades at edges, of which similar ones are merged.
+    """
     png_bytes = io.BytesIO()
     figure.savefig(png_bytes, format="png", dpi=dpi)
     with Image.open(png_bytes) as picture:
@@ -55,28 +57,28 @@ def save_small_png(figure: Figure, file: IO[bytes], dpi: float | str = "figure")
 
 
 def escape_formula(text: str) -> str:
-    """A name as it is, on one line: `$` begins no formula, and a leading `_` does not hide it from a legend."""
+    """Escape a name for matplotlib, on one line: `$` begins no formula, a leading `_` does not hide it in a legend."""
     return re.sub(r"^_", " _", " ".join(text.split()).replace("$", r"\$"))
 
 
 def typeset_formulas(text: str) -> str:
-    """θ^PS set as mathematics, in a picture and in LaTeX."""
+    """Typeset names such as θ^PS as mathematics, for pictures and LaTeX."""
     return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)
 
 
 def metric_axis_label(metric: str, signs: int | None = None) -> str:
-    """A metric's label and unit as pictures set them, on lines of so many signs."""
+    """Return the label and unit of a metric for an axis, on lines of at most `signs` characters."""
     heading = describe(metric).heading
     return typeset_formulas(heading if signs is None else wrap_name(heading, signs))
 
 
 def nth_colour(position: int) -> str:
-    """The colour of the n-th thing."""
+    """Return the n-th colour of the palette, which repeats."""
     return COLOURS[position % len(COLOURS)]
 
 
 def set_percent_axis(axis: Axis, metric: str) -> None:
-    """Accuracies are read in per cent, which the axis's label says."""
+    """Show fractions in per cent on an axis, as its label says."""
     if is_fraction(metric):
         axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
 
@@ -84,7 +86,7 @@ def set_percent_axis(axis: Axis, metric: str) -> None:
 def panel_figure(
     count: int, width: float = 4.4, height: float = 3.4, columns: int | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels; up to three in a row unless `columns` says otherwise, four as two by two."""
+    """Return a figure with `count` panels: up to three in a row, four as two by two, unless `columns` is given."""
     columns, width, height = grid_size(count, columns or (2 if count == 4 else min(count, 3)), width, height)
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -98,13 +100,13 @@ def panel_figure(
 
 
 def parameters() -> dict[Any, Any]:
-    """Of matplotlib: those of all pictures, and of the venue that they are for."""
+    """Return matplotlib's parameters for all pictures and for the current venue."""
     venue = current_venue()
     return MATPLOTLIB_STYLE | (venue.parameters if venue else {})
 
 
 def scaled_points(size: float) -> float:
-    """A size of letters or markers beside letters of 10 points, at the venue."""
+    """Scale a size of letters or markers, given for a font of 10 points, to the font of the current venue."""
     venue = current_venue()
     return size * venue.font / 10 if venue else size
 
@@ -112,12 +114,12 @@ def scaled_points(size: float) -> float:
 def legend_below(
     figure: Figure, grid: list[Axes], entries: dict[str, Artist] | None = None, title: str | None = None
 ) -> None:
-    """One legend for all panels, below them, as many columns as the figure is wide for. None for a single name.
+    """Draw one legend below all panels, with as many columns as fit; none for a single name.
 
     Args:
-        figure, grid: with its panels.
-        entries: names and what they stand for; those of the panels' curves unless given.
-        title: above them.
+        figure, grid: the figure and its panels.
+        entries: label → artist; by default those of the panels' curves.
+        title: title of the legend.
     """
     handles: dict[str, Artist] = {} if entries is None else entries
     for axes in grid if entries is None else []:
@@ -136,5 +138,5 @@ def legend_below(
 
 
 def wrap_name(text: str, width: int = 30) -> str:
-    """A long name on several lines."""
+    """Wrap a long name over several lines."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

@@ -1,4 +1,4 @@
-"""Widths and sizes of letters that pictures have in papers of some venues, and on slides."""
+"""Sizes and fonts of pictures for papers of some venues, and for slides."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Venue:
-    """How wide a picture may be, and how large its letters.
+    """The size and font of pictures for a venue.
 
     Attributes:
-        width: of a column of text, inches; pictures are as wide.
-        height: at most, inches.
-        font: of axes' labels, points.
-        serif: whether letters are those of Times.
-        source: where these are prescribed.
+        width: width of a column of text and of pictures, in inches.
+        height: largest height, in inches.
+        font: font size of axis labels, in points.
+        serif: whether the font is that of Times.
+        source: where these values are prescribed.
     """
 
     width: float
@@ -29,7 +29,7 @@ class Venue:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of matplotlib. STIX is Times's shape and comes with matplotlib; fonts are embedded as TrueType."""
+        """Parameters of matplotlib. STIX resembles Times and comes with matplotlib; fonts are embedded as TrueType."""
         fonts = {"font.family": "serif", "font.serif": ["STIXGeneral", "DejaVu Serif"], "mathtext.fontset": "stix"}
         return {
             "font.size": self.font,
@@ -46,14 +46,14 @@ VENUES = {
     "ieee": Venue(3.5, 7.5, 9, True, "IEEE Author Center, Resolution and Size: a column of 3.5 inches, 9 to 10 points"),
     "talk": Venue(12.0, 6.5, 18, False, "a slide of 13.33 by 7.5 inches (16:9) less its margins, 18 points"),
 }
-MIN_ASPECT_RATIO = 0.55  # height by width of a panel, at least
-MIN_PANEL_WIDTH = 2.6  # inches of a panel below which no further one stands beside it, at 9 points
+MIN_ASPECT_RATIO = 0.55  # smallest height / width of a panel
+MIN_PANEL_WIDTH = 2.6  # smallest width, in inches at 9 points, of a panel in a row of several
 _CURRENT_VENUE: ContextVar[Venue | None] = ContextVar("venue", default=None)
 
 
 @contextlib.contextmanager
 def drawn_for(venue: Venue | None) -> Iterator[None]:
-    """Pictures that are made and saved in this block are for the venue; None: for a screen."""
+    """Draw and save the pictures of this block for the venue; None: for a screen."""
     token = _CURRENT_VENUE.set(venue)
     try:
         yield
@@ -62,15 +62,15 @@ def drawn_for(venue: Venue | None) -> Iterator[None]:
 
 
 def current_venue() -> Venue | None:
-    """The venue of this block."""
+    """Return the venue of the enclosing `drawn_for`, or None."""
     return _CURRENT_VENUE.get()
 
 
 def grid_size(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
-    """Columns, and width and height of a panel in inches: of the given ones at the venue.
+    """Adapt the columns, and the width and height of a panel in inches, to the current venue.
 
-    The figure is as wide as a column of text; panels keep their shape, unless it is flat or the picture would be too
-    high, and stand below one another where it is narrow.
+    The figure is as wide as a column of text. Panels keep their aspect ratio, unless it is very flat or the picture
+    would be too high; a narrow figure has fewer panels in a row.
     """
     venue = current_venue()
     if venue is None:

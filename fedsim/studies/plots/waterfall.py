@@ -1,4 +1,4 @@
-"""A waterfall: from one number to another, step by step."""
+"""Waterfall charts, which divide the difference between two numbers into steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedsim.studies.results.paired import PairedDifference
 
 
 def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
-    """Bars from the best run to the run as it is, each cause beginning where the one before it ends.
+    """Draw bars from the run without all causes to the actual run; each cause begins where the one before it ends.
 
     Args:
-        labels: of the causes.
-        steps: [k, R] what each cause adds, for each seed; bars show the mean, lines its 95 % interval over seeds.
+        labels: labels of the causes.
+        steps: [k, R] the change due to each cause, per seed; bars show the mean, lines its 95 % interval over seeds.
         start: where the first bar begins, the value without all causes.
-        unit: on the vertical axis.
+        unit: label of the vertical axis.
     """
     means = steps.mean(1)
     tops = start + np.concatenate([[0.0], np.cumsum(means)])

@@ -1,4 +1,4 @@
-"""A comparison of a recipe: what we test of a paper's statement, as two sides of numbers and a relation between them.
+"""Comparisons of a recipe: what is tested of a paper's statement, as two sides of numbers and a relation between them.
 
 Its verdict rests on a 95 % interval over seeds of the difference of the sides. Held: the interval lies on the side that
 was stated. Contradicted: on the other one. Level: it contains zero, and no difference that matters. Not shown: else.
@@ -24,8 +24,8 @@ CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
     "level",
     "held",
 )
-EVIDENCE_PATTERN = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
-MAX_EVIDENCE_LINES = 4  # of a verdict's evidence
+EVIDENCE_PATTERN = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # path of a test, or name of a recipe
+MAX_EVIDENCE_LINES = 4  # lines of a verdict's evidence
 
 LabelSubstitutes = Mapping[
     str, tuple[frozenset[str], frozenset[str]]
@@ -34,30 +34,30 @@ LabelSubstitutes = Mapping[
 
 @dataclass
 class Comparison:
-    """`of` is below, above or near `than`, wherever the other axes agree.
+    """A comparison: `of` is below, above or near `than`, wherever the other axes agree.
 
     Attributes:
         we_test: what is compared, in our words.
-        of: the numbers it speaks of.
+        of: the places of the numbers on the left side.
         relation: 'below' | 'above' | 'near'.
         than: the numbers they are compared with, a number, or 'paper' for what the paper printed.
         statement: the statement of the paper's ledger that it decides; or
-        ours: it is a control of our own.
-        times, plus: applied to the right side.
+        ours: whether it is a control of our own.
+        times, plus: factor and summand applied to the right side.
         within: 'near': largest absolute difference.
-        matters: the smallest difference that would matter; without it nothing can be called level.
-        exact: the numbers are deterministic, and no interval is needed.
-        choice: which choice that the paper does not print these runs make.
-        errors: contradicted only by at least so many standard errors of the difference.
-        surely: held only by at least so many.
-        paired: both sides must have the same seeds, where these are known. Where they have, they are paired anyway.
-        fitted: it speaks of numbers with fitted constants, at least on one side; others never see these.
+        matters: the smallest difference that would matter; without it the verdict 'level' is not possible.
+        exact: whether the numbers are deterministic, so that no interval is needed.
+        choice: the choice, not printed in the paper, that these runs make.
+        errors: smallest number of standard errors of the difference for 'contradicted'.
+        surely: smallest number of standard errors of the difference for 'held'.
+        paired: whether both sides must have the same seeds, if known. Sides with the same seeds are always paired.
+        fitted: whether it compares numbers with fitted constants on at least one side; other comparisons exclude them.
         reason: why it does not hold, in a sentence.
         shown_by: what shows the reason: tests/FILE.py::TEST, or a recipe PAPER/NAME.
-        where: only there.
-        measure: whose numbers; the recipe's first unless said.
-        than_measure: instead of `than`: another measure of the same runs.
-        scales: only there; the end of training has no meaning after three rounds.
+        where: the places to which it is restricted.
+        measure: the measure that is compared; by default the recipe's first.
+        than_measure: another measure of the same runs as the right side, instead of `than`.
+        scales: the scales to which it is restricted; the end of training has no meaning after three rounds.
     """
 
     we_test: str
@@ -85,7 +85,7 @@ class Comparison:
 
     @staticmethod
     def read(content: Mapping[str, Any]) -> Comparison:
-        """From a recipe, where the relation is called `is`."""
+        """Create a comparison from a recipe's content, in which the relation is called `is`."""
         fields = dict(content)
         than = fields.get("than", {})
         if "than" not in fields and "than_measure" not in fields:
@@ -97,7 +97,7 @@ class Comparison:
         return Comparison(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
-        """Refuse a comparison of things the recipe does not have; `fitted`: it has fitted labels."""
+        """Refuse a comparison of things the recipe does not have; `fitted`: the recipe has fitted labels."""
         prefix = f"recipe {recipe}: comparisons"
         checks.choice(f"{prefix}: is", self.relation, RELATIONS)
         for measure in (self.measure, self.than_measure):
@@ -122,7 +122,7 @@ class Comparison:
             )
 
     def _check_axes(self, prefix: str) -> None:
-        """An axis that only the left side names would compare runs at different places."""
+        """Refuse an axis that only the left side names, which would compare runs at different places."""
         if not isinstance(self.than, dict) or self.than_measure is not None:
             return
         for axis in self.of:
@@ -151,7 +151,7 @@ class Comparison:
             raise ConfigError(f"{prefix}: paired: true needs runs on both sides, not than={self.than}")
 
     def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[ComparedSides]:
-        """What is compared with what, among the numbers, or with `others`, those of `than_measure`."""
+        """Return the pairs of sides that are compared; `than_numbers` are the numbers of `than_measure`."""
         return [
             sides
             for left in numbers
@@ -187,11 +187,11 @@ class Comparison:
         than_numbers: list[Number] | None = None,
         substitutes: LabelSubstitutes | None = None,
     ) -> Judgement:
-        """The verdict on these numbers; without those of each label that is named, it is not run.
+        """Return the verdict on these numbers; 'not run' if a label that the comparison names has no numbers.
 
         Args:
-            numbers: of its measure.
-            than_numbers: of `than_measure`.
+            numbers: the numbers of its measure.
+            than_numbers: the numbers of `than_measure`.
             substitutes: axis → labels that only this scale has, and labels that only other scales have. A label of the
                 other scales may be absent where the comparison names one of this scale for it.
         """
@@ -201,7 +201,7 @@ class Comparison:
         return self.judge_sides(self.sides(numbers, than_numbers))
 
     def _absent_labels(self, numbers: list[Number], substitutes: LabelSubstitutes) -> list[str]:
-        """The labels that the comparison names, no number has, and no label of this scale stands for."""
+        """Return the labels that the comparison names, no number has, and no label of this scale replaces."""
         sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
         labels_by_named_axis: dict[str, list[str]] = {}
         for axis, labels in (item for side in sides for item in side.items()):
@@ -217,7 +217,7 @@ class Comparison:
         return absent
 
     def judge_sides(self, compared: list[ComparedSides]) -> Judgement:
-        """The worst verdict of any pair of sides; held only where all are."""
+        """Return the worst verdict of the pairs of sides; 'held' only if all pairs are."""
         if not compared:
             return Judgement(self, NOT_RUN, "these results have no such runs")
         outcomes = [self.judge_pair(sides) for sides in compared]
@@ -230,7 +230,7 @@ class Comparison:
         return Judgement(self, worst, detail, max(powers) if powers else None)
 
     def judge_pair(self, sides: ComparedSides) -> tuple[str, str, float]:
-        """Verdict of one pair, the line that says why, and the smallest difference that would have been shown."""
+        """Return the verdict of a pair, its line of evidence, and the smallest difference that it could have shown."""
         right = sides.transformed(self.times, self.plus)
         try:
             side_difference = difference(sides.left, right, self.exact)
@@ -265,7 +265,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedSides:
-    """Two sides of a comparison; the right one is a measured number, or a constant."""
+    """The two sides of a comparison; the right one is a measured number or a constant."""
 
     left: Number
     right: Number | float
@@ -273,11 +273,11 @@ class ComparedSides:
 
     @property
     def seeds_are_known(self) -> bool:
-        """Of both sides."""
+        """Whether the seeds of both sides are known."""
         return isinstance(self.right, Number) and None not in (self.left.seeds, self.right.seeds)
 
     def transformed(self, times: float, plus: float) -> Number | float:
-        """The right side as it is compared."""
+        """Return the right side after applying factor and summand."""
         if isinstance(self.right, Number):
             return Number(self.right.at, times * self.right.values + plus, seeds=self.right.seeds)
         return times * self.right + plus
@@ -285,12 +285,13 @@ class ComparedSides:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Attributes:
+    """The verdict on a comparison.
 
-    comparison: that was judged.
-    word: 'held', 'contradicted', 'level', 'not shown', or 'not run' where there was nothing to compare.
-    detail: how many pairs had that verdict, and their differences.
-    smallest_shown: the smallest difference that all pairs would have shown, with 80 % power; None without an interval.
+    Attributes:
+        comparison: the comparison.
+        word: 'held', 'contradicted', 'level', 'not shown', or 'not run' if there was nothing to compare.
+        detail: the number of pairs with that verdict, and their differences.
+        smallest_shown: the smallest difference that all pairs would have shown, with 80 % power; None without interval.
     """
 
     comparison: Comparison
@@ -300,7 +301,7 @@ class Judgement:
 
 
 def difference_text(side_difference: Difference) -> str:
-    """A difference with its interval."""
+    """Format a difference with its interval."""
     if not side_difference.error:
         return f"difference {side_difference.value:.4g}, the same in every seed"
     low, high = side_difference.value - side_difference.reach(), side_difference.value + side_difference.reach()
@@ -309,7 +310,7 @@ def difference_text(side_difference: Difference) -> str:
 
 
 def labels_by_axis(given: Mapping[str, Any] | None) -> LabelsByAxis:
-    """axis → labels; a single label may stand without a list."""
+    """Return axis → list of labels; a single label may be given without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]
         for axis, labels in (given or {}).items()

@@ -28,9 +28,9 @@ class Difference:
 
     Attributes:
         value: the difference of the means.
-        error: its standard error; 0 of an exact one.
-        freedom: degrees of freedom of the error; infinite of an exact one.
-        paired: was it taken seed by seed?
+        error: its standard error; 0 if exact.
+        freedom: degrees of freedom of the error; infinite if exact.
+        paired: whether it was computed seed by seed.
     """
 
     value: float
@@ -39,7 +39,7 @@ class Difference:
     paired: bool = False
 
     def reach(self, min_errors: float = 0.0) -> float:
-        """Half the width of the 95 % interval, and at least so many standard errors."""
+        """Return half the width of the 95 % interval, at least `min_errors` standard errors."""
         return max(student_quantile(0.5 + CONFIDENCE / 2, self.freedom), min_errors) * self.error if self.error else 0.0
 
     @property
@@ -53,14 +53,14 @@ class Difference:
 
 
 def difference(left: Number, right: Number | float, exact: bool = False) -> Difference:
-    """Of two measured numbers, or of one and a constant.
+    """Return the difference of two measured numbers, or of a number and a constant.
 
     Args:
         left, right: the sides.
-        exact: the quantity is deterministic: no interval, and seeds may not differ.
+        exact: whether the quantity is deterministic: it has no interval, and seeds may not differ.
 
     Raises:
-        Undecided: a side is not a number, is a single value, or is exact and spreads over seeds.
+        NoIntervalError: a side is NaN, is not finite, is a single value, or is exact and differs between seeds.
     """
     sides = [left] if isinstance(right, float) else [left, right]
     target = right if isinstance(right, float) else right.mean

@@ -24,12 +24,12 @@ class Statement:
     """One assertion of a paper that a reader could dispute.
 
     Attributes:
-        id: its name in the ledger.
+        id: its identifier in the ledger.
         item: the figure, table, theorem or section it belongs to.
         place: where exactly.
         states: what it says, in our words.
         not_covered: why no comparison decides it.
-        choice: what the paper does not print and the verdict turns on.
+        choice: a choice that the paper does not print and on which the verdict depends.
     """
 
     id: str
@@ -113,10 +113,10 @@ class Ledger:
 
 
 def load_ledger(paper: str, folder: Path) -> Ledger:
-    """A paper's ledger, checked by itself; `folder` holds the papers' folders.
+    """Read and check a paper's ledger; `folder` holds the papers' folders.
 
     Raises:
-        ConfigError: it is not there, not well formed, or contradicts itself.
+        ConfigError: the ledger is missing, not well formed, or contradicts itself.
     """
     path = folder / paper / LEDGER_FILE
     if not path.exists():
@@ -134,7 +134,7 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
 
 
 def papers(folder: Path) -> list[str]:
-    """Those that have a ledger."""
+    """Return the names of the papers that have a ledger."""
     return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER_FILE}"))
 
 

@@ -1,7 +1,7 @@
-"""What a run gives: numbers read from its metrics, one per replicate. A kind of measure for every kind of question.
+"""Measures of a run: numbers computed from its metrics, one per replicate.
 
-In a recipe the kind is told by the key that only it has: `until`, `ahead_of`, `order` or `bound`; a measure with none
-of them is a value at the end of training, or in a window of it.
+In a recipe the kind of measure is given by the key that only it has: `until`, `ahead_of`, `order` or `bound`; a measure
+with none of them is a value at the end of training, or in a window of it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from fedsim.studies.results.runs import Run
 
 
 def read(**options: Any) -> Measure:
-    """A measure of the kind that its keys tell, from a recipe."""
+    """Create a measure from a recipe's options, whose keys determine its kind."""
     kind = next((kind for key, kind in MEASURE_BY_KIND.items() if key in options), MetricValue)
     return kind(**options)
 
 
 @dataclass(kw_only=True)
 class Measure(ABC):
-    """What all kinds have.
+    """The base class of measures.
 
     Attributes:
         metric: a column of metrics.csv; or 'a or b', or 'newcomers a' (see `Run.curve`).
         percent: multiply by 100.
         times: or by this factor: 2 for a paper that does not halve its squared loss.
-        unit: behind the number, in tables and on axes.
+        unit: unit of the number, in tables and on axes.
         iterations: count local steps wherever the measure counts rounds.
         x: a column that grows, such as virtual_seconds, in the place of rounds wherever the measure counts them.
-        absent: what a claim takes in the place of a number that there is not.
+        absent: the value that a comparison uses for a missing number.
     """
 
     metric: str
@@ -50,38 +50,39 @@ class Measure(ABC):
 
     @abstractmethod
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
-        """[R] values, or [1] of all replicates together; nan where there is none.
+        """Return the values [R], or [1] of all replicates together; NaN where there is none.
 
         Args:
             run: a finished run.
-            rivals: those of the recipe's runs that `compares` names.
+            rivals: the recipe's runs that `compares` selects.
         """
 
     def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
-        """Is the run at the labels `first` needed to judge that at `second`? Labels are axis → label."""
+        """Return whether the run at labels `first` (axis → label) is needed to measure the run at `second`."""
         return False
 
     def curve(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds [E], or local steps, or places along `x`, and the metric's values [E, R]."""
+        """Return rounds, local steps or positions along `x` [E], and the metric's values [E, R]."""
         rounds, values = run.along(self.metric, self.x)
         return (rounds * run.settings["local_steps"] if self.iterations else rounds), values
 
     @property
     def factor(self) -> float:
-        """On values of the metric."""
+        """The factor applied to values of the metric."""
         return self.times * (100 if self.percent else 1)
 
 
 @dataclass(kw_only=True)
 class MetricValue(Measure):
-    """Attributes:
+    """The value of a metric at the end of training, or in a window of rounds.
 
-    last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
-    window: instead of the last rounds these, [first, last]: what a paper says of the middle of training.
-    spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
-    largest: instead of the end, the largest value of any evaluation.
-    plus: is added to every evaluation first: 1 to an age that a paper counts from 1.
-    square: the squares of the evaluations, for a second moment.
+    Attributes:
+        last: number of last rounds over whose evaluations the metric is averaged; 0 takes only the last evaluation.
+        window: rounds [first, last] that are used instead of the last ones.
+        spread: whether to take the standard deviation over those evaluations instead of their mean.
+        largest: whether to take the largest value of all evaluations instead.
+        plus: summand for each evaluation, such as 1 for an age that a paper counts from 1.
+        square: whether to square the evaluations, for a second moment.
     """
 
     last: int = 0
@@ -257,12 +258,12 @@ MEASURE_BY_KIND: dict[str, type[Measure]] = {
 
 
 def clock(run: Run, rounds: np.ndarray) -> np.ndarray:
-    """t + γ of a rate lr / (t + γ) at these rounds, t counting local steps; t alone under another schedule."""
+    """Return t + γ of a rate lr / (t + γ) at these rounds, t counting local steps; t alone for another schedule."""
     return rounds * run.settings["local_steps"] + run.settings.get("local.schedule.offset", 0)
 
 
 def jackknife(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> np.ndarray:
-    """[R] jackknife values of a statistic of replicates [E, R]; [1] the statistic itself of a single one."""
+    """Return the jackknife values [R] of a statistic of replicates [E, R]; for one replicate the statistic [1]."""
     count = values.shape[1]
     full_statistic = statistic(values)
     if count == 1:

@@ -1,4 +1,4 @@
-"""Could a comparison that was held have failed? Its data are changed so that they no longer say what was stated.
+"""Mutation tests of comparisons: the data are changed to see whether a held comparison could have failed.
 
 Exchanged: the numbers of the two sides. Relabelled: in every seed it is drawn which value belongs to which side (Fisher
 1935), so that there is no difference left to show. Replaced: the left side by other numbers, not near the right one.
@@ -23,7 +23,7 @@ MAX_ENUMERATED_SEEDS = 8  # seeds: 2⁸ relabellings
 
 
 def faults(comparison: Comparison, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[str]:
-    """Why the comparison, held on these numbers, could hardly have failed; empty where it could."""
+    """Return reasons why the comparison, held on these numbers, could hardly have failed; empty if it could."""
     compared = comparison.sides(numbers, than_numbers)
     if comparison.judge_sides(compared).word != HELD:
         return []
@@ -39,7 +39,7 @@ def faults(comparison: Comparison, numbers: list[Number], than_numbers: list[Num
 
 
 def exchanged(sides: ComparedSides) -> ComparedSides:
-    """Each side has the numbers of the other; about a constant they are reflected."""
+    """Exchange the numbers of the two sides; if the right one is a constant, reflect the left side about it."""
     left, right = sides.left, sides.right
     if isinstance(right, Number):
         return ComparedSides(
@@ -51,7 +51,7 @@ def exchanged(sides: ComparedSides) -> ComparedSides:
 
 
 def held_by_chance(comparison: Comparison, compared: list[ComparedSides]) -> float:
-    """Share of the relabellings, other than the labels as they are, in which the comparison is held."""
+    """Return the share of relabellings, other than the actual labels, in which the comparison is held."""
     plain = replace(comparison, times=1.0, plus=0.0)  # relabelled is the right side as it is compared
     sides = [replace(side, right=side.transformed(comparison.times, comparison.plus)) for side in compared]
     outcomes = [all(plain.judge_pair(pair)[0] == HELD for pair in changed) for changed in relabelled(sides)]
@@ -59,7 +59,7 @@ def held_by_chance(comparison: Comparison, compared: list[ComparedSides]) -> flo
 
 
 def relabelled(compared: list[ComparedSides]) -> Iterator[list[ComparedSides]]:
-    """Relabellings other than the labels as they are: all of a few paired seeds, else a sample.
+    """Yield relabellings other than the actual labels: all of them for a few paired seeds, else a sample.
 
     Sides that share their seeds exchange them seed by seed, the same ones in every pair of sides; the values of others
     are pooled and dealt anew.
@@ -79,7 +79,7 @@ def relabelled(compared: list[ComparedSides]) -> Iterator[list[ComparedSides]]:
 
 
 def by_seed(sides: ComparedSides) -> bool:
-    """Is there a value of the right side for each of the left one's seeds?"""
+    """Return whether the right side has a value for each seed of the left side."""
     left, right = sides.left, sides.right
     if not isinstance(right, Number):
         return True
@@ -111,7 +111,7 @@ def _relabelled_sides(sides: ComparedSides, draw: np.random.Generator) -> Compar
 
 
 def some_replacement_fails(comparison: Comparison, compared: list[ComparedSides], numbers: list[Number]) -> bool:
-    """Would zero, twice the number or another number of the measure be far from the right side?"""
+    """Return whether the comparison fails with zero, twice the number or another number of the measure."""
     for sides in compared:
         for values in (0 * sides.left.values, 2 * sides.left.values, *(number.values for number in numbers)):
             number = replace(sides.left, values=values, seeds=None)

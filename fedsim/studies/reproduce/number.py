@@ -18,8 +18,8 @@ class Number:
         at: its place on the axes.
         values: [R], one per replicate.
         paper: what the paper printed.
-        fitted: is it of constants that were fitted to the paper's numbers?
-        seeds: of the replicates, where they are known.
+        fitted: whether it uses constants that were fitted to the paper's numbers.
+        seeds: the seeds of the replicates, if known.
     """
 
     at: dict[str, str]
@@ -30,25 +30,25 @@ class Number:
 
     @property
     def name(self) -> str:
-        """What a person reads."""
+        """The labels of its place, for readers."""
         return " / ".join(self.at.values())
 
     @property
     def mean(self) -> float:
-        """Over replicates."""
+        """The mean over replicates."""
         return float(self.values.mean())
 
     @property
     def std(self) -> float:
-        """Sample standard deviation over replicates; 0 for one."""
+        """The sample standard deviation over replicates; 0 for one."""
         with np.errstate(invalid="ignore"):  # infinitely many rounds have no spread
             return float(self.values.std(ddof=1)) if len(self.values) > 1 else 0.0
 
     @property
     def error(self) -> float:
-        """Standard error of the mean."""
+        """The standard error of the mean."""
         return self.std / math.sqrt(len(self.values))
 
     def matches(self, labels_by_axis: LabelsByAxis) -> bool:
-        """Is it at one of these places?"""
+        """Return whether the number is at one of these places."""
         return all(self.at.get(axis) in labels for axis, labels in labels_by_axis.items())

@@ -1,4 +1,4 @@
-"""Which program made a result: a hash of the package's sources and configurations, and the commit of a clean tree."""
+"""Provenance of a result: a hash of the package's sources and configurations, and the commit of a clean tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
 
 
 def source_hash(package: Path | None = None, configurations: Path | None = None) -> str:
-    """SHA-256 of the names and contents of all Python files of the package and of all configurations."""
+    """Return the SHA-256 of the names and contents of the package's Python files and of all configurations."""
     digest = hashlib.sha256()
     for root, pattern in (
         (package or Path(fedsim.__file__).parent, "*.py"),
@@ -32,12 +32,12 @@ def source_hash(package: Path | None = None, configurations: Path | None = None)
 
 
 def write_source_hash(run: Path) -> None:
-    """Write into a run's folder by which sources it was made."""
+    """Write the hash of the current sources into a run's folder."""
     (run / SOURCES_FILE).write_text(source_hash() + "\n", encoding="utf-8")
 
 
 def made_now(runs: Iterable[Path]) -> str | None:
-    """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
+    """Return the hash of the current sources if they made all these runs, else None."""
     sources = source_hash()
     source_files = [run / SOURCES_FILE for run in runs]
     all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in source_files)
@@ -45,7 +45,7 @@ def made_now(runs: Iterable[Path]) -> str | None:
 
 
 def commit(root: Path) -> str | None:
-    """The commit of a checkout, with '+' where files other than results have changed; None without one."""
+    """Return the commit of a checkout, with '+' if files other than results have changed; None without a commit."""
     if not (root / ".git").exists():
         return None
     try:
@@ -56,7 +56,7 @@ def commit(root: Path) -> str | None:
 
 
 def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
-    """Results that are to be committed come from a commit that a branch has, and from nothing else.
+    """Refuse to write committed results unless the checkout is clean and a branch has its commit.
 
     Args:
         out: where results are to be written.
@@ -80,8 +80,10 @@ def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
 
 
 def provenance(report: Mapping[str, Any]) -> str:
-    """'traced': made by known sources of a clean checkout. 'verified': one or more of its runs were repeated. Else
-    'unverified'."""
+    """Return the provenance of a report: 'traced', 'verified' or 'unverified'.
+
+    'traced': made by known sources of a clean checkout; 'verified': one or more of its runs were repeated.
+    """
     if report.get("sources") and report.get("commit") and not str(report["commit"]).endswith("+"):
         return TRACED
     return VERIFIED if report.get("verified") else UNVERIFIED

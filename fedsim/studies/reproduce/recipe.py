@@ -33,12 +33,12 @@ class Setting:
 
     @property
     def at(self) -> LabelByAxis:
-        """axis → label."""
+        """The labels as axis → label."""
         return dict(self.labels)
 
     @property
     def name(self) -> str:
-        """What a person reads."""
+        """The labels joined to a name for readers."""
         return " / ".join(label for _, label in self.labels)
 
 
@@ -61,23 +61,24 @@ class Scale:
 
 @dataclass
 class Recipe:
-    """Attributes:
+    """A figure or table of a paper, as data.
 
-    name: PAPER/NAME.
-    source: the figure or table.
-    about: what it shows, in a sentence or two.
-    base: Hydra overrides of every run.
-    axes: axis → label → overrides; the runs are the product of all axes.
-    scales: by name.
-    measures: named numbers that every run gives.
-    paper: measure → the paper's numbers, nested by the labels of the axes in their order.
-    comparisons: what we test of the paper's statements, and controls of our own.
-    fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they stand beside the literal
-        reading, marked, and only comparisons that say so look at them.
-    figure: {kind: …} and the options of that kind, or None.
-    tune: of the runs along an axis the best is kept, or None.
-    remark: what was found beside the verdicts, and why where it is known; for the gallery.
-    train: False where the picture shows what was configured and nothing is trained.
+    Attributes:
+        name: PAPER/NAME.
+        source: the figure or table.
+        about: what it shows, in a sentence or two.
+        base: Hydra overrides of each run.
+        axes: axis → label → overrides; the runs are the product of all axes.
+        scales: the scales by name.
+        measures: the measures of each run by name.
+        paper: measure → the paper's numbers, nested by the labels of the axes in their order.
+        comparisons: what we test of the paper's statements, and controls of our own.
+        fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they are marked, and used
+            only in comparisons with `fitted: true`.
+        figure: {kind: …} and the options of that kind, or None.
+        tune: the axis along which the best run is selected, or None.
+        remark: further results for the gallery, with their reasons if known.
+        train: False if the figure shows the configuration and nothing is trained.
     """
 
     name: str
@@ -96,7 +97,7 @@ class Recipe:
     train: bool = True
 
     def settings(self, scale: str) -> list[Setting]:
-        """The runs at this scale, in the order of the axes."""
+        """Return the runs at this scale, in the order of the axes."""
         chosen_scale = self.scales[checks.choice("--scale", scale, self.scales)]
         axes = self.axes_at(scale)
         product = itertools.product(*([(axis, label) for label in choices] for axis, choices in axes.items()))
@@ -106,7 +107,7 @@ class Recipe:
         ]
 
     def axes_at(self, scale: str) -> dict[str, dict[str, list[str]]]:
-        """The axes at this scale. A scale may name some of an axis's labels, or give labels of its own."""
+        """Return the axes at this scale, which may select labels of an axis or define other ones."""
         axes = dict(self.axes)
         for axis, selection in self.scales[scale].axes.items():
             if isinstance(selection, list):
@@ -118,7 +119,7 @@ class Recipe:
         return axes
 
     def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-        """Axis → labels that this scale alone has, and labels that only larger or smaller ones have, 'smoke' aside."""
+        """Return axis → labels that only this scale has, and labels that only other scales except 'smoke' have."""
         axes_at_other_scales = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         for axis, choices_here in self.axes_at(scale).items():
@@ -130,11 +131,11 @@ class Recipe:
         return labels
 
     def is_fitted(self, at: LabelByAxis) -> bool:
-        """Has it one of the fitted labels?"""
+        """Return whether the place has one of the fitted labels."""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
     def printed(self, measure: str, at: LabelByAxis) -> float | None:
-        """The paper's number, where it printed one."""
+        """Return the number that the paper printed, or None."""
         node: Any = self.paper.get(measure)
         for axis in self.axes:
             if isinstance(node, Mapping) and axis in at:
@@ -143,14 +144,14 @@ class Recipe:
 
 
 def recipe_folder() -> Path:
-    """The folder of the recipes: inside an installed wheel, else `experiments` in the checkout."""
+    """Return the folder of the recipes: inside an installed wheel, else `experiments` in the checkout."""
     package = Path(fedsim.__file__).parent
     installed = package / "experiments"
     return installed if installed.is_dir() else package.parent / "experiments"
 
 
 def names(folder: Path | None = None) -> list[str]:
-    """All recipes, as PAPER/NAME."""
+    """Return the names of all recipes, as PAPER/NAME."""
     root = folder or recipe_folder()
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER_FILE
@@ -213,5 +214,5 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
 
 
 def _stringify_keys(node: Any) -> Any:
-    """Labels that YAML reads as numbers, as text again."""
+    """Convert labels that YAML reads as numbers back to text."""
     return {str(key): _stringify_keys(value) for key, value in node.items()} if isinstance(node, dict) else node

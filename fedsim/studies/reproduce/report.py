@@ -1,4 +1,4 @@
-"""What a reproduction leaves behind: report.json, results.csv, the picture and its curves, and a table to read."""
+"""The report of a reproduction: report.json, results.csv, curves.csv, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
 
 
 def is_rival(measure: Measure, first: Cell, second: Cell) -> bool:
-    """Does the measure compare the other with this one? The best of a fitted one is sought among fitted ones."""
+    """Return whether the measure of `second` needs `first`; fitted runs are compared only with fitted ones."""
     return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, RoundsAhead))
 
 
 def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
-    """Measure → the numbers of all cells that have it."""
+    """Return measure → the numbers of all cells that have it."""
     return {
         name: [
             Number(
@@ -95,7 +95,7 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
 
 
 def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[Judgement]:
-    """The verdict on every comparison that is meant for this scale."""
+    """Return the verdict on each comparison that is meant for this scale."""
     substitutes = recipe.substitutes(scale)
     return [
         comparison.judge(side_numbers, than_numbers, substitutes)
@@ -106,7 +106,7 @@ def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[
 def compared(
     recipe: Recipe, numbers: dict[str, list[Number]], scale: str
 ) -> Iterator[tuple[Comparison, list[Number], list[Number] | None]]:
-    """Every comparison that is meant for this scale, the numbers it looks at, and those of its other measure."""
+    """Yield each comparison for this scale with the numbers of its measure and those of its other measure."""
 
     def comparable(name: str) -> list[Number]:
         absent = recipe.measures[name].absent
@@ -119,13 +119,13 @@ def compared(
 
 
 def _seeds_of_values(cell: Cell, values: int) -> tuple[int, ...] | None:
-    """Of the replicates whose values these are; None where a value is of all replicates together."""
+    """Return the seeds of the values; None if a value is of all replicates together."""
     seeds = cell.run.settings.get("seeds") if cell.run is not None else None
     return tuple(seeds) if isinstance(seeds, list) and len(seeds) == values else None
 
 
 def number_rows(recipe: Recipe, numbers: dict[str, list[Number]], cells: list[Cell]) -> list[Row]:
-    """A row for every number, run by run."""
+    """Return a row for each number, run by run."""
     by_place = {
         (measure_name, number.name): number for measure_name, numbers_ in numbers.items() for number in numbers_
     }
@@ -138,7 +138,7 @@ def number_rows(recipe: Recipe, numbers: dict[str, list[Number]], cells: list[Ce
 
 
 def number_row(number: Number, measure_name: str, several: bool) -> Row:
-    """`several`: the recipe has other measures too, and the row's name says which this is."""
+    """Return the row of a number; with `several` measures its name includes the measure."""
     return Row(
         " / ".join([*number.at.values(), *([measure_name] if several else [])]) or measure_name,
         at=number.at,
@@ -152,7 +152,7 @@ def number_row(number: Number, measure_name: str, several: bool) -> Row:
 
 
 def comparison_row(judgement: Judgement) -> Row:
-    """A verdict as a row."""
+    """Return the row of a verdict."""
     comparison = judgement.comparison
     return Row(
         comparison.we_test,
@@ -169,12 +169,12 @@ def comparison_row(judgement: Judgement) -> Row:
 
 
 def finite(value: float, digits: int = 7) -> float | None:
-    """So many digits; JSON knows no nan."""
+    """Round to the given digits; None for a number that is not finite, which JSON cannot represent."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def table(lines: list[Row]) -> str:
-    """For a terminal: a line per number, then a line per comparison."""
+    """Return a table for the terminal: a line per number, then the lines of each comparison."""
     numbers = [row for row in lines if row.comparison is None]
     width = max((len(row.name) for row in numbers), default=0)
     lines_of_text = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
@@ -189,7 +189,7 @@ def table(lines: list[Row]) -> str:
 
 
 def _comparison_text(row: Row) -> list[str]:
-    """The verdict and what was compared; below it the differences, the power and the reason."""
+    """Return the verdict and what was compared, followed by the differences, the power and the reason."""
     purpose = f"[{row.statement}] " if row.statement else "[ours] "
     lines = [f"{row.verdict:12}  {purpose}{row.comparison}" + " (fitted)" * row.fitted, f"{row.detail}"]
     if row.smallest_shown:
@@ -202,12 +202,12 @@ def _comparison_text(row: Row) -> list[str]:
 
 
 def count(lines: list[Row]) -> dict[str, int]:
-    """Verdict → how many comparisons."""
+    """Return verdict → number of comparisons."""
     return {verdict: sum(row.verdict == verdict for row in lines) for verdict in reversed(WORST_FIRST)}
 
 
 def summary(recipes: dict[str, list[Row]]) -> str:
-    """For a terminal, after several recipes: how many comparisons of each have which verdict."""
+    """Return a summary of several recipes for the terminal: the number of comparisons with each verdict."""
     width = max(map(len, recipes))
     return "\n".join(
         f"{name:{width}}  " + ", ".join(f"{number:3} {word}" for word, number in count(lines).items())
@@ -216,7 +216,7 @@ def summary(recipes: dict[str, list[Row]]) -> str:
 
 
 def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
-    """results.csv: what made it in '#' lines, then a line per number and per comparison."""
+    """Write results.csv: metadata in '#' lines, then a line per number and per comparison."""
     with replacement_file(path) as file:
         _write_metadata_header(file, metadata)
         columns = [name for name in asdict(Row("")) if name != "at"]
@@ -232,7 +232,7 @@ def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
 def save_curves(
     path: Path, cells: list[Cell], metrics: list[str], metadata: dict[str, Any], max_points: int = 150
 ) -> None:
-    """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
+    """Write curves.csv: mean and standard deviation of the figure's curves, at most `max_points` rounds per run."""
     with replacement_file(path) as file:
         _write_metadata_header(file, metadata)
         writer = csv.writer(file)
@@ -254,5 +254,5 @@ def _write_metadata_header(file: Any, metadata: dict[str, Any]) -> None:
 
 
 def save_json(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
-    """report.json: everything."""
+    """Write report.json: metadata and all rows."""
     write_json(path, metadata | {"rows": [asdict(row) for row in lines]})

@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _look_at_stored(options: argparse.Namespace) -> None:
-    """Judge committed results anew, or repeat some of their runs."""
+    """Judge committed results again, or repeat some of their runs."""
     results = stored_results(options.recipe)
     if options.judge:
         for result in results:
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def stored_results(recipes: list[str]) -> list[Result]:
-    """The committed results of these recipes; of all where none is named."""
+    """Return the committed results of these recipes; of all if none is named."""
     results = stored.results(recipe_folder())
     names_of_results = {result.recipe for result in results}
     for name in recipes:
@@ -127,7 +127,7 @@ def stored_results(recipes: list[str]) -> list[Result]:
 
 
 def listing() -> str:
-    """Every recipe, what it shows, and what is smaller at the cpu scale."""
+    """List the recipes, what they show, and what is smaller at the cpu scale."""
     lines = []
     for name in names():
         recipe = load(name)
@@ -204,7 +204,7 @@ def _make_folder(folder: Path, out: Path) -> None:
 
 
 def _save_figure(folder: Path, cells: list[Cell], figure: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """The picture, and of curves the numbers in it: a reader without the runs can draw them again."""
+    """Save the figure, and for curves also their numbers, so that they can be drawn without the runs."""
     drawing = draw(cells, figure)
     with replacement_file(folder / "figure.png", "wb") as file:
         save_small_png(drawing, file)
@@ -215,7 +215,7 @@ def _save_figure(folder: Path, cells: list[Cell], figure: dict[str, Any], metada
 
 
 def _train_cells(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]) -> list[Cell]:
-    """Run what has not run yet; a cell for every run that ended well."""
+    """Run the unfinished jobs, and return a cell for each finished run."""
     pending = [job for job in planned if not job.finished]
     print(f"  {len(planned)} runs, {len(planned) - len(pending)} of them finished already")
     outcomes: dict[Path, Outcome] = {}
@@ -238,7 +238,7 @@ def _train_cells(planned: list[Job], jobs: str, device: str, skipped: dict[str, 
 
 
 def _build_cells(planned: list[Job], skipped: dict[str, str]) -> list[Cell]:
-    """Build what is to be shown, train nothing."""
+    """Build the configured simulations without training, and return their cells."""
     cells = []
     for job in planned:
         try:
@@ -252,7 +252,7 @@ def _build_cells(planned: list[Job], skipped: dict[str, str]) -> list[Cell]:
 def _metadata(
     recipe: Recipe, scale: str, device: str, planned: list[Job], skipped: dict[str, str], tuned: dict[str, str]
 ) -> dict[str, Any]:
-    """What made the report."""
+    """Return the metadata of the report: recipe, scale, seeds, machine, versions and commit."""
     provenance = environment(torch.device(device))
     machine = f"{provenance['gpu'] or str(provenance['cpus']) + ' CPU cores'}, torch {provenance['versions']['torch']}"
     return {
@@ -274,7 +274,7 @@ def _metadata(
 
 
 def seconds_of(planned: list[Job]) -> dict[str, float]:
-    """What a finished run took, by its name; of runs in lockstep, each one's share of the time of all."""
+    """Return the seconds of each finished run by its name; runs in lockstep share their time equally."""
     return {
         job.setting.name: round(
             float(json.loads((job.folder / FINISHED_RUN_FILE).read_text())["seconds"]) / len(company), 2

@@ -1,4 +1,4 @@
-"""Carries out a recipe's runs: composed by Hydra, several at a time, none of them twice."""
+"""Execution of a recipe's runs, composed by Hydra; several run at a time, and finished ones are reused."""
 
 from __future__ import annotations
 
@@ -69,25 +69,25 @@ class Job:
 
     @property
     def seeds(self) -> list[int]:
-        """Of its replicates."""
+        """The seeds of its replicates."""
         return list(self.config.seeds)
 
     @property
     def finished(self) -> bool:
-        """Has it run to its end already?"""
+        """Whether the run is finished."""
         return (self.folder / FINISHED_RUN_FILE).exists()
 
 
 @dataclass
 class Outcome:
-    """How a run ended: 'done', 'skipped' (its data are absent), 'diverged' or 'stopped'; and what it said."""
+    """The outcome of a run: 'done', 'skipped' (its data are missing), 'diverged' or 'stopped', with a message."""
 
     status: str
     message: str = ""
 
 
 def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """As `fedsim.app.composition.compose`, with errors that name the overrides."""
+    """Compose a configuration like `fedsim.app.composition.compose`, with errors that name the overrides."""
     try:
         return composition.compose(overrides)
     except ConfigError:
@@ -97,7 +97,7 @@ def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
 
 
 def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
-    """The packages that these overrides, which the user typed, trust."""
+    """Return the packages that these overrides of the user trust."""
     parsed_overrides = OverridesParser.create().parse_overrides(
         [text for text in overrides if override_key(text) == "trusted"]
     )
@@ -106,13 +106,13 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def digest(config: DictConfig) -> str:
-    """Of all settings that change results, for the name of a run's folder."""
+    """Return a digest of all settings that change results, for the name of a run's folder."""
     settings = [fedsim.__version__, run_identity(config, KEYS_WITHOUT_EFFECT)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted: tuple[str, ...] = ()) -> list[Job]:
-    """A job for every setting; `extra` overrides come behind its own, `trusted` are packages that the user named."""
+    """Return a job for each setting; `extra` overrides follow its own, `trusted` are packages that the user trusts."""
     jobs = []
     with hydra_context():
         for setting in settings:
@@ -124,12 +124,12 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted:
 
 
 def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = None) -> TaskGenerator[Outcome]:
-    """Run one job, or go on with it where it was stopped; its local work is handed out.
+    """Run or resume one job as a generator that yields its local work.
 
     Args:
-        job: what to run.
-        quiet: no progress.
-        shared: data sets of other jobs, as `fedsim.app.build.build` takes them.
+        job: the job to run.
+        quiet: whether to show no progress.
+        shared: data sets of other jobs, in the form that `fedsim.app.build.build` takes.
     """
     run_settings: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
     if quiet:
@@ -149,8 +149,10 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
 
 
 def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
-    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `RUNS_PER_LOCKSTEP`, and in
-    at least `num_batches` parts where there are so many jobs."""
+    """Group jobs whose clients can be trained together into batches of up to `RUNS_PER_LOCKSTEP`.
+
+    There are at least `num_batches` batches if there are enough jobs.
+    """
 
     def batch_key(job: Job) -> str:
         settings = OmegaConf.to_container(job.config, resolve=True)
@@ -171,8 +173,10 @@ def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
 
 
 def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
-    """Run the jobs in `at_once` processes, in each of them several in lockstep, and yield each as it ends; none begins
-    behind one that was stopped."""
+    """Run the jobs in `at_once` processes, each with several in lockstep, and yield each job with its outcome.
+
+    No batch starts after a job was stopped.
+    """
     companies = in_company(list({job.folder: job for job in jobs}.values()), at_once)
     progress = JobProgress(sum(map(len, companies)), "runs")
     if at_once == 1 or len(companies) == 1:
@@ -203,7 +207,7 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
 def run_in_lockstep(
     company: list[Job], quiet: bool = False, progress: JobProgress | None = None
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Run these jobs in lockstep; of one alone its progress is shown, of several that of `progress`."""
+    """Run these jobs in lockstep; a single job shows its own progress, several show that of `progress`."""
     progress = progress or JobProgress(len(company), "runs")
     watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
     quiet = quiet or len(company) > 1
@@ -220,7 +224,7 @@ def run_in_lockstep(
 
 
 def end_with_parent() -> None:
-    """In a worker: when the parent is gone, stop as on SIGTERM, so that a killed command leaves nothing running."""
+    """Stop this worker as on SIGTERM when its parent ends, so that a killed command leaves nothing running."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -232,7 +236,7 @@ def end_with_parent() -> None:
 
 
 def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
-    """`run_in_lockstep` in a process of the pool, whose main thread does its work."""
+    """Call `run_in_lockstep` in a process of the pool."""
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
     outcomes = {id(job): outcome for job, outcome in run_in_lockstep(company, quiet=True)}
@@ -241,7 +245,7 @@ def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
 
 
 def leave_if_alone() -> None:
-    """In a worker, after a piece of work: where the parent is gone nobody is left to tell, and no next one begins."""
+    """End this worker after a task if its parent is gone, so that no further task starts."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)
@@ -249,8 +253,10 @@ def leave_if_alone() -> None:
 
 @contextlib.contextmanager
 def resumable_command(name: str, level: int) -> Iterator[None]:
-    """Within the block a command carries out runs, and may be started again: what it prints appears line by line, its
-    log begins at `level`, and an error or Ctrl-C ends it by one sentence."""
+    """Set up a command that runs jobs and can be restarted.
+
+    Its output is line-buffered, its log starts at `level`, and an error or Ctrl-C ends it with one sentence.
+    """
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     log_to_stderr()
     logging.getLogger("fedsim").setLevel(level)
@@ -263,7 +269,7 @@ def resumable_command(name: str, level: int) -> Iterator[None]:
 
 
 def jobs_at_once(requested: str, device: str, pending: int) -> int:
-    """'auto': one process per core on a CPU, a single one where a GPU does the work."""
+    """Return the number of processes; 'auto' is one per core on a CPU, and one on a GPU."""
     if requested != "auto":
         if not requested.isdigit() or int(requested) < 1:
             raise ConfigError(f"--jobs {requested} must be 'auto' or a whole number of at least 1")

@@ -25,11 +25,11 @@ SCALES_LARGEST_FIRST = ("paper", "cpu")
 
 @dataclass(frozen=True)
 class Evidence:
-    """A comparison that decides a statement, as it was judged.
+    """A comparison that decides a statement, with its verdict.
 
     Attributes:
         recipe: PAPER/NAME.
-        comparison: of that recipe.
+        comparison: a comparison of that recipe.
         scale: the largest that was run and that the comparison is meant for; '' where none was.
         reduced: what is smaller there than in the paper.
         judgement: None where none was run.
@@ -45,12 +45,12 @@ class Evidence:
 
     @property
     def word(self) -> str:
-        """Of the comparison."""
+        """The verdict of the comparison."""
         return self.judgement.word if self.judgement is not None else words.NOT_RUN
 
     @property
     def verdict(self) -> str:
-        """What it makes of its statement alone."""
+        """The verdict on the statement from this comparison alone."""
         if self.word == words.HELD:
             return HELD if self.as_published else REDUCED
         if self.word == words.CONTRADICTED:
@@ -59,12 +59,12 @@ class Evidence:
 
     @property
     def as_published(self) -> bool:
-        """Was it run at the paper's own constants and size?"""
+        """Whether it was run with the paper's constants and size."""
         return self.scale == "paper" and not self.reduced
 
     @property
     def remark(self) -> str:
-        """Why a contradiction does not refute."""
+        """The reason why a contradiction does not refute the statement; '' otherwise."""
         if self.word != words.CONTRADICTED or self.verdict == REFUTED:
             return ""
         return "contradicted, reason not shown" if self.as_published else "contradicted at reduced scale"
@@ -72,12 +72,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class StatementVerdict:
-    """Attributes:
+    """The verdict on a statement.
 
-    statement: that was judged.
-    word: one of the seven verdicts, or 'not covered'.
-    evidence: of the comparisons that decide it.
-    remark: what the word alone does not say.
+    Attributes:
+        statement: the statement.
+        word: one of the seven verdicts, or 'not covered'.
+        evidence: the comparisons that decide it.
+        remark: an explanation of the verdict.
     """
 
     statement: Statement
@@ -87,13 +88,13 @@ class StatementVerdict:
 
     @property
     def scale(self) -> str:
-        """At which scales it was decided, the largest first."""
+        """The scales at which it was decided, the largest first."""
         scales = {evidence_item.scale for evidence_item in self.evidence if evidence_item.scale}
         return ", ".join(scale for scale in SCALES_LARGEST_FIRST if scale in scales)
 
     @property
     def seeds(self) -> str:
-        """With how many seeds it was decided: '3 seeds', or '5 to 20 seeds' if results differ; '' if not known."""
+        """The number of seeds as text: '3 seeds', or '5 to 20 seeds' if results differ; '' if not known."""
         counts = sorted({evidence_item.seeds for evidence_item in self.evidence if evidence_item.seeds})
         if len(counts) > 1:
             return f"{counts[0]} to {counted(counts[-1])}"
@@ -105,7 +106,7 @@ def evidence_of(
     judged: Mapping[tuple[str, str], list[Judgement]],
     seeds: Mapping[tuple[str, str], int] | None = None,
 ) -> dict[str, list[Evidence]]:
-    """Statement → its comparisons, each at the largest scale that was run; '' holds controls of our own.
+    """Return statement → its comparisons, each at the largest scale that was run; '' holds controls of our own.
 
     Args:
         recipes: of the paper.
@@ -129,7 +130,7 @@ def evidence_of(
 
 
 def judge_statement(statement: Statement, evidence: Iterable[Evidence]) -> StatementVerdict:
-    """The worst that a comparison says; choices that disagree are a verdict of their own."""
+    """Return the verdict on a statement: the worst of its comparisons, or `DEPENDS` if unprinted choices disagree."""
     evidence = tuple(evidence)
     if not evidence:
         return StatementVerdict(statement, NOT_COVERED, remark=statement.not_covered)
@@ -155,16 +156,16 @@ def judge_statement(statement: Statement, evidence: Iterable[Evidence]) -> State
 
 
 def worst(evidence: Iterable[Evidence]) -> Evidence:
-    """The comparison whose verdict counts; among equal ones a contradiction."""
+    """Return the comparison with the worst verdict; in a tie a contradicted one."""
     return min(evidence, key=lambda each: (VERDICTS.index(each.verdict), each.word != words.CONTRADICTED))
 
 
 def counted(seeds: int) -> str:
-    """In words."""
+    """Format a number of seeds: '1 seed', '3 seeds'."""
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def disagree(evidence: Iterable[Evidence]) -> bool:
-    """Does one choice hold, and another one fail or show no difference?"""
+    """Return whether one choice is held and another is contradicted or level."""
     seen_words = {evidence_item.word for evidence_item in evidence}
     return words.HELD in seen_words and bool(seen_words & {words.CONTRADICTED, words.LEVEL})

@@ -1,4 +1,4 @@
-"""Stored results, judged anew without a run: their numbers, and the verdicts of the recipe as it is now."""
+"""Stored results, judged again without running: their numbers, and the verdicts of the current recipe."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedsim.studies.reproduce.recipe import LabelByAxis, Recipe, Setting, load
 
 @dataclass
 class Result:
-    """A stored result: its folder, and what its report.json says."""
+    """A stored result: its folder, and the content of its report.json."""
 
     folder: Path
     content: dict[str, Any]
 
     @property
     def recipe(self) -> str:
-        """PAPER/NAME."""
+        """The name of the recipe, PAPER/NAME."""
         return str(self.content["recipe"])
 
     @property
@@ -37,16 +37,16 @@ class Result:
 
     @property
     def scale(self) -> str:
-        """'cpu', 'paper' or 'smoke'."""
+        """The scale: 'cpu', 'paper' or 'smoke'."""
         return str(self.content["scale"])
 
     @property
     def number_rows(self) -> list[dict[str, Any]]:
-        """The rows that are numbers; a report of before 0.5 has a `claim` in the others."""
+        """The rows that are numbers; in reports before version 0.5 the other rows have a `claim`."""
         return [row for row in self.content["rows"] if not row.get("comparison") and not row.get("claim")]
 
     def numbers(self, recipe: Recipe) -> dict[str, list[Number]]:
-        """Measure → numbers of the runs, as far as the recipe still has these places and measures."""
+        """Return measure → numbers of the runs, as far as the recipe still has these places and measures."""
         numbers: dict[str, list[Number]] = {name: [] for name in recipe.measures}
         positions = positions_by_row(recipe, self.scale)
         for row in self.number_rows:
@@ -65,8 +65,10 @@ class Result:
         return numbers
 
     def _stand_ins(self, recipe: Recipe, measure: str, row: dict[str, Any]) -> np.ndarray:
-        """Of a report that has mean and standard deviation alone: as many values as seeds, with that mean and
-        deviation, which is all that an unpaired interval takes. They have no seeds, and so are not paired."""
+        """Return artificial values, one per seed, for a report that has only mean and standard deviation.
+
+        They have that mean and deviation, which suffices for an unpaired interval; without seeds they are not paired.
+        """
         mean, std = (np.nan if row[key] is None else float(row[key]) for key in ("ours", "std"))
         count = (
             1 if isinstance(recipe.measures[measure], RoundsToTarget | ConvergenceBound) else len(self.content["seeds"])
@@ -78,12 +80,12 @@ class Result:
 
 
 def position(recipe: Recipe, setting: Setting) -> LabelByAxis:
-    """Labels of a run in the report, where a tuned axis is gone."""
+    """Return the labels of a run in the report, which has no tuned axis."""
     return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
 
 
 def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[LabelByAxis, str]]:
-    """Name of a row → labels of its run, and measure; of a report whose rows have their name alone."""
+    """Return name of a row → labels of its run, and measure, for reports whose rows have only a name."""
     positions: dict[str, tuple[LabelByAxis, str]] = {}
     for setting in recipe.settings(scale):
         at = position(recipe, setting)
@@ -95,29 +97,29 @@ def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[LabelByAxis,
 
 
 def results(root: Path) -> list[Result]:
-    """All stored results, by paper and in the order of their figures' numbers."""
+    """Return all stored results, by paper and in the order of their figures' numbers."""
     stored = [Result(path.parent, json.loads(path.read_text())) for path in root.glob("*/results/*/report.json")]
     return sorted(stored, key=lambda result: (result.paper, in_order(result.folder.name)))
 
 
 def in_order(name: str) -> list[tuple[str, int]]:
-    """A key by which fig2 stands before fig10."""
+    """Return a sort key by which fig2 precedes fig10."""
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def judge(result: Result, folder: Path | None = None) -> list[Judgement]:
-    """The verdicts of the recipe as it is now; `folder` holds the recipes."""
+    """Return the verdicts of the current recipe on a stored result; `folder` holds the recipes."""
     recipe = load(result.recipe, folder)
     return report.judge(recipe, result.numbers(recipe), result.scale)
 
 
 def compared(result: Result, recipe: Recipe) -> Iterator[tuple[Comparison, list[Number], list[Number] | None]]:
-    """Every comparison of the result's scale, with the stored numbers that it looks at."""
+    """Yield each comparison of the result's scale with the stored numbers of its measures."""
     return report.compared(recipe, result.numbers(recipe), result.scale)
 
 
 def rejudge(result: Result, folder: Path | None = None) -> None:
-    """Write the verdicts of the recipe as it is now into a stored result."""
+    """Write the verdicts of the current recipe into a stored result."""
     recipe = load(result.recipe, folder)
     number_rows = [row for row in map(_known_numbers, result.number_rows) if row is not None]
     judgements = report.judge(recipe, result.numbers(recipe), result.scale)

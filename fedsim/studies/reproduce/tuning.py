@@ -1,4 +1,4 @@
-"""Options that a paper tuned: tried along an axis, on shorter runs where they say so, and the best kept."""
+"""Tuned options of a paper: labels of an axis are tried, possibly on shorter runs, and the best is kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ BEST_DIRECTIONS = ("lowest", "highest")
 
 @dataclass
 class TunedAxis:
-    """Attributes:
+    """An axis whose best label is selected by tuning.
 
-    axis: whose labels are tried.
-    measure: by which they are judged, as a mean over replicates.
-    best: 'lowest' | 'highest'.
-    short: scale → overrides of the trials; without them the trials are the runs themselves.
+    Attributes:
+        axis: the axis whose labels are tried.
+        measure: the measure that selects, as a mean over replicates.
+        best: 'lowest' | 'highest'.
+        short: scale → overrides of the trials; without them the trials are the runs themselves.
     """
 
     axis: str
@@ -32,7 +33,7 @@ class TunedAxis:
         checks.choice("tune.best", self.best, BEST_DIRECTIONS)
 
     def best_labels(self, cells: list[Cell]) -> dict[str, str]:
-        """Place on the other axes → the best label there; a trial that did not end well is never the best."""
+        """Return place on the other axes → the best label there; a trial that is not finite is ranked last."""
         groups: dict[str, list[Cell]] = {}
         for cell in cells:
             groups.setdefault(self.group_label(cell.at), []).append(cell)
@@ -45,5 +46,5 @@ class TunedAxis:
         return label_by_place
 
     def group_label(self, at: dict[str, str]) -> str:
-        """Where a run stands but for the tuned axis."""
+        """Return the labels of a run on the axes other than the tuned one."""
         return " / ".join(label for axis, label in at.items() if axis != self.axis) or "all"

@@ -21,7 +21,7 @@ from fedsim.studies.reproduce.runner import carry_out_all, plan
 from fedsim.studies.reproduce.stored import Result, position
 from fedsim.studies.results.runs import load as load_run
 
-ABSOLUTE, RELATIVE, SPREADS = 1e-9, 1e-3, 0.5  # of the number; of its standard deviation over seeds
+ABSOLUTE, RELATIVE, SPREADS = 1e-9, 1e-3, 0.5  # tolerances; SPREADS is in standard deviations over seeds
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,15 @@ class Repetition:
 
     @property
     def agrees(self) -> bool:
-        """Was a number compared, and did none differ?"""
+        """Whether at least one number was compared and none differs."""
         return self.num_compared > 0 and not self.differences
 
 
 def candidates(results: Iterable[Result], max_seconds: float | None = None) -> list[Candidate]:
-    """Trained runs of stored results that their recipes still have; `max_seconds`: those recorded to take at most so
-    many seconds."""
+    """Return the trained runs of stored results that their recipes still have.
+
+    With `max_seconds` only runs are included whose recorded time is at most that.
+    """
     runs = []
     for result in results:
         recipe = load(result.recipe)
@@ -81,7 +83,7 @@ def candidates(results: Iterable[Result], max_seconds: float | None = None) -> l
 
 
 def stored_numbers(result: Result, recipe: Recipe, setting: Setting) -> dict[str, Number]:
-    """Measure → the stored number of a run; of measures that need that run alone."""
+    """Return measure → the stored number of a run, for measures that need no other runs."""
     labels = position(recipe, setting)
     positions = [position(recipe, other_setting) for other_setting in recipe.settings(result.scale)]
     return {
@@ -94,7 +96,7 @@ def stored_numbers(result: Result, recipe: Recipe, setting: Setting) -> dict[str
 
 
 def repeat(candidate: Candidate, folder: Path) -> Repetition:
-    """Run it again, in this folder, and compare."""
+    """Repeat a run in this folder and compare its numbers with the stored ones."""
     recipe = load(candidate.result.recipe)
     (job,) = plan([candidate.setting], folder, ())
     ((_, outcome),) = carry_out_all([job], 1)
@@ -118,8 +120,10 @@ def repeat(candidate: Candidate, folder: Path) -> Repetition:
 
 
 def same(repeated: Number, stored: Number) -> bool:
-    """Are the means equal to within 10⁻⁹, a thousandth of their size or half a standard deviation over seeds? Other
-    machines and versions add floating-point numbers in another order."""
+    """Return whether the means differ by at most 10⁻⁹, a thousandth or half a standard deviation over seeds.
+
+    Other machines and versions add floating-point numbers in another order.
+    """
     if math.isnan(stored.mean) or math.isnan(repeated.mean):
         return math.isnan(stored.mean) and math.isnan(repeated.mean)
     if math.isinf(stored.mean) or math.isinf(repeated.mean):
@@ -129,7 +133,7 @@ def same(repeated: Number, stored: Number) -> bool:
 
 
 def record(repetition: Repetition, is_repeated: bool) -> None:
-    """Into the report of a result that is not traced: which run agreed, with which sources, and how long it took.
+    """Record a repetition that agreed, its sources and time in the report of a result that is not traced.
 
     Args:
         repetition: of a run.
@@ -145,10 +149,10 @@ def record(repetition: Repetition, is_repeated: bool) -> None:
 
 
 def verify(results: list[Result], num_runs: int, max_seconds: float | None = None) -> bool:
-    """Repeat so many runs, drawn at random, and print what came out; did all agree?
+    """Repeat `num_runs` runs, drawn at random, print the outcomes, and return whether all agree.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there are fewer runs.
     """
     runs = candidates(results, max_seconds)
     if len(runs) < num_runs:

@@ -1,4 +1,4 @@
-"""Which cells of a table are bold: the best of a block and column, and those that are not distinguishable from it."""
+"""The bold cells of a table: the best of a block and column, and those that are not distinguishable from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Measure
 
-MIN_RELIABLE_REPLICATES = 5  # seeds below which an interval says little
+MIN_RELIABLE_REPLICATES = 5  # with fewer seeds an interval is unreliable
 
 
 def distinguishable(first: Cell, second: Cell, confidence: float = 0.95) -> bool:
-    """Do the means differ, by Student's interval of the differences by seed, or by Welch's where the seeds are others?
+    """Return whether the means differ, by Student's paired interval, or by Welch's if the seeds differ.
 
-    Of fewer than two numbers there is no interval, and unequal means count as different.
+    With fewer than two numbers there is no interval, and unequal means count as different.
     """
     if first.seeds is not None and first.seeds == second.seeds:
         differences = paired_difference(first.values, second.values, first.seeds, second.seeds, confidence)
@@ -26,7 +26,7 @@ def distinguishable(first: Cell, second: Cell, confidence: float = 0.95) -> bool
 
 
 def _welch(first: Cell, second: Cell, confidence: float) -> tuple[float, float]:
-    """The interval of a difference of means of independent samples (Welch 1947, with Satterthwaite's freedom)."""
+    """Return the interval of a difference of means of independent samples (Welch 1947, Satterthwaite's freedom)."""
     difference, variances = first.mean - second.mean, [cell.error**2 for cell in (first, second)]
     if not sum(variances):
         return difference, difference
@@ -40,10 +40,10 @@ def _welch(first: Cell, second: Cell, confidence: float) -> tuple[float, float]:
 
 
 def best_lines(cells: Sequence[object], measure: Measure, confidence: float) -> set[int]:
-    """Positions of the best cell and of those that are not distinguishable from it.
+    """Return the positions of the best cell and of those that are not distinguishable from it.
 
-    Empty among fewer than two cells, of differences, and where no direction is better. Cells in which fewer replicates
-    have a number than in others take no part: their means are of the replicates that were good enough.
+    Empty for fewer than two cells, for differences, and where no direction is better. Cells in which a smaller share of
+    replicates has a number are left out, since their means are over the successful replicates only.
     """
     candidates = {n: cell for n, cell in enumerate(cells) if isinstance(cell, Cell) and not math.isnan(cell.mean)}
     if not measure.directed or len(candidates) < 2:

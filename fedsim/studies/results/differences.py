@@ -1,4 +1,4 @@
-"""What makes runs differ: those of a comparison, their names in it, and the table of settings."""
+"""The settings in which runs differ, the runs of a comparison, and their labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ABSENT_TEXT = "–"
 
 
 def find_differing_keys(runs: Sequence[Run]) -> list[str]:
-    """The dotted keys whose values differ: classes first, the strategy's before all, then numbers and options."""
+    """Return the dotted keys whose values differ: classes first, the strategy's before all, then other settings."""
     keys = {key for run in runs for key in run.settings}
     values = {key: [run.settings.get(key) for run in runs] for key in keys}
     differing_keys = {
@@ -33,7 +33,7 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
         for k, run_values in values.items()
         if any(v != run_values[0] for v in run_values) and k not in _NOT_A_DIFFERENCE
     }
-    # lr says local.lr too.
+    # `lr` also sets `local.lr`.
     differing_keys -= {k for k in differing_keys if k.rpartition(".")[2] in differing_keys and "." in k}
     return sorted(
         differing_keys, key=lambda key: (not key.endswith(_TARGET_KEY), not key.startswith("strategy"), "." in key, key)
@@ -41,14 +41,16 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def own_class_options(keys: Sequence[str]) -> set[str]:
-    """Those of the keys that are options of a class which itself differs: one run may not know another's."""
+    """Return the keys that are options of a class which itself differs, so that some runs do not have them."""
     class_prefixes = tuple(key.removesuffix(_TARGET_KEY) for key in keys if key.endswith(_TARGET_KEY))
     return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
 
 
 def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
-    """A run's value of a key as a label has it: a target class by the name that its paper prints, else the key's last
-    word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
+    """Return a run's value of a key for a label, '' if the run does not have the key.
+
+    A class is shown by the name in its paper, other values as KEY=VALUE with an abbreviated key if it is unambiguous.
+    """
     if key not in run.settings:
         return ""
     if key.endswith(_TARGET_KEY):
@@ -58,18 +60,18 @@ def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
 
 
 def shortened(text: str, max_length: int = 24) -> str:
-    """A path by its last word, a long text by its beginning and end."""
+    """Shorten a path to its last component, and a long text to its beginning and end."""
     last = text.rstrip("/").rpartition("/")[2] or text
     return last if len(last) <= max_length else f"{last[: max_length - 9]}…{last[-8:]}"
 
 
 def run_name(run: Run, keys: Sequence[str]) -> str:
-    """A run by its values of some keys."""
+    """Return a name of a run made of its values of some keys."""
     return " ".join(text for text in (value_text(run, key, keys) for key in keys) if text)
 
 
 def label_runs(runs: list[Run]) -> None:
-    """Name every run by the settings that tell the runs apart; by its folder too, where these do not."""
+    """Label each run by the settings that distinguish the runs, and also by its folder where these do not suffice."""
     keys = swept_settings(runs)
     for run in runs:
         run.label = run_name(run, keys) or run.folder.name
@@ -80,7 +82,7 @@ def label_runs(runs: list[Run]) -> None:
 
 
 def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
-    """A group of the runs by what its members share and others do not."""
+    """Return a name of a group of runs, made of the swept settings that its members share."""
     if len(group) == len(runs):
         return "all runs" if len(runs) > 1 else ""
     if len(group) == 1:
@@ -90,7 +92,7 @@ def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
 
 
 def setting_text(settings: dict[str, Any], key: str) -> str:
-    """A setting as a person says it; a dash where the run knows no such setting."""
+    """Return a setting as readable text; a dash if the run does not have it."""
     if key not in settings:
         return ABSENT_TEXT
     setting = settings[key]
@@ -102,13 +104,13 @@ def setting_text(settings: dict[str, Any], key: str) -> str:
 
 
 def find_runs(folders: list[Path]) -> list[Run]:
-    """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences. Those
-    of one folder are in the order of what differs. Damaged ones, and those without rows, are logged and left out.
+    """Return the runs in or below the given folders (a sweep), labelled by their differences.
 
-    What does not exist may be a glob that the shell left alone.
+    Runs of a single folder are sorted by their swept settings. Damaged runs, and those without rows, are logged and
+    left out. A path that does not exist is taken as a glob.
 
     Raises:
-        ConfigError: no run is left.
+        ConfigError: no readable run was found.
     """
     run_folders: dict[Path, None] = {}
     damaged: list[ConfigError] = []
@@ -144,7 +146,7 @@ def find_runs(folders: list[Path]) -> list[Run]:
 
 
 def sort_key(text: str) -> tuple[bool, Any]:
-    """Numbers by size before words by letters."""
+    """Return a sort key that puts numbers by size before words in alphabetical order."""
     try:
         return False, float(text)
     except ValueError:
@@ -152,17 +154,17 @@ def sort_key(text: str) -> tuple[bool, Any]:
 
 
 def _matching_folders(pattern: Path) -> list[Path]:
-    """The folders that match a glob; the pattern itself, where none does."""
+    """Return the folders that match a glob; the pattern itself if there are none."""
     return sorted(path for path in map(Path, glob(str(pattern))) if path.is_dir()) or [pattern]
 
 
 def swept_keys(runs: Sequence[Run]) -> list[str]:
-    """The keys that tell the runs apart, as a person says them."""
+    """Return the keys that distinguish the runs, in the form in which they are displayed."""
     return [display_key(key) for key in swept_settings(runs)]
 
 
 def swept_settings(runs: Sequence[Run]) -> list[str]:
-    """The keys that tell the runs apart: no option of a class that itself differs unless nothing else does."""
+    """Return the keys that distinguish the runs; options of a differing class only if they add a distinction."""
     keys = find_differing_keys(runs)
     class_options = own_class_options(keys)
     first = [key for key in keys if key not in class_options]
@@ -177,8 +179,7 @@ def swept_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def recorded_value(run: Run, key: str) -> Any:
-    """A run's value of a key as it was given: a group's choice, or the name of its class, or a plain value; None where
-    the run knows no such key."""
+    """Return a run's value of a key as given: a group's choice, the name of a class, or a value; None if absent."""
     if key in (chosen := run.environment.get("settings", {})):
         return chosen[key]
     if f"{key}.{_TARGET_KEY}" in run.settings:
@@ -187,11 +188,11 @@ def recorded_value(run: Run, key: str) -> Any:
 
 
 def shows_text(run: Run, key: str, text: str) -> bool:
-    """Is this the run's value of the key? A class goes by its name too, however it is written."""
+    """Return whether this text is the run's value of the key; a class may be given by its name, in any spelling."""
     run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_TARGET_KEY}", "")).rpartition(".")[2]}
     return _normalised_text(text) in map(_normalised_text, run_values)
 
 
 def _normalised_text(text: str) -> str:
-    """fedavg_all and FedAvgAll alike, and lists with and without spaces."""
+    """Remove underscores, spaces and case, so that fedavg_all equals FedAvgAll."""
     return text.replace("_", "").replace(" ", "").lower()

@@ -1,4 +1,4 @@
-"""Names as papers print them: of strategies, of settings and of metrics, and the user's own in their place."""
+"""Display names of strategies, settings and metrics as papers print them, and replacements given by the user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedsim.core.errors import ConfigError
 
-# Classes whose papers write the name in another way than Python can; of the others the class's name is the paper's.
+# Classes whose name in the paper is no Python name; the other classes are named as in their papers.
 CLASS_DISPLAY_NAMES = {
     "AFACD": "AFA-CD",
     "AFACS": "AFA-CS",
@@ -35,10 +35,10 @@ KEY_DISPLAY_NAMES = {"lr": "learning rate", "server_lr": "server learning rate"}
 
 
 def class_name(choice: str, target: str) -> str:
-    """How a paper prints a choice of a group: by its class, where it is the class's own name, else by its words.
+    """Return the printed name of a group's choice: the class's name if the choice is named after it, else its words.
 
     Args:
-        choice: as it was given, such as fedavg_known; or the class's name.
+        choice: the choice, such as fedavg_known, or the class's name.
         target: the path of the class.
     """
     name = target.rpartition(".")[2]
@@ -48,17 +48,16 @@ def class_name(choice: str, target: str) -> str:
 
 
 def key_name(key: str) -> str:
-    """How a paper prints a setting: 'learning rate' for lr, 'partition alpha' for partition.alpha."""
+    """Return the printed name of a setting: 'learning rate' for lr, 'partition alpha' for partition.alpha."""
     return KEY_DISPLAY_NAMES.get(key, key.replace(".", " ").replace("/", " ").replace("_", " "))
 
 
 @dataclass
 class UserDisplayNames:
-    """The user's own names.
+    """The display names that the user chose.
 
     Attributes:
-        names: old name → new one; an old name is that of a setting, of its value, of a metric or of what is printed
-            for one of these.
+        names: old name → new name; an old name is that of a setting, its value or a metric, or its printed name.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class UserDisplayNames:
     _seen_names: dict[str, None] = field(default_factory=dict)
 
     def __call__(self, name: str, *other_names: str) -> str:
-        """The user's name for what goes by these names; the first of them where there is none."""
+        """Return the user's name for something with these names; the first of them if there is none."""
         for candidate in (name, *other_names):
             self._seen_names[candidate] = None
             if candidate in self.names:
@@ -75,10 +74,10 @@ class UserDisplayNames:
         return name
 
     def check(self) -> None:
-        """After everything was named.
+        """Refuse names that were not used; called after the table is complete.
 
         Raises:
-            ConfigError: an old name stands nowhere.
+            ConfigError: the table does not contain an old name.
         """
         for name in self.names:
             if name not in self._used_names:

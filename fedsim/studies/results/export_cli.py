@@ -1,4 +1,4 @@
-"""`fedsim export`: a model of a run as a file that PyTorch, or whoever reads safetensors, loads without fedsim."""
+"""`fedsim export`: write a model of a run to a file that PyTorch or safetensors load without fedsim."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:
 
 
 def write(path: Path, model: dict[str, Tensor]) -> None:
-    """A `state_dict`, as the name's ending says.
+    """Write a `state_dict` in the format of the file's suffix.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -50,7 +50,7 @@ def write(path: Path, model: dict[str, Tensor]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacement_file(path, "wb") as file:
-            if path.suffix == ".safetensors":  # which knows no tensor of two names: tied weights are there twice
+            if path.suffix == ".safetensors":  # which allows no shared tensors: tied weights are written twice
                 file.write(save({name: value.clone() for name, value in model.items()}))
             else:
                 torch.save(model, file)

@@ -1,4 +1,4 @@
-"""A table as text for a terminal, Markdown, LaTeX or CSV."""
+"""Formats of a table: text for a terminal, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.studies.results.table import Table
 
 
 def on_one_line(table: Table) -> Table:
-    """The same with every text on one line, whatever a run is called."""
+    """Return the table with each text on one line and unprintable characters escaped."""
 
     def joined(texts: list[str]) -> list[str]:
         return [escape_unprintable(" ".join(text.split())) for text in texts]
@@ -24,14 +24,16 @@ def on_one_line(table: Table) -> Table:
 
 
 def terminal_table(table: Table) -> str:
-    """Columns that line up; notes below."""
+    """Return the table as text with aligned columns, followed by its notes."""
     table = on_one_line(table)
     return "\n".join([_aligned_lines(table, "", "  ", ""), *([""] if table.notes else []), *table.notes])
 
 
 def markdown_table(table: Table) -> str:
-    """A table of Markdown, the best of each column and block in bold, with what is not distinguishable from it; notes
-    as a list."""
+    """Return the table as Markdown, followed by its notes as a list.
+
+    The best of each column and block, and what is not distinguishable from it, are bold.
+    """
     table = on_one_line(table)
     explained = [sentence for sentence in table.explained() if sentence.startswith("Bold")]
     notes = "".join(f"\n- {escape_markdown(note)}" for note in [*explained, *table.notes])
@@ -54,7 +56,7 @@ def _aligned_lines(table: Table, edge: str, gap: str, end: str, bold: str = "{}"
 
 
 def _line_texts(table: Table, bold: str, formatter: Callable[[str], str]) -> list[list[str]]:
-    """Every line's texts; `formatter` makes text of keys."""
+    """Return the texts of each line; `formatter` escapes the keys."""
     best = [table.bold(column) for column in range(len(table.measures))]
     lines = []
     for number, (keys, cells) in enumerate(table.lines):
@@ -67,8 +69,10 @@ def _line_texts(table: Table, bold: str, formatter: Callable[[str], str]) -> lis
 
 
 def comma_separated(table: Table) -> str:
-    """Numbers as they are, not rounded nor in per cent: the mean under the heading, what belongs to it under headings
-    that begin with it; notes in lines that begin with '#'."""
+    """Return the table as CSV with unrounded numbers, fractions not in per cent; notes are lines that begin with '#'.
+
+    The mean is under the measure's heading, further numbers are under headings that begin with it.
+    """
     table = on_one_line(table)
     file = io.StringIO()
     file.writelines(f"# {note}\n" for note in table.notes)
@@ -92,7 +96,7 @@ def comma_separated(table: Table) -> str:
 
 
 def _escape_spreadsheet_formula(text: str) -> str:
-    """Text that a spreadsheet takes for text: an apostrophe before what would begin a formula, and is no number."""
+    """Put an apostrophe before text that a spreadsheet would take for a formula, unless it is a number."""
     try:
         float(text)
     except ValueError:
@@ -101,7 +105,7 @@ def _escape_spreadsheet_formula(text: str) -> str:
 
 
 def _suffixes(table: Table, column: int) -> list[str]:
-    """What CSV tells of a column: that of the first cell there is."""
+    """Return the suffixes of a measure's CSV columns, from its first cell that is present."""
     present_cells = [cell for _, cells in table.lines if (cell := cells[column]) is not None]
     return list(present_cells[0].numbers()) if present_cells else [""]
 

@@ -1,6 +1,6 @@
-"""Several algorithms on many problems: Friedman's test of their ranks, and Nemenyi's critical difference (Demšar, JMLR
-2006). Problems are taken as independent of one another; cells of one data set are not, and what is said of them is a
-description.
+"""Friedman's test of algorithms' ranks on many problems, and Nemenyi's critical difference (Demšar, JMLR 2006).
+
+The problems are assumed to be independent; cells of one data set are not, and for them the results are descriptive.
 
 >>> round(critical_difference(4, 14), 2)
 1.25
@@ -17,13 +17,14 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Friedman:
-    """Attributes:
+    """The result of Friedman's test.
 
-    ranks: [k] mean rank of every algorithm, 1 the best, ties sharing theirs.
-    chi_square: Friedman's statistic with its correction for ties, k − 1 degrees of freedom.
-    f: Iman and Davenport's, k − 1 and (k − 1)(N − 1) degrees of freedom; infinite where all problems agree.
-    p: of the latter: how likely so much disagreement of ranks is among equals.
-    problems: N.
+    Attributes:
+        ranks: [k] mean rank of each algorithm, 1 is best; ties share their mean rank.
+        chi_square: Friedman's statistic, corrected for ties, with k − 1 degrees of freedom.
+        f: Iman and Davenport's statistic, k − 1 and (k − 1)(N − 1) degrees of freedom; infinite if all problems agree.
+        p: p-value of f under the hypothesis of equal algorithms.
+        problems: the number of problems N.
     """
 
     ranks: np.ndarray
@@ -34,17 +35,17 @@ class Friedman:
 
 
 def rank_scores(scores: np.ndarray, higher_is_better: bool = True) -> np.ndarray:
-    """[N, k] ranks from 1, the best, of scores [N, k] problem by problem; equal scores share the mean of theirs.
+    """Return the ranks [N, k] of scores [N, k] within each problem, 1 is best; ties share their mean rank.
 
     Args:
-        scores: no number among them is NaN; what failed is infinitely bad.
+        scores: scores without NaN; a failure has an infinitely bad score.
         higher_is_better: whether larger scores are better.
     """
     return np.asarray(stats.rankdata(-scores if higher_is_better else scores, axis=1))
 
 
 def friedman(ranks: np.ndarray) -> Friedman:
-    """Of ranks [N, k], k ≥ 2 and N ≥ 2.
+    """Return Friedman's test of ranks [N, k], k ≥ 2 and N ≥ 2.
 
     Σ_j (R_j − N(k+1)/2)² · (k − 1) / Σ (r_ij − (k+1)/2)², which is 12N/(k(k+1)) (Σ R̄_j² − k(k+1)²/4) without ties.
     """
@@ -61,14 +62,13 @@ def friedman(ranks: np.ndarray) -> Friedman:
 
 
 def critical_difference(k: int, problems: int, alpha: float = 0.05) -> float:
-    """Nemenyi's: mean ranks of k algorithms that are farther apart differ at level α: q_α √(k(k+1)/(6N))."""
+    """Return Nemenyi's critical difference of mean ranks of k algorithms at level α, q_α √(k(k+1)/(6N))."""
     q = float(stats.studentized_range.ppf(1 - alpha, k, np.inf)) / math.sqrt(2)
     return q * math.sqrt(k * (k + 1) / (6 * problems))
 
 
 def indistinguishable_groups(ranks: np.ndarray, difference: float) -> list[tuple[int, int]]:
-    """Of mean ranks in ascending order the longest groups that span no more than the difference: (first, last), of two
-    or more, none inside another."""
+    """Return (first, last) of the maximal groups of two or more ascending mean ranks that span at most `difference`."""
     groups: list[tuple[int, int]] = []
     for first in range(len(ranks)):
         last = int(np.searchsorted(ranks, ranks[first] + difference, side="right")) - 1

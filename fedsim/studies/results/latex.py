@@ -1,4 +1,4 @@
-"""A table as LaTeX for the package booktabs: a tabular, or with a caption or a label a table.
+"""Tables in LaTeX for the package booktabs: a tabular, or a table if there is a caption or a label.
 
 pandas' Styler writes LaTeX too. It is not used: pandas is an extra, which `fedsim table` does without, and it leaves to
 its caller what most of this package is about (what is bold, rounding to the error, escapes in names of strangers).
@@ -22,14 +22,14 @@ LATEX_ESCAPES = {
     "±": r"$\pm$",
     "θ": r"$\theta$",
     "–": "--",
-    **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
+    **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts replace by other characters
 }
-HEADING_WIDTH = 22  # signs of a heading's line
+HEADING_WIDTH = 22  # characters of a heading's line
 BOLD_TEMPLATE = r"\textbf{{\boldmath {}}}"
 
 
 def latex(table: Table, caption: str | None = None, label: str | None = None) -> str:
-    """The table, the best of each column and block in bold.
+    """Return the table in LaTeX, with the best of each column and block in bold.
 
     Args:
         table: to print.
@@ -65,7 +65,7 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
 
 
 def escape_latex(text: str) -> str:
-    """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
+    """Escape the special characters of LaTeX; θ^PS becomes mathematics."""
     return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain_match, text)
 
 
@@ -74,7 +74,7 @@ def _plain_match(match: re.Match[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """On one line, whatever a run is called."""
+    """Put a text on one line, with unprintable characters escaped."""
     return escape_unprintable(" ".join(text.split()))
 
 
@@ -83,7 +83,7 @@ def _latex_sentence(text: str) -> str:
 
 
 def _headings(keys: list[str], measures: list[Measure]) -> list[str]:
-    """A line of headings; where swept keys make columns two, the upper one over what its columns share."""
+    """Return the line of headings; two lines if swept keys make columns, the upper one spanning what they share."""
     labels = [f"{measure.label or measure.heading}{_unit(measure)}" for measure in measures]
     place_labels = [measure.place_label for measure in measures]
     if not any(place_labels):
@@ -108,7 +108,7 @@ def _unit(measure: Measure) -> str:
 
 
 def _heading(text: str) -> str:
-    """A long heading on several lines."""
+    """Break a long heading into several lines."""
     lines = [escape_latex(line) for line in textwrap.wrap(_one_line(text), HEADING_WIDTH, break_long_words=False)]
     if len(lines) < 2:
         return "".join(lines)
@@ -116,7 +116,7 @@ def _heading(text: str) -> str:
 
 
 def _table_body(table: Table) -> list[str]:
-    """The lines, with a rule between blocks; in a block its name stands once."""
+    """Return the lines of the table, with a rule between blocks; a block's name is printed once."""
     bold = [table.bold(column) for column in range(len(table.measures))]
     names = table.paper_lines or [texts for texts, _ in table.lines]
     lines = []

@@ -1,5 +1,4 @@
-"""Differences by seed. Replicates of equal seed share partition, availability and initial model by construction, so
-what differs between two runs of the same seeds is what was changed."""
+"""Differences by seed: replicates of equal seed share partition, availability and initial model by construction."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from fedsim.core.errors import ConfigError
 
 @functools.cache
 def student_quantile(share: float, freedom: float) -> float:
-    """Of Student's t; a board asks for the same one some ten thousand times."""
+    """Return a quantile of Student's t; cached, since a board needs the same one some ten thousand times."""
     from scipy import special  # here: pictures of a run need not wait for it
 
     return float(special.stdtrit(freedom, share))
@@ -23,11 +22,11 @@ def student_quantile(share: float, freedom: float) -> float:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Differences of two runs, replicate by replicate.
+    """The differences of two runs, replicate by replicate.
 
     Attributes:
-        values: [n] one run's numbers less the other's, of the replicates that have both.
-        confidence: of the interval.
+        values: [n] differences, first − second, of the replicates that have both numbers.
+        confidence: confidence level of the interval.
     """
 
     values: np.ndarray
@@ -35,33 +34,33 @@ class PairedDifference:
 
     @property
     def pairs(self) -> int:
-        """n."""
+        """The number of pairs n."""
         return len(self.values)
 
     @property
     def mean(self) -> float:
-        """Mean difference; NaN without a pair."""
+        """The mean difference; NaN without pairs."""
         return float(self.values.mean()) if self.pairs else math.nan
 
     @property
     def error(self) -> float:
-        """Its standard error; 0 for one pair."""
+        """The standard error of the mean; 0 for one pair."""
         return float(self.values.std(ddof=1)) / math.sqrt(self.pairs) if self.pairs > 1 else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Student's, mean ± t_{n−1} standard errors (Gosset 1908); NaN of fewer than two pairs."""
+        """Student's interval, mean ± t_{n−1} standard errors (Gosset 1908); NaN for fewer than two pairs."""
         if self.pairs < 2:
             return math.nan, math.nan
         half_width = student_quantile(0.5 + self.confidence / 2, self.pairs - 1) * self.error
         return self.mean - half_width, self.mean + half_width
 
     def better(self, rises: bool) -> int:
-        """How many pairs are better; ties are not. `rises`: larger numbers are."""
+        """Return the number of pairs that are better, without ties; `rises`: larger numbers are better."""
         return int(((self.values > 0) if rises else (self.values < 0)).sum())
 
     def sentence(self, rises: bool, percent: bool = False) -> str:
-        """What may be said; `percent`: numbers are fractions that are read in per cent."""
+        """Return a sentence about the difference; `percent`: numbers are fractions that are shown in per cent."""
         pairs = f"{self.pairs} pair" + "s" * (self.pairs != 1)
         if self.pairs < 2:
             return "one pair says nothing of the spread" if self.pairs else "there is no pair"
@@ -81,11 +80,12 @@ def paired_difference(
     other_seeds: Sequence[int] | None,
     confidence: float = 0.95,
 ) -> PairedDifference:
-    """Of two runs' numbers [R] by their seeds; replicates whose number is NaN (given up, target not reached) are left
-    out with their partners.
+    """Return the differences by seed of two runs' numbers [R].
+
+    Replicates whose number is not finite (diverged, target not reached) are left out together with their partners.
 
     Raises:
-        ConfigError: the runs have other seeds.
+        ConfigError: the runs have different seeds.
     """
     if seeds is None or other_seeds is None or list(seeds) != list(other_seeds) or len(first) != len(second):
         seeds_text = " and ".join("unknown" if s is None else str(list(s)) for s in (seeds, other_seeds))

@@ -1,4 +1,4 @@
-"""The model of a run folder at work: module and preprocessing are made again as the run's configuration says."""
+"""Prediction with a model of a run folder: module and preprocessing are rebuilt from the run's configuration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fedsim.models.kinds import LOSS_KIND, MODEL_KIND
 from fedsim.models.losses import LossFunction, correct_share
 
 BATCH_SIZE = 1000  # samples of one forward pass
-MODEL_SETTINGS_NOT_ARGUMENTS = ("loss", "ridge", "output")  # of the model's settings that are no arguments of its class
+MODEL_SETTINGS_NOT_ARGUMENTS = ("loss", "ridge", "output")  # settings of the model that its class does not take
 
 
 class Predictor:
-    """Calls the run's module on inputs that are prepared as the run prepared them.
+    """A predictor that calls the run's module on inputs preprocessed as in the run.
 
     Args:
         settings: `model` of config.yaml. Its classes are built: call this where the packages are trusted.
-        dataset: of the run.
+        dataset: the data set of the run.
 
     Raises:
         ConfigError: the module cannot be built, or the data set keeps no samples.
@@ -58,14 +58,14 @@ class Predictor:
         self.model.check(samples, dataset.classes, dataset.name)
 
     def module(self, state: Mapping[str, Tensor]) -> nn.Module:
-        """The module with this state, in evaluation mode."""
+        """Return the module with this state, in evaluation mode."""
         module = self.model.evaluation_module
         module.load_state_dict(state)
         return module.eval()
 
     @torch.no_grad()
     def outputs(self, state: Mapping[str, Tensor], x: Tensor, extra_inputs: Mapping[str, Tensor]) -> Any:
-        """Outputs [n, …] for raw inputs [n, *shape]: bytes are scaled and normalised as in the run."""
+        """Return outputs [n, …] for raw inputs [n, *shape]; bytes are scaled and normalised as in the run."""
         if x.dim() != 1 + len(self.dataset.shape) or tuple(x.shape[1:]) != self.dataset.shape:
             raise ConfigError(
                 f"inputs have shape {list(x.shape)}; give [n, {', '.join(map(str, self.dataset.shape))}] of n samples"
@@ -82,7 +82,7 @@ class Predictor:
 
     @torch.no_grad()
     def test(self, state: Mapping[str, Tensor]) -> dict[str, float]:
-        """Loss, and accuracy where there are labels, on the whole test set."""
+        """Return the loss, and the accuracy if there are labels, on the whole test set."""
         data, model = self.dataset, self.model
         if data.test_x is None:
             raise ConfigError(f"dataset={data.name} has no test samples")
@@ -111,7 +111,7 @@ class Predictor:
 
 
 def _loss(name: Any, dataset: Dataset) -> str | LossFunction:
-    """The loss that the settings name, by its dotted path too, or the data set's."""
+    """Return the loss that the settings name, possibly by a dotted path, or else the data set's."""
     if name is None:
         return dataset.loss
     loss: str | LossFunction = targets.resolve("model.loss", name, LOSS_KIND) if "." in str(name) else name

@@ -1,4 +1,4 @@
-"""Reads the files of a run folder; what is damaged is one sentence that names the file."""
+"""Readers of the files of a run folder; a damaged file raises an error of one sentence that names it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.run.tracking.result import MetricsRow
 
-MAX_MESSAGE_LENGTH = 200  # signs of another library's message
+MAX_MESSAGE_LENGTH = 200  # characters of another library's message
 
 
 @contextlib.contextmanager
 def damage_errors(path: Path) -> Iterator[None]:
-    """Whatever goes wrong in the block says that this file is damaged.
+    """Convert errors of the block to an error that says that this file is damaged.
 
     Raises:
-        CheckpointError: naming the file, and why.
+        CheckpointError: the block raised an error other than ConfigError; the message names the file and the reason.
     """
     try:
         with warnings.catch_warnings():
@@ -44,17 +44,17 @@ def damage_errors(path: Path) -> Iterator[None]:
 
 
 def require(fact: bool, reason: str) -> None:
-    """Raise ValueError unless it is so."""
+    """Raise ValueError with this reason unless the fact is true."""
     if not fact:
         raise ValueError(reason)
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """The rows of a metrics.csv, every round with all replicates; a last one that was cut short is passed over.
+    """Read the rows of a metrics.csv, each round with all replicates; an incomplete last round is left out.
 
     Raises:
-        FileNotFoundError: there is none.
-        CheckpointError: it is damaged.
+        FileNotFoundError: there is no such file.
+        CheckpointError: the file is damaged.
     """
     rows = read_metrics(path)
     with damage_errors(path):
@@ -71,7 +71,7 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The nested configuration; nothing where there is no file."""
+    """Read the nested configuration; empty if there is no file."""
     if not _exists(path):
         return {}
     with damage_errors(path):
@@ -84,7 +84,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """summary.json; empty where there is none."""
+    """Read summary.json; empty if there is no file."""
     with damage_errors(path):
         summary = _json(path)
         _require_entry_types(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
@@ -97,7 +97,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """environment.json; empty where there is none."""
+    """Read environment.json; empty if there is no file."""
     with damage_errors(path):
         environment = _json(path)
         kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
@@ -106,7 +106,7 @@ def read_environment(path: Path) -> dict[str, Any]:
 
 
 def read_clients(path: Path) -> Clients | None:
-    """clients.npz; None where there is none."""
+    """Read clients.npz; None if there is no file."""
     if not _exists(path):
         return None
     with damage_errors(path):
@@ -142,12 +142,12 @@ def read_clients(path: Path) -> Clients | None:
 
 
 def _exists(path: Path) -> bool:
-    """Also a link that leads nowhere, and a folder, are there: neither is what a run has written."""
+    """Return whether the path exists; a broken link or a folder also counts, so that it is reported as damaged."""
     return path.exists() or path.is_symlink()
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing where there is none."""
+    """Read a JSON object from a file; empty if there is no file."""
     if not _exists(path):
         return {}
     content = json.loads(check_regular_path(path).read_text(encoding="utf-8"))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LARGE, SMALL = 1e6, 1e-4  # from which on, and below which, powers of ten are printed
+LARGE, SMALL = 1e6, 1e-4  # numbers from LARGE on and below SMALL are printed with powers of ten
 
 
 def num_decimals(error: float) -> int:
-    """Decimal places (negative left of the point) that show one significant digit of an error, two where it begins
-    with 1: 0.034 → 2, 0.014 → 3.
+    """Return the decimal places (negative left of the point) for one significant digit of an error.
+
+    An error that begins with 1 has two digits: 0.034 → 2, 0.014 → 3.
 
     Raises:
-        ValueError: it is not a positive number.
+        ValueError: the error is not a positive number.
     """
     if not (math.isfinite(error) and error > 0):
         raise ValueError(f"{error} is no error")
@@ -23,17 +24,17 @@ def num_decimals(error: float) -> int:
 
 
 def fixed_decimals(value: float, decimals: int) -> str:
-    """The number with so many decimals, of a negative count with zeros left of the point; zero has no sign."""
+    """Format a number with the given decimals; negative ones round left of the point, and zero has no sign."""
     text = f"{round(value, decimals):.{max(decimals, 0)}f}"
     return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 @dataclass(frozen=True)
 class RoundedText:
-    """A mean and what follows ±, as text.
+    """A rounded mean and its spread after ±, as text.
 
     Attributes:
-        mean, spread: '' for a spread that is not known.
+        mean, spread: the numbers; '' for an unknown spread.
         exponent: the power of ten by which both were divided.
     """
 
@@ -43,7 +44,7 @@ class RoundedText:
 
     @property
     def latex(self) -> str:
-        """In LaTeX's mathematics."""
+        """The text in LaTeX's mathematics."""
         numbers = rf"{self.mean} \pm {self.spread}" if self.spread else self.mean
         if not self.exponent:
             return f"${numbers}$"
@@ -55,7 +56,7 @@ class RoundedText:
 
 
 def round_to_error(mean: float, spread: float, error: float, significant: int = 4) -> RoundedText:
-    """A mean and its spread to the last digit that the error knows.
+    """Round a mean and its spread to the last significant digit given by the error.
 
     Args:
         mean, spread: the numbers; a spread that is NaN is left out.

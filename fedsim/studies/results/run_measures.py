@@ -1,4 +1,4 @@
-"""What stands in a table: a number with its spread over replicates, what a target cost, a difference by seed."""
+"""The entries of a table: a number with its spread over replicates, the cost of a target, a difference by seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
 
-# What a target cost: name → columns that are summed.
+# Costs of a target: name → columns that are summed.
 COLUMNS_BY_COST = {
     "rounds": ("round",),
     "bytes": ("total_bytes_down", "total_bytes_up"),
@@ -24,7 +24,7 @@ COLUMNS_BY_COST = {
 
 
 def cost_to_target(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
-    """[R] the sum of these columns at the first evaluation at which the metric was there; NaN where it never was."""
+    """Return the sum of these columns [R] at the first evaluation that reaches the target; NaN where none does."""
     first_evaluations = first_reached(run.curve(metric)[1], target, run.higher_is_better(metric))
     cumulative_cost = np.sum(
         [run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0
@@ -47,13 +47,13 @@ class Measure:
     """A column of a table.
 
     Attributes:
-        heading: above it.
+        heading: the heading of the column.
         of: run → [R] numbers, NaN where a replicate has none.
-        higher_is_better: whether more is better.
-        percent: whether numbers are fractions that are read in per cent.
+        higher_is_better: whether larger numbers are better.
+        percent: whether numbers are fractions that are shown in per cent.
         label: the heading in a LaTeX table, without its unit; '' is the heading itself.
-        unit: of the numbers as they are printed.
-        directed: whether one direction is known to be better.
+        unit: unit of the printed numbers.
+        directed: whether one direction is better.
         place_label: the values of swept keys that make this column, as a LaTeX table prints them.
     """
 
@@ -72,11 +72,11 @@ class Measure:
 
     @property
     def significant(self) -> int:
-        """Digits of a number whose error is not known."""
+        """The number of significant digits of a number whose error is not known."""
         return 3 if self.percent else 4
 
     def digits(self, value: float) -> str:
-        """A number as it is read: fractions in per cent to a tenth, everything else to four digits."""
+        """Format a number: fractions in per cent to a tenth, others to four digits."""
         text = fixed_decimals(100 * value, 1) if self.percent else f"{value:.4g}"
         return text.removeprefix("-") if text == "-0" else text
 
@@ -85,7 +85,7 @@ class Measure:
 
 
 def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> Measure:
-    """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
+    """Return the measure of a column of metrics.csv at the end of a run, averaged over its `last` evaluations."""
     description = run_that_measures(runs, name).describe(name)
     return Measure(
         name + (f", last {last}" if last > 1 else ""),
@@ -99,7 +99,7 @@ def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> Measure:
 
 
 def cost_measures(name: str, target: float, runs: list[Run]) -> list[Measure]:
-    """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
+    """Return the costs until a metric reaches the target: rounds; bytes and virtual seconds if all runs have them."""
 
     description = run_that_measures(runs, name).describe(name)
     shown_target = f"{100 * target:g} %" if is_fraction(name) else f"{target:g}"
@@ -126,9 +126,9 @@ def _has_columns(run: Run, columns: tuple[str, ...]) -> bool:
 
 @dataclass
 class Cell:
-    """Numbers [R] of the replicates, and their seeds where these are known; the mean is of those that have one.
+    """The numbers [R] of a run's replicates, with their seeds if known; statistics are over the finite numbers.
 
-    Those of an unfinished run are marked with a star.
+    An unfinished run is marked with a star.
     """
 
     values: np.ndarray
@@ -141,25 +141,25 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """NaN where no replicate has a number."""
+        """The mean over replicates; NaN if none has a number."""
         return float(self.finite_values.mean()) if len(self.finite_values) else math.nan
 
     @property
     def std(self) -> float:
-        """Sample standard deviation; NaN of fewer than two."""
+        """The sample standard deviation; NaN for fewer than two numbers."""
         return float(self.finite_values.std(ddof=1)) if len(self.finite_values) > 1 else math.nan
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; NaN of fewer than two."""
+        """The standard error of the mean; NaN for fewer than two numbers."""
         return self.std / math.sqrt(len(self.finite_values)) if len(self.finite_values) else math.nan
 
     def numbers(self) -> dict[str, float]:
-        """For CSV: suffix of the heading → number."""
+        """Return suffix of the heading → number, for CSV."""
         return {"": self.mean, " std": self.std, " n": len(self.finite_values)}
 
     def entry(self, measure: Measure) -> PlainAndLatexText:
-        """As it is read."""
+        """Return the entry as plain text and as LaTeX."""
         if not len(self.finite_values):
             return "–", "--"
         count_note = (
@@ -175,7 +175,7 @@ class Cell:
 
 @dataclass
 class Difference:
-    """A run's numbers less those of the run it is held against, seed by seed."""
+    """The differences by seed of a run's numbers to those of the reference run."""
 
     by: PairedDifference
     higher_is_better: bool

@@ -1,4 +1,4 @@
-"""Whether a run is finished, and if not, what became of it: from its files alone, which are only read."""
+"""The state of a run (finished, running, stopped or failed), determined from its files without changing them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fedsim.run.run_files import SUMMARY
 from fedsim.studies.results.runs import Run
 
 FINISHED, RUNNING, STOPPED, FAILED = "finished", "running", "stopped", "failed"
-STATE_BY_STATUS = {"failed": FAILED, "stopped": STOPPED}  # what a sweep's record calls a run that did not finish
-MAX_RECORD_BYTES = 1 << 16  # bytes of a sweep's record
+STATE_BY_STATUS = {"failed": FAILED, "stopped": STOPPED}  # status in a sweep's record → state
+MAX_RECORD_BYTES = 1 << 16  # larger records of a sweep are not read
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Attributes:
+    """The state of a run.
 
-    name: finished, running, stopped or failed.
-    message: why it stopped or failed, where its sweep recorded that.
+    Attributes:
+        name: finished, running, stopped or failed.
+        message: why it stopped or failed, if its sweep recorded the reason.
     """
 
     name: str
@@ -32,13 +33,13 @@ class RunState:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """What a sweep has recorded of one of its runs.
+    """A sweep's record of one of its runs.
 
     Attributes:
-        folder: of the run.
-        overrides: that make the run.
+        folder: folder of the run.
+        overrides: Hydra overrides of the run.
         status: done, kept, running, stopped or failed.
-        message: why.
+        message: the reason.
     """
 
     folder: Path
@@ -48,14 +49,14 @@ class SweepRecord:
 
 
 def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
-    """The state of the run in a folder.
+    """Return the state of the run in a folder.
 
-    A run is finished once its summary is written, and running while its process holds the folder. Of the rest the
-    sweep's record says whether it failed; a run that was killed, or that was started alone and failed, is stopped.
+    A run is finished once its summary is written, and running while its process locks the folder. Otherwise the sweep's
+    record says whether it failed; a run that was killed, or that failed outside a sweep, is stopped.
 
     Args:
-        folder: of the run.
-        record: its sweep's; None: it is looked for in the folder above.
+        folder: folder of the run.
+        record: its sweep's record; None: it is looked for in the parent folder.
     """
     if (folder / SUMMARY).is_file():
         return RunState(FINISHED)
@@ -69,8 +70,7 @@ def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
 
 
 def unfinished(run: Run) -> str:
-    """'running, round 40 of 300' of a run that has rounds to go and has not ended; '' of others, and where it is not
-    known how many rounds the run has."""
+    """Return a text such as 'running, round 40 of 300'; '' for a finished run or an unknown number of rounds."""
     rounds, last = run.settings.get("rounds"), run.rows[-1]["round"]
     if rounds is None or last >= rounds:
         return ""
@@ -79,7 +79,7 @@ def unfinished(run: Run) -> str:
 
 
 def sweep_records(folder: Path) -> dict[str, SweepRecord]:
-    """The records in a sweep's folder, by the names of the runs' folders; a damaged record is passed over."""
+    """Return the records in a sweep's folder by the names of the runs' folders; damaged records are left out."""
     records = {}
     for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
         try:
@@ -91,7 +91,7 @@ def sweep_records(folder: Path) -> dict[str, SweepRecord]:
 
 
 def planned_runs(folder: Path) -> int | None:
-    """How many runs the sweep in this folder has in all; None where that is not known."""
+    """Return the total number of runs of the sweep in this folder; None if unknown."""
     path = folder / RECORDS_FOLDER / TOTAL_RUNS_FILE
     try:
         moderate = path.is_file() and path.stat().st_size <= MAX_RECORD_BYTES
@@ -102,10 +102,10 @@ def planned_runs(folder: Path) -> int | None:
 
 
 def _read_record(sweep: Path, path: Path) -> SweepRecord:
-    """One record. Only the last word of its folder's name counts: the sweep may have been moved.
+    """Read one record; only the last component of its folder is used, since the sweep may have been moved.
 
     Raises:
-        ValueError: it is no file of moderate size, or holds something else.
+        ValueError: it is not a file of moderate size, or not a record.
     """
     if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
         raise ValueError(f"{path} is no sweep's record")

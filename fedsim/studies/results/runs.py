@@ -1,4 +1,4 @@
-"""Runs on disk, as they are read."""
+"""Runs read from their folders: metrics, settings, models and predictions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FRAME_LIBRARIES = ("pandas", "polars")
 
 @dataclass
 class Run:
-    """One run folder.
+    """A run read from its folder.
 
     Example:
         >>> run = fedsim.load("outputs/first")  # doctest: +SKIP
@@ -44,15 +44,15 @@ class Run:
         >>> module.load_state_dict(run.model(seed=0))  # doctest: +SKIP
 
     Attributes:
-        folder: where it is.
-        rows: of its metrics.csv, one per evaluated round and replicate.
+        folder: the folder of the run.
+        rows: the rows of metrics.csv, one per evaluated round and replicate.
         settings: its configuration as dotted keys.
-        clients: what is known of its clients; None of a run that is not finished.
+        clients: the data of clients.npz; None for an unfinished run.
         label: what distinguishes it from the runs it is compared with.
-        newcomers: of its summary.json: what they measured after each of their epochs.
-        meanings: of its metrics.csv: what each column is.
-        config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
-        trusted: packages whose classes `dataset` may build, beside those of fedsim.
+        newcomers: metrics of the newcomers after each of their epochs, from summary.json.
+        meanings: descriptions of the columns of metrics.csv.
+        config: its nested configuration from config.yaml; empty for a run that was started without one.
+        trusted: packages whose classes `dataset` may build, in addition to those of fedsim.
     """
 
     folder: Path
@@ -67,27 +67,27 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """Measured columns."""
+        """The measured columns."""
         return result_columns(self.rows)
 
     @property
     def replicates(self) -> int:
-        """R; replicates may share a seed."""
+        """The number of replicates R, which may share a seed."""
         return sum(row["round"] == self.rows[0]["round"] for row in self.rows)
 
     @property
     def seeds(self) -> list[int]:
-        """Of the replicates."""
+        """The seeds of the replicates."""
         return [row["seed"] for row in self.rows[: self.replicates]]
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """summary.json; empty for a run that is not finished."""
+        """The content of summary.json; empty for an unfinished run."""
         return read_summary(self.folder / SUMMARY)
 
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
-        """environment.json: command, versions, device."""
+        """The content of environment.json: command, versions, device."""
         return read_environment(self.folder / ENVIRONMENT)
 
     @functools.cached_property
@@ -95,11 +95,11 @@ class Run:
         return StoredModels(self.folder)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """metrics.csv, column → [E·R], replicates of a round side by side."""
+        """Return metrics.csv as column → [E·R], with the replicates of a round next to each other."""
         return {name: np.array([row[name] for row in self.rows]) for name in self.rows[0]}
 
     def frame(self, library: str = "pandas") -> Any:
-        """metrics.csv as a DataFrame of 'pandas' or 'polars', a row per evaluated round and replicate.
+        """Return metrics.csv as a DataFrame of 'pandas' or 'polars', a row per evaluated round and replicate.
 
         Raises:
             ConfigError: the library is not installed.
@@ -111,13 +111,13 @@ class Run:
             raise ConfigError(f"{library} is an extra; pip install 'fedsim-torch[{library}]'") from error
 
     def model(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, Tensor]:
-        """A model as the `state_dict` that the module's `load_state_dict` takes, statistics and frozen parts included.
+        """Return a model as a `state_dict` for the module's `load_state_dict`, with statistics and frozen parameters.
 
         Args:
-            seed: of the replicate; it may be left out where there is one.
-            which: 'last' is the server's model after the last round that was saved, 'best' the evaluated one of the
-                round in which `stop.metric` was best.
-            replicate: its number, where several have the same seed.
+            seed: seed of the replicate; it may be left out if there is only one.
+            which: 'last' is the server's model after the last saved round, 'best' the evaluated model of the round in
+                which `stop.metric` was best.
+            replicate: number of the replicate, if several have the same seed.
 
         Raises:
             ConfigError: there is no such model.
@@ -127,25 +127,26 @@ class Run:
         return self._stored.best(number) if which == "best" else self._stored.last(number)
 
     def client_model(self, client: int, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
-        """The model that a client keeps: of its local rule (APFL's is mixed with the server's by the client's α), else
-        of the strategy (of IFCA's several models that which the client trained last), else the server's with the
-        columns that stay at home.
+        """Return the model that a client stores.
+
+        It is the model of its local rule (APFL's is mixed with the server's by the client's α), else of the strategy
+        (for IFCA the model that the client trained last), else the server's with the columns that stay on the client.
 
         Raises:
-            ConfigError: clients keep none, or there is no such client.
+            ConfigError: clients store no model, or there is no such client.
         """
         return self._stored.of_client(self._replicate(seed, replicate), client)
 
     def dataset(self) -> Dataset:
-        """The run's data set, read again as config.yaml says: its shape and classes make a module for `model`, and
-        `Table.encode` what it is given for other rows.
+        """Load the run's data set again, as configured in config.yaml.
 
-        Classes that are no part of fedsim, or of what it knows of torchvision, are built where `load` was told to trust
-        their package.
+        Its shape and classes determine a module for `model`, and `Table.encode` its inputs for other rows. Classes that
+        are not part of fedsim, or of what it knows of torchvision, are built if `load` was given their package as
+        trusted.
 
         Raises:
-            ConfigError: the data are no longer there, the run was begun in Python, without a configuration, or the data
-                set is of a package that is not trusted.
+            ConfigError: the data are no longer there, the run was started in Python without a configuration, or the
+                data set belongs to a package that is not trusted.
         """
         if not isinstance(self.config.get("dataset"), dict):
             raise ConfigError(
@@ -160,8 +161,9 @@ class Run:
                 raise ConfigError(f"the data set of {self.folder} cannot be made: {error}") from error
 
     def module(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> nn.Module:
-        """The run's module with the weights of `model(seed, which, replicate)`, in evaluation mode. Its inputs are
-        prepared ones; `predict` takes raw ones.
+        """Return the run's module with the weights of `model(seed, which, replicate)`, in evaluation mode.
+
+        It takes preprocessed inputs; `predict` takes raw ones.
 
         Raises:
             ConfigError: there is no such model, or `dataset` cannot be made.
@@ -178,11 +180,11 @@ class Run:
         replicate: int | None = None,
         **more: Tensor,
     ) -> Any:
-        """Outputs [n, …] of a model of the run, such as scores of the classes.
+        """Return the outputs [n, …] of a model of the run, such as class scores.
 
         Args:
-            x: [n, *shape] raw inputs as the data set stores them. Bytes are pixels: they are scaled and normalised as
-                in the run. Numbers in floating point are taken as they are.
+            x: [n, *shape] raw inputs as the data set stores them. Bytes are pixels and are scaled and normalised as in
+                the run; floating-point numbers are not changed.
             seed, which, replicate: which model, see `model`.
             more: further inputs of the model by name, such as a mask.
 
@@ -194,7 +196,7 @@ class Run:
             return self._predictor.outputs(state, torch.as_tensor(x), more)
 
     def test(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, float]:
-        """test_loss, and test_accuracy where there are labels, of a model of the run on its test set, computed again.
+        """Recompute test_loss, and test_accuracy if there are labels, of a model of the run on its test set.
 
         Raises:
             ConfigError: there is no such model, `dataset` cannot be made, or there are no test samples.
@@ -219,18 +221,18 @@ class Run:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))
 
     def higher_is_better(self, metric: str) -> bool:
-        """Is more of it better?"""
+        """Return whether larger values of the metric are better."""
         return is_higher_better(metric, self.meanings)
 
     def describe(self, metric: str) -> MetricDescription:
-        """Its label, unit and description, and which way is better."""
+        """Return the label, unit and description of a metric, and which direction is better."""
         return describe(metric, self.meanings)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds [E] and values [E, R] of one metric.
+        """Return the rounds [E] and values [E, R] of one metric.
 
-        Of 'a or b' the first that the run has: 'personal_… or localized_…' is the clients' own model, whichever they
-        have. 'newcomers a' is a of those who join when training is over, by their epochs.
+        'a or b' is the first that the run has: 'personal_… or localized_…' is the clients' own model of either kind.
+        'newcomers a' is the metric a of clients that join after training, by their epochs.
         """
         if metric.startswith(NEWCOMER_PREFIX):
             name = _first_alternative(metric.removeprefix(NEWCOMER_PREFIX), self.newcomers[-1])
@@ -241,8 +243,10 @@ class Run:
         return np.array(rounds), np.array(values)
 
     def along(self, metric: str, x: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """[E] where, and values [E, R], of a metric over another column that grows, such as virtual_seconds, in which
-        replicates differ: straight lines between the evaluations of each, at E places up to where all of them are."""
+        """Return positions [E] and values [E, R] of a metric along another increasing column, such as virtual_seconds.
+
+        Replicates differ in that column; each is interpolated linearly at E positions in the range that all cover.
+        """
         rounds, values = self.curve(metric)
         if x is None or metric.startswith(NEWCOMER_PREFIX):
             return rounds, values
@@ -251,41 +255,41 @@ class Run:
         return shared, np.stack([np.interp(shared, *pair) for pair in zip(positions.T, values.T, strict=True)], axis=1)
 
     def has_metric(self, metric: str) -> bool:
-        """Did the run measure it?"""
+        """Return whether the run measured the metric."""
         return _first_alternative(metric, self.rows[0]) in self.rows[0]
 
     def final_values(self, metric: str, last: int = 1) -> np.ndarray:
-        """[R] the metric's mean over the last so many evaluations; NaN of a run that has not measured it."""
+        """Return the metric's mean over the `last` evaluations [R]; NaN for a run that did not measure it."""
         if not self.has_metric(metric):
             return np.full(self.replicates, np.nan)
         return np.asarray(self.curve(metric)[1][-last:].mean(0))
 
     def final(self, metric: str) -> tuple[float, float]:
-        """Mean and standard deviation over replicates after the last round."""
+        """Return the mean and standard deviation over replicates after the last round."""
         return mean_std(list(self.final_values(metric)))
 
 
 def measured_columns(runs: Sequence[Run]) -> list[str]:
-    """The measured columns of any of the runs, in their order; unlike runs have unlike ones."""
+    """Return the columns that at least one of the runs measured, in their order."""
     return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
 
 def run_that_measures(runs: Sequence[Run], metric: str) -> Run:
-    """The first run that has measured it, and knows what it means."""
+    """Return the first run that measured the metric."""
     return next(run for run in runs if run.has_metric(metric))
 
 
 def _first_alternative(metric: str, row: MetricsRow) -> str:
-    """Of 'a or b' the first that is in the row; the last where none is."""
+    """Return the first name of 'a or b' that is in the row; the last if none is."""
     names = metric.split(" or ")
     return next((name for name in names if name in row), names[-1])
 
 
 def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
-    """Read a run folder, finished or not. Nothing in it is called.
+    """Read a run folder, finished or not, without executing anything in it.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         trusted: packages of your own, or installed ones, whose classes `Run.dataset` may build.
 
     Raises:
@@ -310,5 +314,5 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
         trusted=tuple(trusted),
     )
     run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_column_descriptions(path)
-    _ = run.environment  # whatever is damaged is told now
+    _ = run.environment  # a damaged file is reported now
     return run

@@ -1,4 +1,4 @@
-"""Which of several runs is taken: that of the best value of a key, judged by data that no table reports."""
+"""Selection of the best of several runs by a validation metric, which tables do not report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedsim.studies.results.runs import Run
 
 
 def selection_metric(runs: Sequence[Run], reported: str) -> tuple[str, str]:
-    """The metric that chooses among the runs, and what a reader must know of it ('' where it is validation data)."""
+    """Return the metric that selects among the runs, and a warning for readers ('' if it is on validation data)."""
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     metric = validation_metric(shared)
     if metric is not None:
@@ -21,8 +21,10 @@ def selection_metric(runs: Sequence[Run], reported: str) -> tuple[str, str]:
 
 
 def best_run(runs: Iterable[Run], metric: str, last: int = 1) -> Run:
-    """The run whose metric, the mean over replicates and the last so many evaluations, is best; of equal ones the
-    first. A run that is not a number is never taken where another is."""
+    """Return the run with the best metric, averaged over replicates and the `last` evaluations; the first in a tie.
+
+    A run whose metric is NaN ranks last.
+    """
 
     def rank(run: Run) -> float:
         mean = float(run.final_values(metric, last).mean())

@@ -1,4 +1,4 @@
-"""The models of a run folder by the module's own names: the last, the best, and those that clients keep."""
+"""The models of a run folder by the module's parameter names: the last, the best, and those that clients store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedsim.studies.results.reading import damage_errors
 
 
 class _SafetensorsFile:
-    """An open safetensors file whose rows are given once the whole tensor was found to be as it was written.
+    """An open safetensors file that returns rows of a tensor after the tensor's checksum was verified.
 
     Args:
-        path: of the file.
-        checked_files: tensors that were; more of them are put there.
+        path: path of the file.
+        checked_files: the tensors that were verified already; newly verified ones are added.
     """
 
     def __init__(self, path: Path, checked_files: set[tuple[Any, ...]]) -> None:
@@ -45,10 +45,10 @@ class _SafetensorsFile:
         self._file.__exit__(*error)
 
     def rows(self, name: str) -> Any:
-        """What slices of the tensor are taken from.
+        """Return an object whose slices are rows of the tensor.
 
         Raises:
-            CheckpointError: it, or the header, is damaged.
+            CheckpointError: the tensor or the header is damaged.
         """
         if (*self._version, name) not in self._checked_files:
             try:
@@ -63,10 +63,10 @@ class _SafetensorsFile:
         return self._file.get_slice(name)
 
     def full_tensor(self, name: str) -> Tensor:
-        """The tensor.
+        """Return the whole tensor.
 
         Raises:
-            CheckpointError: it, or the header, is damaged.
+            CheckpointError: the tensor or the header is damaged.
         """
         self.rows(name)
         tensor: Tensor = self._file.get_tensor(name)
@@ -74,11 +74,12 @@ class _SafetensorsFile:
 
 
 class StoredModels:
-    """Keeps what is asked for and no more: rows of one replicate or client. The tensors that they are of are compared
-    with their checksums, each once while the file is the same.
+    """A reader of stored models, which holds only the rows of the requested replicate or client in memory.
+
+    A tensor is compared with its checksum once, as long as the file does not change.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +87,7 @@ class StoredModels:
         self._checked_files: set[tuple[Any, ...]] = set()
 
     def last(self, replicate: int) -> dict[str, Tensor]:
-        """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
+        """Return the server's model in the run's checkpoint; columns that stay on clients are averaged over them."""
         with damage_errors(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, header, rows = self._read_header(file)
             row = file.rows("model")[replicate]
@@ -98,7 +99,7 @@ class StoredModels:
         return naming.state_dict(row)
 
     def best(self, replicate: int) -> dict[str, Tensor]:
-        """The evaluated model of the round in which the metric that chose it was best."""
+        """Return the evaluated model of the round in which the selecting metric was best."""
         if not (self.folder / BEST_MODELS).exists():
             raise ConfigError(
                 f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
@@ -109,11 +110,13 @@ class StoredModels:
             return naming.state_dict(file.rows("model")[replicate])
 
     def of_client(self, replicate: int, client: int) -> dict[str, Tensor]:
-        """The model that this client keeps: its local rule's own, else the strategy's (of several models of the
-        server's that which it trained last), else the server's with the columns that stay with the client.
+        """Return the model that this client stores.
+
+        It is the local rule's, else the strategy's (of several server models the one that the client trained last),
+        else the server's with the columns that stay on the client.
 
         Raises:
-            ConfigError: there is no such client, or clients keep nothing.
+            ConfigError: there is no such client, or clients store no model.
         """
         with damage_errors(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, header, rows = self._read_header(file)
@@ -137,7 +140,7 @@ class StoredModels:
         return naming.state_dict(row)
 
     def _private_columns(self, file: _SafetensorsFile, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
-        """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
+        """Return the private columns [c, d_o] of some clients, and the averaged ones [d_a]; empty if there are none."""
         no_columns, stored_names = torch.zeros(0), file.names
         private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
         rows = file.rows(private_name) if private_name in stored_names else None
@@ -148,7 +151,7 @@ class StoredModels:
         )
 
     def _read_header(self, file: _SafetensorsFile) -> tuple[Naming, dict[str, Any], int]:
-        """Names, what else the header tells of models, and how many clients each replicate has."""
+        """Return the parameter names, the header of the models, and the number of clients of each replicate."""
         try:
             header = json.loads(file.header[MODEL_HEADER_KEY])
             return Naming.from_json(header["naming"], self._constants), header, int(header["clients"])

@@ -1,4 +1,4 @@
-"""A table of runs: lines and columns by the keys in which they differ, the best value of a key, differences by seed."""
+"""Tables of runs: lines and columns by the keys in which runs differ, the best value of a key, differences by seed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from fedsim.studies.results.selection import best_run, selection_metric
 
 @dataclass
 class Table:
-    """Attributes:
+    """A table of runs.
 
-    keys: headings of the first columns.
-    measures: of the further columns, with headings of their own.
-    lines: texts of the keys, and a cell for each measure; None where there is no such run.
-    notes: what a reader must know.
-    paper_keys, paper_lines: keys and their texts as a LaTeX table prints them; those above where there are none.
-    blocks: how many of the keys make blocks of lines, whose best is bold.
-    confidence: of the intervals that say what is distinguishable from the best.
+    Attributes:
+        keys: headings of the first columns.
+        measures: measures of the further columns.
+        lines: texts of the keys, and a cell for each measure; None where there is no such run.
+        notes: notes for readers.
+        paper_keys, paper_lines: keys and their texts as a LaTeX table prints them; if empty, those above.
+        blocks: number of keys that make blocks of lines, whose best is bold.
+        confidence: confidence level of the intervals that decide what is distinguishable from the best.
     """
 
     keys: list[str]
@@ -40,14 +41,14 @@ class Table:
     confidence: float = 0.95
 
     def in_blocks(self) -> list[list[int]]:
-        """Positions of the lines, block by block."""
+        """Return the positions of the lines in each block."""
         groups: dict[tuple[str, ...], list[int]] = {}
         for position, (texts, _) in enumerate(self.lines):
             groups.setdefault(tuple(texts[: self.blocks]), []).append(position)
         return list(groups.values())
 
     def bold(self, column: int) -> set[int]:
-        """The lines of the best mean of each block, and of those that are not distinguishable from it."""
+        """Return the lines with the best mean of each block, and those that are not distinguishable from it."""
         measure = self.measures[column]
         return {
             lines[position]
@@ -57,12 +58,12 @@ class Table:
 
     @property
     def replicates(self) -> list[int]:
-        """How many replicates the cells are of: the fewest and the most."""
+        """The smallest and largest number of replicates of a cell."""
         counts = [len(cell.values) for _, cells in self.lines for cell in cells if isinstance(cell, Cell)]
         return [min(counts, default=0), max(counts, default=0)]
 
     def explained(self) -> list[str]:
-        """What bold is and what ± is, for a caption."""
+        """Return sentences that explain ± and bold, for a caption."""
         min_replicates, max_replicates = self.replicates
         replicates_text = (
             f"{min_replicates} to {max_replicates}" if min_replicates < max_replicates else f"{max_replicates}"
@@ -95,13 +96,13 @@ class Table:
 
 @dataclass
 class Choice:
-    """The runs that a table is of, after the best value of a key was taken.
+    """The runs of a table after the best value of some keys was selected.
 
     Attributes:
-        runs: those taken.
-        keys: in which they differ, those that were chosen over left out.
-        chosen: keys that were chosen over.
-        notes: how.
+        runs: the selected runs.
+        keys: keys in which they differ, without those in `chosen`.
+        chosen: keys whose best value was selected.
+        notes: how it was selected.
     """
 
     runs: list[Run]
@@ -111,14 +112,14 @@ class Choice:
 
 
 def best_runs(runs: list[Run], over: Sequence[str], reported: str, by: str | None = None, last: int = 1) -> Choice:
-    """Of the runs that differ in the keys `over` alone take the best.
+    """Select the best run of each group of runs that differ only in the keys `over`.
 
     Args:
-        runs: to choose from.
+        runs: the runs to select from.
         over: keys, such as 'lr'.
-        reported: the metric that the table is about, which chooses where there are no validation samples.
-        by: the metric that chooses instead.
-        last: evaluations at the end of a run that it is the mean of.
+        reported: the metric of the table, which selects if there are no validation samples.
+        by: another metric that selects instead.
+        last: number of evaluations at the end of a run over which the metric is averaged.
     """
     keys = swept_keys(runs)
     for name in over:
@@ -149,19 +150,19 @@ def table(
     blocks: Sequence[str] = (),
     renaming: UserDisplayNames | None = None,
 ) -> Table:
-    """Lines by the keys `rows` (all that are not in `columns`), columns by the measures and `columns`.
+    """Return a table with lines by the keys `rows` (else all not in `columns`), columns by measures and `columns`.
 
     Args:
         choice: the runs.
-        measures: what is told of each.
+        measures: the measures of each run.
         rows, columns: keys in which runs differ.
-        against: key → value of the runs that the others are held against, seed by seed.
-        confidence: of the intervals of the differences.
+        against: key → value of the reference runs, with which the others are compared by seed.
+        confidence: confidence level of the intervals of the differences.
         blocks: those of the rows' keys that make blocks of lines.
-        renaming: names in the place of those of keys, values and metrics.
+        renaming: the user's names for keys, values and metrics.
 
     Raises:
-        ConfigError: two runs have the same place, or there is nothing to be held against.
+        ConfigError: two runs belong in the same cell, or there is no reference run.
     """
     runs, keys, against = choice.runs, choice.keys, against or {}
     rows = _keys_of_rows(choice, rows, columns, blocks)
@@ -205,7 +206,7 @@ def table(
 
 
 def _keys_of_rows(choice: Choice, rows: Sequence[str], columns: Sequence[str], blocks: Sequence[str]) -> list[str]:
-    """The keys of the lines, those of blocks first."""
+    """Return the keys of the lines, those of blocks first."""
     available_keys = [*choice.keys, *choice.chosen]
     for option, names in (("--rows", rows), ("--columns", columns)):
         for name in names:
@@ -222,7 +223,7 @@ def _keys_of_rows(choice: Choice, rows: Sequence[str], columns: Sequence[str], b
 def _runs_by_place(
     runs: Sequence[Run], keys: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> dict[tuple[str, ...], dict[tuple[str, ...], Run]]:
-    """Values of the rows' keys → values of the columns' keys → the run that has them."""
+    """Return values of the rows' keys → values of the columns' keys → the run that has them."""
     runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
     for run in runs:
         row_runs = runs_by_row.setdefault(_place_of_run(run, rows), {})
@@ -244,7 +245,7 @@ def _runs_by_place(
 def _measures_at(
     place: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _DisplayNames, differences: bool
 ) -> list[Measure]:
-    """The measures at one place among the columns, and after them their differences from the runs held against."""
+    """Return the measures of one group of columns, followed by their differences to the reference runs."""
     block_label = _block_label(
         [naming.renaming(key, key_name(key)) for key in columns],
         [naming.plain(key, text) for key, text in zip(columns, place, strict=True)],
@@ -259,10 +260,10 @@ def _measures_at(
 
 
 def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
-    """The run that has the values of `against` and otherwise those of this one; None of one that has them itself.
+    """Return the run with the values of `against` and otherwise this run's; None if this run is a reference itself.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such run, or there are several.
     """
     for key in against:
         checks.choice("--against", key, keys)
@@ -302,7 +303,7 @@ def _difference(
 
 
 def _notes(table_or_result: Table, confidence: float, against: dict[str, str]) -> list[str]:
-    """A sentence for every difference, and what they have in common."""
+    """Return a sentence for each difference, followed by a note on the method."""
     reference_text = " ".join(f"{key}={text}" for key, text in against.items())
     sentences = [
         f"{' '.join(row_keys)} against {reference_text}, {measure.heading.removeprefix('difference of ')}: "
@@ -319,10 +320,10 @@ def _notes(table_or_result: Table, confidence: float, against: dict[str, str]) -
 
 
 class _DisplayNames:
-    """What keys, values and measures are called in the table.
+    """The display names of keys, values and measures in a table.
 
     Args:
-        runs: whose classes the values of groups are.
+        runs: the runs whose classes name the choices of groups.
         renaming: the user's names.
     """
 
@@ -334,15 +335,15 @@ class _DisplayNames:
         return class_name(text, str(targets[0])) if targets and targets[0] else text
 
     def plain(self, key: str, text: str) -> str:
-        """A value as text."""
+        """Return the name of a value in plain text."""
         return self.renaming(text, self._printed(key, text))
 
     def paper(self, key: str, text: str) -> str:
-        """A value as a LaTeX table prints it."""
+        """Return the name of a value in a LaTeX table."""
         return self.renaming(self._printed(key, text), text)
 
     def of_place(self, columns: Sequence[str], place: Sequence[str]) -> str:
-        """A place among the columns: 'learning rate 0.1', a class by its name alone."""
+        """Return the label of a group of columns: 'learning rate 0.1', or only the name of a class."""
         values = [(key, text, self.paper(key, text)) for key, text in zip(columns, place, strict=True)]
         return ", ".join(
             label if sort_key(text)[0] else f"{self.renaming(key_name(key), key)} {label}"
@@ -350,7 +351,7 @@ class _DisplayNames:
         )
 
     def of_measure(self, measure: Measure) -> Measure:
-        """With the user's names in its headings."""
+        """Return the measure with the user's names in its headings."""
         heading, label = measure.heading, measure.label or measure.heading
         return replace(measure, heading=self.renaming(heading, label), label=self.renaming(label, heading))
 
@@ -365,5 +366,5 @@ def _setting_text(run: Run, key: str) -> str:
 
 
 def _block_label(columns: Sequence[str], place: Sequence[str]) -> str:
-    """A place among the columns: 'lr=0.1', a class by its name alone."""
+    """Return the label of a group of columns: 'lr=0.1', or only the name of a class."""
     return ", ".join(text if sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, place, strict=True))

@@ -1,4 +1,4 @@
-"""`fedsim table`: numbers of runs as a paper has them, and what may be said of their differences."""
+"""`fedsim table`: a table of the results of runs for a paper, with their differences and intervals."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DEFAULT_METRICS = (
     "performative_risk",
     "distance_to_optimum",
     "train_loss",
-)  # unless asked for
+)  # the first of these that all runs have
 FORM_BY_FILE_ENDING = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command's options."""
     argument_parser = argparse.ArgumentParser("fedsim table", description=f"Show {COMMAND_DESCRIPTIONS['table']}.")
     argument_parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
@@ -138,7 +138,7 @@ def _check_latex_options(form: str, caption: str | None, label: str | None) -> N
 
 
 def _metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
-    """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
+    """Return the metrics of the table: the requested ones, else the most informative one and a validation metric."""
     shared = _shared(runs)
     for name in requested or []:
         checks.choice("--metric", name, measured_columns(runs))
@@ -156,7 +156,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:
-    """NAME=VALUE, several times."""
+    """Parse several options of the form NAME=VALUE."""
     pairs = {}
     for text in texts:
         name, sign, value = text.partition("=")

@@ -14,16 +14,17 @@ from fedsim.studies.results.runs import Run
 
 DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
 BAND_KINDS = (DEVIATION, INTERVAL, NOTHING)
-MAX_CURVE_POINTS = 400  # of a curve: a page has no more pixels
+MAX_CURVE_POINTS = 400  # points of a curve, about the pixels of a page
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Attributes:
+    """The curve of a metric with its band.
 
-    rounds: [E] of the evaluations.
-    mean: [E] in the metric's unit, so that a fraction is in per cent; over the replicates that have a number.
-    low, high: [E] ends of the band; NaN where fewer than two replicates have a number.
+    Attributes:
+        rounds: [E] rounds of the evaluations.
+        mean: [E] mean over the replicates that have a number, in the metric's unit; fractions are in per cent.
+        low, high: [E] limits of the band; NaN where fewer than two replicates have a number.
     """
 
     rounds: np.ndarray
@@ -33,7 +34,7 @@ class Curve:
 
 
 def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
-    """The curve of a metric; None where the run has not measured it."""
+    """Return the curve of a metric; None if the run has not measured it."""
     if not run.has_metric(name):
         return None
     rounds, values = run.curve(name)
@@ -50,7 +51,7 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
 
 
 def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
-    """[E] of the band; masked where fewer than two replicates have a number."""
+    """Return the half-width of the band [E]; masked where fewer than two replicates have a number."""
     counts = values.count(1)
     too_few_mask = (counts < 2) | (band == NOTHING)
     deviation = np.ma.masked_where(
@@ -63,7 +64,7 @@ def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
 
 
 def last_value(run: Run, name: str) -> str:
-    """Mean ± standard deviation at the last evaluation; '' where the run has not measured the metric."""
+    """Return mean ± standard deviation at the last evaluation as text; '' if the run has not measured the metric."""
     if not run.has_metric(name):
         return ""
     text: str = Cell(run.final_values(name), run.seeds).entry(final_metric_measure(name, [run]))[0]

@@ -33,14 +33,14 @@ Fingerprint = tuple[tuple[int, int] | None, ...]
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """One run.
+    """A run on the page.
 
     Attributes:
-        folder: of the run.
+        folder: the folder of the run.
         label: what distinguishes it from the others.
         state: finished, running, stopped, failed or unreadable.
-        message: why it is not finished, where that is known.
-        run: what it has measured; None before the first evaluation.
+        message: why it is not finished, if known.
+        run: its measurements; None before the first evaluation.
         changed: seconds since the epoch when its metrics were last written; None before.
     """
 
@@ -54,13 +54,13 @@ class WatchedRun:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the folder held at one moment.
+    """The state of the runs in a folder at one moment.
 
     Attributes:
-        runs: those shown, in the order of their folders.
-        total: how many there are.
+        runs: the runs that are shown, in the order of their folders.
+        total: number of all runs.
         read_at: seconds since the epoch.
-        planned: how many the sweep in this folder will have; None where that is not known.
+        planned: number of runs that the sweep in this folder will have; None if unknown.
     """
 
     runs: list[WatchedRun]
@@ -78,8 +78,8 @@ class WatchedFolder:
     """A folder with runs at any depth below it.
 
     Args:
-        folder: of a run, of a sweep, or of several.
-        seconds: how old a snapshot may be; several pages share it.
+        folder: the folder of a run, of a sweep, or of several.
+        seconds: largest age of a snapshot, which several pages share.
 
     Raises:
         ConfigError: there is no such folder.
@@ -93,7 +93,7 @@ class WatchedFolder:
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
-        """The runs now, or as they were `seconds` ago at most."""
+        """Return the state of the runs, at most `seconds` old."""
         if self._snapshot is None or time.time() - self._snapshot.read_at >= self.seconds:
             self._snapshot = self._read()
         return self._snapshot
@@ -114,7 +114,7 @@ class WatchedFolder:
         return Snapshot(displayable_runs, len(folders), time.time(), planned_runs(self.folder))
 
     def _sweeps(self) -> set[Path]:
-        """Folders with records of a sweep: this one, the one above a single run, and those below."""
+        """Return the folders that may have records of a sweep: this one, its parent, and those below."""
         return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS_FOLDER))}
 
     def _run_folders(self) -> set[Path]:
@@ -131,7 +131,7 @@ class WatchedFolder:
         return WatchedRun(folder, name, state.name, state.message, run, _last_change_time(folder))
 
     def _read_run(self, folder: Path) -> tuple[Run | None, str]:
-        """What the run has measured, or why that cannot be read; read again where one of its files has changed."""
+        """Return the run, or why it cannot be read; it is read again if one of its files has changed."""
         fingerprint = _fingerprint(folder)
         cached = self._read_runs.get(folder)
         if cached is not None and cached[0] == fingerprint:
@@ -147,7 +147,7 @@ class WatchedFolder:
 
 
 def _displayable_run(watched: WatchedRun, name: str) -> WatchedRun:
-    """With names and messages on one line, without control characters, and of moderate length."""
+    """Return the run with names and messages on one line, without control characters, and of limited length."""
     return WatchedRun(
         watched.folder,
         one_line(name) or "run",
@@ -159,13 +159,13 @@ def _displayable_run(watched: WatchedRun, name: str) -> WatchedRun:
 
 
 def one_line(text: str) -> str:
-    """Text of somebody else's for one line of the page."""
+    """Escape and shorten untrusted text for one line of the page."""
     text = escape_unprintable(" ".join(text.split()))
     return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
 def _fingerprint(folder: Path) -> Fingerprint:
-    """When each of the run's files was last written, and its size; None where there is none."""
+    """Return the modification time and size of each of the run's files; None for a missing one."""
     fingerprint: list[tuple[int, int] | None] = []
     for name in WATCHED_FILES:
         try:

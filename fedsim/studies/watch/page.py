@@ -146,7 +146,7 @@ class Page:
         self.refresh()
 
     def refresh(self) -> None:
-        """Show what the folder holds now; what has not changed is not sent again."""
+        """Update the page to the current state of the folder; unchanged parts are not sent again."""
         snapshot = self._watched.snapshot()
         self._offer_metrics(snapshot)
         self._show_table(snapshot)
@@ -235,5 +235,5 @@ def _heading(snapshot: Snapshot, name: str) -> str:
 
 
 def _same(before: Any, after: dict[str, list[Any]]) -> bool:
-    """Equal, NaN being equal to itself."""
+    """Return whether the columns are equal, with NaN equal to itself."""
     return repr({name: list(before[name]) for name in after}) == repr(after)

@@ -1,4 +1,4 @@
-"""The page's server: on this machine's loopback address alone, for pages of its own origin alone."""
+"""The page's server, which listens on the loopback address only and serves pages of its own origin only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SERVER_ADDRESS = "127.0.0.1"
 
 
 def server(watched: WatchedFolder, port: int) -> Server:
-    """A server that has not started yet.
+    """Create a server of the page without starting it.
 
     Other machines cannot reach it. Programs of this one can, those of its other users included; a page of another
     origin that is open in the browser cannot.
 
     Args:
         watched: the folder.
-        port: of the server; 0: a free one.
+        port: port of the server; 0: a free one.
 
     Raises:
         ConfigError: the port is taken or not allowed.

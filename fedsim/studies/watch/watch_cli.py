@@ -18,7 +18,7 @@ MAX_PORT = 65535
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command's options."""
     argument_parser = argparse.ArgumentParser("fedsim watch", description=f"Show {COMMAND_DESCRIPTIONS['watch']}.")
     argument_parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep, of a run, or of several")
     argument_parser.add_argument(
