@@ -89,7 +89,7 @@ def _hand_to_hydra() -> str | None:
                 sys.exit("fedsim: stopped at once, not after a round")
             raise
         if isinstance(error, KeyboardInterrupt):
-            return "it was asked to stop"
+            return sweep.ASKED_TO_STOP
         return sweep.error_line(error)
     return None
 
@@ -226,7 +226,7 @@ def _remove_if_empty(folder: Path) -> None:
 def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
     """A run that ended after a round since it was asked to: with its results, if that was its last round."""
     if stop.result is None:
-        _end_all_ranks(ranks, f"{stop}; go on with the same command and resume={folder}")
+        _end_all_ranks(ranks, f"{stop}; go on with the same command and {_resume_overrides(folder)}")
     _print_report(stop.result, ranks)
     _end_all_ranks(ranks, f"{stop}; all of it is in {folder}")
 
@@ -240,7 +240,7 @@ def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
     """A rank whose peers are gone. It speaks and ends at once: torchrun is about to end this process."""
     sweep.print_to_stderr(
         f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
-        f"and resume={folder}\n",
+        f"and {_resume_overrides(folder)}\n",
         end="",  # in one piece: the other ranks are speaking too
         flush=True,
     )
@@ -256,9 +256,14 @@ def _has_checkpoint(folder: Path) -> bool:
 
 def _resume_hint(folder: Path) -> str:
     """How to have what a broken run has not done."""
-    return (
-        f"go on with the same command and resume={folder}" if _has_checkpoint(folder) else "run the same command again"
-    )
+    if not _has_checkpoint(folder):
+        return "run the same command again"
+    return f"go on with the same command and {_resume_overrides(folder)}"
+
+
+def _resume_overrides(folder: Path) -> str:
+    """What a command needs to go on with the run in this folder."""
+    return f"resume=auto out={folder}"
 
 
 def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
