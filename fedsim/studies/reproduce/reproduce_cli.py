@@ -188,12 +188,24 @@ def reproduce(
         report.save_rows(folder / "results.csv", lines, metadata)
     if recipe.figure is not None and cells:
         _save_figure(folder, cells, recipe.figure, metadata)
-    print(report.table(lines))
+    print(report.table(lines, report.unreached_texts(recipe, lines, cells)))
+    if note := no_verdicts_note(recipe, scale):
+        print(note)
     reasons = skipped | {name: f"tuned to {rate}" for name, rate in tuned.items()}
     for setting_name, reason in reasons.items():
         print(f"{setting_name}: {reason}")
     print(f"written to {folder}\n")
     return lines
+
+
+def no_verdicts_note(recipe: Recipe, scale: str) -> str:
+    """Why a reproduction has numbers and no verdict; '' where its comparisons are meant for this scale."""
+    scales = [other for other in SCALES if any(other in comparison.scales for comparison in recipe.comparisons)]
+    if not scales:
+        return "no verdicts: the recipe has numbers and a picture, and compares nothing"
+    if scale in scales:
+        return ""
+    return f"no verdicts at scale {scale}; use --scale {scales[0]}"
 
 
 def _make_folder(folder: Path, out: Path) -> None:
