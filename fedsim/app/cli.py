@@ -36,6 +36,7 @@ from fedsim.core.speaking import ignore_broken_pipes, log_messages_once, log_to_
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
+    from fedsim.run.simulation import Simulation
     from fedsim.run.stopping import Stopped
     from fedsim.run.tracking import Result
     from fedsim.trainer import TaskGenerator
@@ -179,7 +180,6 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     try:
         ranks = Ranks.join()
         folder = _choose_run_folder(cfg, ranks, hydra_folder)
-        log.info("run: %s", folder)
         result = _run_or_cause(cfg, folder, choices, ranks)
     except ConfigError as error:
         if unnamed:  # it was made for this run, which leaves nothing in it
@@ -211,11 +211,29 @@ def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks:
     from fedsim.run.stopping import Stopped
 
     try:
-        return run(cfg, folder, choices, ranks)
+        return run(cfg, folder, choices, ranks, _steps_with_folder_logged)
     except Stopped as stop:
         if stop.__cause__ is not None:
             raise stop.__cause__ from None
         raise
+
+
+def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: Any) -> TaskGenerator[Result]:
+    """The steps of a run; its folder is logged once it exists, and not before an error of the configuration."""
+    steps, logged = simulation.steps(folder, *arguments), False
+    try:
+        work = next(steps)
+        log.info("run: %s", folder)
+        logged = True
+        while True:
+            work = steps.send((yield work))
+    except StopIteration as end:
+        if not logged:  # of a run with no round left
+            log.info("run: %s", folder)
+        result: Result = end.value
+        return result
+    finally:
+        steps.close()
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -317,13 +335,20 @@ def _end_all_ranks(ranks: Ranks, message: str) -> NoReturn:
     sys.exit(f"fedsim: {message}" if ranks.is_first else 0)
 
 
-def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | None = None) -> Result:
-    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
+def run(
+    cfg: DictConfig,
+    folder: Path,
+    choices: dict[str, str],
+    ranks: Ranks | None = None,
+    drive: Drive | None = None,
+) -> Result:
+    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs, `drive` as
+    `run_steps` takes it."""
     from fedsim.run.determinism import deterministic
     from fedsim.trainer import run_to_completion
 
     with deterministic(cfg.deterministic is True):
-        return run_to_completion(run_steps(cfg, folder, choices, ranks))
+        return run_to_completion(run_steps(cfg, folder, choices, ranks, drive=drive))
 
 
 def run_steps(

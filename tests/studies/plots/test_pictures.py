@@ -222,7 +222,9 @@ def test_a_logarithmic_axis_within_a_decade_has_plain_numbers(ends: tuple[float,
 def test_keys_that_follow_from_a_swept_choice_are_no_labels(tmp_path: Path) -> None:
     command = "fedsim -m local=sgd,rrm when.local.rrm.shift.deploy=round"
     for name, deploy in (("FedAvg", "step"), ("MIFA", "round")):
-        folder = run(tmp_path / name, {"strategy": strategy(name), "shift": {"deploy": deploy}}, {"test_loss": curve(2, 1)})
+        folder = run(
+            tmp_path / name, {"strategy": strategy(name), "shift": {"deploy": deploy}}, {"test_loss": curve(2, 1)}
+        )
         (folder / "environment.json").write_text(json.dumps({"command": command}))
     assert [one.label for one in find_runs([tmp_path])] == ["FedAvg", "MIFA"]
     (tmp_path / "MIFA" / "environment.json").write_text("{}")

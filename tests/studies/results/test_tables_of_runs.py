@@ -134,7 +134,9 @@ def test_the_best_value_is_chosen_by_validation_samples(runs: Path, tell: Any) -
 def test_a_value_in_the_middle_is_not_the_largest_and_groups_differ_in_size(runs: Path, tell: Any) -> None:
     write(runs / "FedAvg_0.05", "FedAvg", 0.05)
     said = tell(runs, "--csv", "--best", "lr", "--by", "test_accuracy")
-    assert "# lr: the best of at most 3 values by test_accuracy; 0.1 is the smallest lr tried (in 1 of 2 choices)" in said
+    assert (
+        "# lr: the best of at most 3 values by test_accuracy; 0.1 is the smallest lr tried (in 1 of 2 choices)" in said
+    )
 
 
 def test_a_line_of_several_runs_has_the_strategy_as_its_label(tmp_path: Path, tell: Any) -> None:
