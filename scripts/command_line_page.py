@@ -16,6 +16,11 @@ WIDTH = "100"
 PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
     ("fedsim table", "fedsim.app.cli", "A table that compares runs: [tables](results.md#tables)."),
     ("fedsim watch", "fedsim.app.cli", "Curves of runs while they are computed: [watch](results.md#while-it-runs)."),
+    (
+        "fedsim why",
+        "fedsim.app.cli",
+        "What availability, client drift and other causes take from a run: [why](how_to_why.md).",
+    ),
     ("fedsim export", "fedsim.app.cli", "Write a model to a file for PyTorch: [predict](how_to_predict.md)."),
     ("fedsim audit", "fedsim.app.cli", "A lower bound on ε from simulated attacks: [privacy](privacy.md)."),
     ("fedsim data", "fedsim.app.cli", "List data sets and their files, or download them."),

@@ -36,6 +36,7 @@ from fedsim.core.speaking import ignore_broken_pipes, log_messages_once, log_to_
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
+    from fedsim.run.simulation import Simulation
     from fedsim.run.stopping import Stopped
     from fedsim.run.tracking import Result
     from fedsim.trainer import TaskGenerator
@@ -89,7 +90,7 @@ def _hand_to_hydra() -> str | None:
                 sys.exit("fedsim: stopped at once, not after a round")
             raise
         if isinstance(error, KeyboardInterrupt):
-            return "it was asked to stop"
+            return sweep.ASKED_TO_STOP
         return sweep.error_line(error)
     return None
 
@@ -179,7 +180,6 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     try:
         ranks = Ranks.join()
         folder = _choose_run_folder(cfg, ranks, hydra_folder)
-        log.info("run: %s", folder)
         result = _run_or_cause(cfg, folder, choices, ranks)
     except ConfigError as error:
         if unnamed:  # it was made for this run, which leaves nothing in it
@@ -211,11 +211,29 @@ def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks:
     from fedsim.run.stopping import Stopped
 
     try:
-        return run(cfg, folder, choices, ranks)
+        return run(cfg, folder, choices, ranks, _steps_with_folder_logged)
     except Stopped as stop:
         if stop.__cause__ is not None:
             raise stop.__cause__ from None
         raise
+
+
+def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: Any) -> TaskGenerator[Result]:
+    """The steps of a run; its folder is logged once it exists, and not before an error of the configuration."""
+    steps, logged = simulation.steps(folder, *arguments), False
+    try:
+        work = next(steps)
+        log.info("run: %s", folder)
+        logged = True
+        while True:
+            work = steps.send((yield work))
+    except StopIteration as end:
+        if not logged:  # of a run with no round left
+            log.info("run: %s", folder)
+        result: Result = end.value
+        return result
+    finally:
+        steps.close()
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -226,7 +244,7 @@ def _remove_if_empty(folder: Path) -> None:
 def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
     """A run that ended after a round since it was asked to: with its results, if that was its last round."""
     if stop.result is None:
-        _end_all_ranks(ranks, f"{stop}; go on with the same command and resume={folder}")
+        _end_all_ranks(ranks, f"{stop}; go on with the same command and {_resume_overrides(folder)}")
     _print_report(stop.result, ranks)
     _end_all_ranks(ranks, f"{stop}; all of it is in {folder}")
 
@@ -240,7 +258,7 @@ def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
     """A rank whose peers are gone. It speaks and ends at once: torchrun is about to end this process."""
     sweep.print_to_stderr(
         f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
-        f"and resume={folder}\n",
+        f"and {_resume_overrides(folder)}\n",
         end="",  # in one piece: the other ranks are speaking too
         flush=True,
     )
@@ -256,9 +274,14 @@ def _has_checkpoint(folder: Path) -> bool:
 
 def _resume_hint(folder: Path) -> str:
     """How to have what a broken run has not done."""
-    return (
-        f"go on with the same command and resume={folder}" if _has_checkpoint(folder) else "run the same command again"
-    )
+    if not _has_checkpoint(folder):
+        return "run the same command again"
+    return f"go on with the same command and {_resume_overrides(folder)}"
+
+
+def _resume_overrides(folder: Path) -> str:
+    """What a command needs to go on with the run in this folder."""
+    return f"resume=auto out={folder}"
 
 
 def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
@@ -312,13 +335,20 @@ def _end_all_ranks(ranks: Ranks, message: str) -> NoReturn:
     sys.exit(f"fedsim: {message}" if ranks.is_first else 0)
 
 
-def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | None = None) -> Result:
-    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
+def run(
+    cfg: DictConfig,
+    folder: Path,
+    choices: dict[str, str],
+    ranks: Ranks | None = None,
+    drive: Drive | None = None,
+) -> Result:
+    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs, `drive` as
+    `run_steps` takes it."""
     from fedsim.run.determinism import deterministic
     from fedsim.trainer import run_to_completion
 
     with deterministic(cfg.deterministic is True):
-        return run_to_completion(run_steps(cfg, folder, choices, ranks))
+        return run_to_completion(run_steps(cfg, folder, choices, ranks, drive=drive))
 
 
 def run_steps(

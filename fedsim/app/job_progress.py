@@ -34,8 +34,10 @@ def duration_text(seconds: float) -> str:
 
 
 def leading_metric(values: Mapping[str, float]) -> tuple[str, float] | None:
-    """Return the most informative metric of a run, and its value."""
-    name = next((name for name in LEADING_METRICS if name in values), None)
+    """Return the metric that compares runs, on validation samples if there are some, and its value."""
+    from fedsim.evaluation.columns import validation_metric
+
+    name = validation_metric(values) or next((name for name in LEADING_METRICS if name in values), None)
     return None if name is None else (name, values[name])
 
 

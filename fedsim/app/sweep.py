@@ -50,6 +50,7 @@ STATUS_DESCRIPTIONS = {
     "stopped": "stopped",
     "running": "unfinished",
 }
+ASKED_TO_STOP = "it was asked to stop"  # what broke a sweep off, where a signal did
 RECORDS_FOLDER = ".runs"  # folder of a sweep's records
 OPTUNA_RESULTS_FILE = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 # which keys are left out of the names of runs' folders
@@ -311,7 +312,10 @@ def report_sweep_end(problem: str | None = None) -> bool:
     counts_text = ", ".join(
         f"{counts[status]} {word}" for status, word in STATUS_DESCRIPTIONS.items() if counts[status]
     )
-    print_to_stderr(f"sweep of {len(records)} runs in {folder}: {counts_text}")
+    total = max(len(records), sweep_progress.total_runs(SweepCallback.records) or 0)
+    if total > len(records):
+        counts_text += f", {total - len(records)} not started"
+    print_to_stderr(f"sweep of {total} run{'s' * (total != 1)} in {folder}: {counts_text}")
     if counts["done"] + counts["kept"]:
         print_to_stderr(f"table:    fedsim table {folder}")
         print_to_stderr(f"curves:   tensorboard --logdir {folder}")
@@ -324,7 +328,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
     for record in missing:
         reason = without_line_breaks(record.message) or "its process died without reporting, or still runs elsewhere"
         print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_override_label(record, records)}: {reason}")
-    if problem is not None:
+    if problem is not None and not (problem == ASKED_TO_STOP and counts["stopped"]):  # whose lines name the signal
         print_to_stderr(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:
         print_to_stderr(f"the same command with out={folder} runs the missing ones")

@@ -29,7 +29,7 @@ def progress_text(records: Path, number: int) -> str:
     from fedsim.app.job_progress import duration_text
 
     try:
-        total, start_time = json.loads((records / TOTAL_RUNS_FILE).read_text())
+        total, start_time = _total_and_start(records)
         siblings = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
     except (OSError, ValueError):
         return f"[{number + 1}]"
@@ -39,6 +39,24 @@ def progress_text(records: Path, number: int) -> str:
     return f"[{done_jobs}/{total}]" + (
         f", about {duration_text(seconds_left)} left:" if done_jobs < total and not unfinished else ""
     )
+
+
+def total_runs(records: Path) -> int | None:
+    """How many runs the sweep has; None where that is not known."""
+    try:
+        return int(_total_and_start(records)[0])
+    except (OSError, ValueError):
+        return None
+
+
+def _total_and_start(records: Path) -> tuple[int, float]:
+    """How many runs the sweep has, and when it began.
+
+    Raises:
+        OSError, ValueError: that is not known.
+    """
+    total, start_time = json.loads((records / TOTAL_RUNS_FILE).read_text())
+    return total, start_time
 
 
 def best_run_text(

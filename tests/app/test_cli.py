@@ -103,13 +103,13 @@ def test_the_line_of_a_stopped_run_says_how_to_go_on(
         with pytest.raises(SystemExit) as left:
             main()
     found = re.fullmatch(
-        rf"fedsim: stopped by {number.name} after round 2 of 4; go on with the same command and (resume=\S+)",
+        rf"fedsim: stopped by {number.name} after round 2 of 4; go on with the same command and resume=auto (out=\S+)",
         str(left.value.code),
     )
     assert found
-    monkeypatch.setattr(sys, "argv", [*command, found[1]])
+    monkeypatch.setattr(sys, "argv", [*command, "resume=auto", found[1]])
     main()
-    folder = Path(found[1].removeprefix("resume="))
+    folder = Path(found[1].removeprefix("out="))
     assert [row["round"] for row in read_metrics(folder / "metrics.csv")] == [0, 1, 2, 3, 4]
 
 

@@ -87,6 +87,8 @@ def test_words_for_times_and_metrics() -> None:
     assert [duration_text(s) for s in (0.4, 80, 100, 6000)] == ["0 s", "80 s", "1.7 min", "1.7 h"]
     assert leading_metric({"train_loss": 1.0, "test_loss": 2.0}) == ("test_loss", 2.0)
     assert leading_metric({"seconds": 1.0}) is None
+    validated = {"test_accuracy": 0.9, "global_validation_loss": 1.0, "global_validation_accuracy": 0.8}
+    assert leading_metric(validated) == ("global_validation_accuracy", 0.8)
 
 
 @pytest.mark.parametrize("launcher", ["basic", "lockstep"])

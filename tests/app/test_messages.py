@@ -198,7 +198,7 @@ def test_a_model_that_begins_as_no_number_is_refused() -> None:
 def test_a_checkpoint_is_promised_only_where_there_is_one(tmp_path: Path) -> None:
     assert cli._resume_hint(tmp_path) == "run the same command again"
     (tmp_path / NAME).touch()
-    assert cli._resume_hint(tmp_path) == f"go on with the same command and resume={tmp_path}"
+    assert cli._resume_hint(tmp_path) == f"go on with the same command and resume=auto out={tmp_path}"
 
 
 def test_no_last_good_checkpoint_where_none_exists(fedsim, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_all_that_begin_at_once_get_folders_of_their_own(tmp_path: Path, monkeyp
 @pytest.mark.usefixtures("one_second")
 def test_runs_and_sweeps_of_one_second_all_stay(fedsim, tmp_path: Path) -> None:
     for lr in ("0.1", "0.2"):
-        assert fedsim(tmp_path, *LEAST, f"lr={lr}").code == 0
+        ended = fedsim(tmp_path, *LEAST, f"lr={lr}")
+        assert ended.code == 0
+        assert f"run: {tmp_path}/outputs/" in ended.log
     for _ in range(2):
         ended = fedsim(tmp_path, "-m", *LEAST, "lr=0.3")
         assert ended.code == 0, ended.err
@@ -66,6 +68,7 @@ def test_what_is_refused_leaves_no_folder(fedsim, tmp_path: Path, arguments: lis
     ended = fedsim(tmp_path, *LEAST, *arguments)
     assert ended.code == 1
     assert len(ended.err.strip().splitlines()) == 1, ended.err
+    assert "run: " not in ended.log
     assert len(list(tmp_path.rglob("*"))) <= 2  # outputs/DATE, where the next one goes
     assert not list(tmp_path.rglob("*/*/*"))
 

@@ -58,7 +58,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "end of the last round": (Tracker, "round", lambda _, t, *__: t == 2),
     "last evaluation": (Tracker, "evaluate", lambda _, state, completed, *__: completed == 3),
     "last checkpoint": (Checkpointer, "write", lambda _, state, progress: progress.rounds == 3),
-    "what is known of clients": (RunFolder, "know", lambda *_: True),
+    "what is known of clients": (RunFolder, "write_clients", lambda *_: True),
     "summary": (tracking, "summary", lambda *_: True),
     "pictures": (Observers, "finish", lambda *_: True),
     "summary.json": (RunFolder, "finish", lambda *_: True),
@@ -78,7 +78,7 @@ def test_a_signal_late_in_a_run_keeps_that_run_and_stops_its_sweep(
         send(*MOMENTS[moment], patched, number)
         stopped = fedsim(tmp_path, *sweep_of_two)
     assert stopped.code == 1
-    assert "sweep of 1 runs in o: 1 done" in stopped.err
+    assert "sweep of 2 runs in o: 1 done, 1 not started" in stopped.err
     assert "the same command with out=o runs the missing ones" in stopped.err
     assert len(list((tmp_path / "o").glob("*/summary.json"))) == len(list((tmp_path / "o").glob("*/config.yaml"))) == 1
     again = fedsim(tmp_path, *sweep_of_two)
@@ -92,7 +92,7 @@ def test_a_signal_between_two_runs_of_a_sweep_stops_it(fedsim, tmp_path: Path, m
     send(sweep.Record, "write", lambda record, _: record.number == 1, monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, "-m", *SMALL, "lr=0.1,0.2,0.3", "out=o")
     assert stopped.code == 1
-    assert "sweep of 2 runs in o: 1 done, 1 stopped" in stopped.err
+    assert "sweep of 3 runs in o: 1 done, 1 stopped, 1 not started" in stopped.err
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_diverges_after_the_signal_has_failed_and_its_sweep_stops(
     monkeypatch.setattr(DivergenceGuard, "check", diverge)
     stopped = fedsim(tmp_path, "-m", *SMALL, "lr=0.1,0.2", "out=o")
     assert stopped.code == 1
-    assert "sweep of 1 runs in o: 1 failed" in stopped.err
+    assert "sweep of 2 runs in o: 1 failed, 1 not started" in stopped.err
     assert "non-finite values in round 2" in stopped.err
 
 
@@ -162,7 +162,7 @@ def test_jobs_in_lockstep_that_have_not_begun_do_not_begin(
     send(sweep, "finished_result", lambda cfg, _: cfg.local_steps == 2, monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, *LOCKSTEP, "local_steps=1,2,3", "out=o")
     assert stopped.code == 1
-    assert "sweep of 2 runs in o: 2 stopped" in stopped.err
+    assert "sweep of 3 runs in o: 2 stopped, 1 not started" in stopped.err
     assert stopped.err.count("stopped by SIGTERM after round 1 of 3") == 2
 
 
@@ -173,7 +173,7 @@ def test_a_signal_before_the_first_round_of_one_federation_stops_its_jobs_at_onc
     send(sweep, "finished_result", lambda cfg, _: cfg.lr == 0.2, monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, *LOCKSTEP, "lr=0.1,0.2,0.3", "out=o")
     assert stopped.code == 1
-    assert "sweep of 2 runs in o: 2 stopped" in stopped.err
+    assert "sweep of 3 runs in o: 2 stopped, 1 not started" in stopped.err
     assert {record["message"] for record in records(tmp_path / "o").values()} == {"stopped at once, not after a round"}
 
 
@@ -184,7 +184,7 @@ def test_a_batch_of_jobs_in_lockstep_that_is_done_is_kept_and_the_next_does_not_
     send(*MOMENTS["pictures"], monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, *LOCKSTEP, "lr=0.1,0.2,0.3,0.4", "hydra.launcher.at_once=2", "out=o")
     assert stopped.code == 1
-    assert "sweep of 2 runs in o: 2 done" in stopped.err
+    assert "sweep of 4 runs in o: 2 done, 2 not started" in stopped.err
 
 
 @pytest.mark.slow

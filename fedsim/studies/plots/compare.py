@@ -79,7 +79,7 @@ def pictures(
     if chosen_metrics:
         curves_heading = "Over the rounds" if x is None else f"Over {describe(x).label}"
         logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
-        text = f"Mean over the replicates.{band}"
+        text = f"Mean over the replicates.{band}" if has_several_replicates else "One seed."
         text += (
             " On logarithmic axes bands hold the middle 80 % of them." if has_several_replicates and logarithmic else ""
         )

@@ -26,6 +26,7 @@ from fedsim.studies.plots.style import (
     panel_figure,
     parameters,
     scaled_points,
+    set_log_labels,
     set_percent_axis,
     typeset_formulas,
 )
@@ -291,3 +292,4 @@ def _prepare_axes(axes: Axes, metric: str, heading: str, logarithmic: bool, x: s
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")
+        set_log_labels(axes.yaxis)

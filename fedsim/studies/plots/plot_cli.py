@@ -46,7 +46,13 @@ def main(arguments: list[str] | None = None) -> None:
         help="folder for the pictures and their captions, NAME.caption.txt (default: the first RUN_DIR, unless --html)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report: one file that needs no other")
-    parser.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="a column of metrics.csv for the table and the curves, beside which the other pictures (final values, "
+        "distances, clients, availability, partition) are drawn as well; may be repeated",
+    )
     parser.add_argument(
         "--x", metavar="NAME", help="a column along which curves are drawn, such as virtual_seconds (default: rounds)"
     )

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 from PIL import Image
 
 from fedsim.evaluation.columns import is_fraction
@@ -81,6 +81,22 @@ def set_percent_axis(axis: Axis, metric: str) -> None:
     """Show fractions in per cent on an axis, as its label says."""
     if is_fraction(metric):
         axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
+
+
+class _PlainWithinDecade(LogFormatterSciNotation):
+    """Powers of ten as usual; plain numbers on an axis that spans less than a decade."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        text = super().__call__(x, pos)
+        assert self.axis is not None
+        low, high = sorted(self.axis.get_view_interval())
+        return f"{x:.4g}" if text and 0 < high < 10 * low else str(text)
+
+
+def set_log_labels(axis: Axis) -> None:
+    """A logarithmic axis that spans less than a decade has plain numbers."""
+    axis.set_major_formatter(_PlainWithinDecade())
+    axis.set_minor_formatter(_PlainWithinDecade(labelOnlyBase=False))
 
 
 def panel_figure(

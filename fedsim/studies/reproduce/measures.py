@@ -141,7 +141,7 @@ class RoundsToTarget(Measure):
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
-        looked = rounds % self.every == 0 if self.x is None else rounds >= 0
+        looked = self._counted(rounds)
         times, target = rounds[looked], self._target(rivals or [run])
         curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
         never_value = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
@@ -149,6 +149,14 @@ class RoundsToTarget(Measure):
             crossings = rounds_to_target(times, curves, target, self.until == "above")
             return np.where(np.isnan(crossings), never_value, crossings)
         return np.array([self._first(times, curve, target, never_value) for curve in curves.T], dtype=float)
+
+    def last_time(self, run: Run) -> float:
+        """The last evaluated round that counts: what is beyond it was not reached."""
+        rounds, _ = self.curve(run)
+        return float(rounds[self._counted(rounds)][-1])
+
+    def _counted(self, rounds: np.ndarray) -> np.ndarray:
+        return rounds % self.every == 0 if self.x is None else rounds >= 0
 
     def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:
         reached_mask = reaches_target(curve, target, self.until == "above")

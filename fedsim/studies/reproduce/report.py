@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from fedsim.core.files import replacement_file, write_json
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.reproduce.comparison import HELD, WORST_FIRST, Comparison, Judgement
-from fedsim.studies.reproduce.measures import Measure, RoundsAhead
+from fedsim.studies.reproduce.measures import Measure, RoundsAhead, RoundsToTarget
 from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.recipe import Recipe
 
@@ -173,16 +173,49 @@ def finite(value: float, digits: int = 7) -> float | None:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-def table(lines: list[Row]) -> str:
-    """Return a table for the terminal: a line per number, then the lines of each comparison."""
+def unreached_texts(recipe: Recipe, lines: list[Row], cells: list[Cell]) -> dict[str, str]:
+    """Name of a number's row → what a terminal shows of it, where a target was not reached: '> 100' of a run of 100
+    rounds, '≥ 95' of a mean of seeds of which some did not get there."""
+    texts = {}
+    runs = {tuple(cell.at.items()): cell.run for cell in cells if cell.run is not None}
+    for row in lines:
+        number_measure = recipe.measures.get(row.measure or "")
+        run = runs.get(tuple((row.at or {}).items()))
+        if row.comparison is not None or not isinstance(number_measure, RoundsToTarget) or run is None:
+            continue
+        last, values = number_measure.last_time(run), [value for value in row.values or [] if value is not None]
+        if not values:
+            texts[row.name] = "not reached"
+        elif min(values) > last:
+            texts[row.name] = f"> {last:.4g}"
+        elif max(values) > last:
+            texts[row.name] = f"≥ {row.ours:.4g}"
+    return texts
+
+
+def table(lines: list[Row], unreached: Mapping[str, str] | None = None) -> str:
+    """Return a table for the terminal: a line per number, then the lines of each comparison; columns of the paper only
+    if it has numbers.
+
+    Args:
+        lines: of the report.
+        unreached: name of a row → what is shown in the place of our number.
+    """
     numbers = [row for row in lines if row.comparison is None]
+    printed = any(row.paper is not None for row in numbers)
     width = max((len(row.name) for row in numbers), default=0)
-    lines_of_text = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
+
+    def line(name: str, paper: str, ours: str, gap: str) -> str:
+        return f"{name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" if printed else f"{name:{width}}  {ours:>20}"
+
+    lines_of_text = [line("", "paper", "ours", "difference")] if numbers else []
     for row in numbers:
         paper = "" if row.paper is None else f"{row.paper:.4g}"
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
-        lines_of_text.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
+        if unreached and row.name in unreached:
+            ours, gap = unreached[row.name], ""
+        lines_of_text.append(line(row.name, paper, ours, gap) + "  fitted" * row.fitted)
     return "\n".join(
         [*lines_of_text, *(line for row in lines if row.comparison is not None for line in _comparison_text(row))]
     )

@@ -36,6 +36,7 @@ from fedsim.studies.reproduce.runner import (
     jobs_at_once,
     plan,
     resumable_command,
+    settings_warnings_of,
     trusted_by,
 )
 from fedsim.studies.reproduce.stored import Result, rejudge
@@ -174,7 +175,8 @@ def reproduce(
     if recipe.train:
         cells = _train_cells(planned, jobs, device, skipped)
     else:
-        cells = _build_cells(planned, skipped)
+        with settings_warnings_of(common_overrides):
+            cells = _build_cells(planned, skipped)
     if recipe.tune is not None:
         for cell in cells:
             del cell.at[recipe.tune.axis]
@@ -188,12 +190,24 @@ def reproduce(
         report.save_rows(folder / "results.csv", lines, metadata)
     if recipe.figure is not None and cells:
         _save_figure(folder, cells, recipe.figure, metadata)
-    print(report.table(lines))
+    print(report.table(lines, report.unreached_texts(recipe, lines, cells)))
+    if note := no_verdicts_note(recipe, scale):
+        print(note)
     reasons = skipped | {name: f"tuned to {rate}" for name, rate in tuned.items()}
     for setting_name, reason in reasons.items():
         print(f"{setting_name}: {reason}")
     print(f"written to {folder}\n")
     return lines
+
+
+def no_verdicts_note(recipe: Recipe, scale: str) -> str:
+    """Why a reproduction has numbers and no verdict; '' where its comparisons are meant for this scale."""
+    scales = [other for other in SCALES if any(other in comparison.scales for comparison in recipe.comparisons)]
+    if not scales:
+        return "no verdicts: the recipe compares nothing"
+    if scale in scales:
+        return ""
+    return f"no verdicts at scale {scale}; use --scale {scales[0]}"
 
 
 def _make_folder(folder: Path, out: Path) -> None:

@@ -58,6 +58,8 @@ class Job:
         folder: where it is or will be.
         config: the composed configuration.
         choices: of every group.
+        trusted: packages that the user named.
+        user_overrides: those of the overrides that the user gave beside the recipe's; None: that is not known.
     """
 
     setting: Setting
@@ -66,6 +68,7 @@ class Job:
     config: DictConfig
     choices: dict[str, str]
     trusted: tuple[str, ...] = ()
+    user_overrides: tuple[str, ...] | None = None
 
     @property
     def seeds(self) -> list[int]:
@@ -119,7 +122,7 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted:
             overrides = (*setting.overrides, *extra)
             config, choices = compose((*overrides, "out=unused"))
             name = "-".join([choices["strategy"], choices["dataset"], digest(config)])
-            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted))
+            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted, extra or None))
     return jobs
 
 
@@ -215,12 +218,39 @@ def run_in_lockstep(
     if len(company) > 1:
         log.info("%d runs in lockstep", len(company))
     runs = [functools.partial(carry_out, job, quiet=quiet, shared=shared) for job in company]
-    with deterministic(any(job.config.deterministic is True for job in company)):
+    given = (
+        None
+        if None in (job.user_overrides for job in company)
+        else [t for j in company for t in j.user_overrides or ()]
+    )
+    with deterministic(any(job.config.deterministic is True for job in company)), settings_warnings_of(given):
         for number, outcome in Lockstep[Outcome](watch=watch)(runs):
             if isinstance(outcome, BaseException):
                 raise outcome
             progress.jobs_finished()
             yield company[number], outcome
+
+
+@contextlib.contextmanager
+def settings_warnings_of(overrides: Iterable[str] | None) -> Iterator[None]:
+    """Within the block the log says of these overrides alone that they have no effect: the others are the recipe's own,
+    which its reader did not write. None: it says so of all settings."""
+    if overrides is None:
+        yield
+        return
+    given_keys = {override_key(text) for text in overrides}
+    settings_log = logging.getLogger("fedsim.run.settings")
+
+    def concerns_user(record: logging.LogRecord) -> bool:
+        key, has_no_effect, _ = record.getMessage().partition(" has no effect ")
+        key = key.partition("=")[0]
+        return not has_no_effect or any(key == given or key.startswith(f"{given}.") for given in given_keys)
+
+    settings_log.addFilter(concerns_user)
+    try:
+        yield
+    finally:
+        settings_log.removeFilter(concerns_user)
 
 
 def end_with_parent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from glob import glob
@@ -44,6 +45,12 @@ def own_class_options(keys: Sequence[str]) -> set[str]:
     """Return the keys that are options of a class which itself differs, so that some runs do not have them."""
     class_prefixes = tuple(key.removesuffix(_TARGET_KEY) for key in keys if key.endswith(_TARGET_KEY))
     return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
+
+
+def keys_set_per_choice(runs: Sequence[Run]) -> set[str]:
+    """Keys that commands set for one choice of a group, as in when.local.rrm.shift.deploy=round."""
+    commands = {str(run.environment.get("command", "")) for run in runs}
+    return {key for command in commands for key in re.findall(r"\bwhen\.[\w/]+\.\w+\.([\w./]+)=", command)}
 
 
 def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
@@ -164,9 +171,10 @@ def swept_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def swept_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the keys that distinguish the runs; options of a differing class only if they add a distinction."""
+    """Return the keys that distinguish the runs; options of a differing class, and keys that the command sets for one
+    choice (`when`), only if they add a distinction."""
     keys = find_differing_keys(runs)
-    class_options = own_class_options(keys)
+    class_options = own_class_options(keys) | keys_set_per_choice(runs).intersection(keys)
     first = [key for key in keys if key not in class_options]
 
     def num_labels(keys: Sequence[str]) -> int:

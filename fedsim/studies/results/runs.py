@@ -301,6 +301,9 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
     try:
         rows = read_rows(path)
     except OSError as error:
+        if below := sorted(match.parent for match in folder.glob(f"*/{METRICS_FILENAME}")):
+            count_text = f"{len(below)} runs; load one of them, such as" if len(below) > 1 else "1 run; load"
+            raise ConfigError(f"{folder} is a sweep of {count_text} {below[0]}") from error
         raise ConfigError(f"{folder} holds no run: {path.name} cannot be read ({error.strerror})") from error
     if not rows:
         raise ConfigError(f"{path} has no rows yet")

@@ -132,12 +132,29 @@ def best_runs(runs: list[Run], over: Sequence[str], reported: str, by: str | Non
     for run in runs:
         groups.setdefault(_place_of_run(run, remaining_keys), []).append(run)
     selected_runs = [best_run(group, metric, last) for group in groups.values()]
-    largest_group = max(map(len, groups.values()))
-    key_names = ", ".join(over)
-    note = (
-        f"{key_names}: {warning}" if warning else f"{key_names}: the best of at most {largest_group} values by {metric}"
+    group_sizes = set(map(len, groups.values()))
+    count_text = f"{'at most ' if len(group_sizes) > 1 else ''}{max(group_sizes)}"
+    note = f"{', '.join(over)}: {warning or f'the best of {count_text} values by {metric}'}"
+    edges = [_edge_text(key, selected_runs, list(groups.values())) for key in over]
+    return Choice(selected_runs, remaining_keys, list(over), ["; ".join(filter(None, [note, *edges]))])
+
+
+def _edge_text(key: str, selected_runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> str:
+    """'0.5 is the largest lr tried' where the best value is at the end of those tried; '' where none is."""
+    sentences: dict[str, int] = {}
+    for chosen_run, group in zip(selected_runs, groups, strict=True):
+        numbers = [recorded_value(run, key) for run in group]
+        if len(set(map(str, numbers))) < 2 or not all(type(number) in (int, float) for number in numbers):
+            continue
+        value = recorded_value(chosen_run, key)
+        for end, word in ((max(numbers), "largest"), (min(numbers), "smallest")):
+            if value == end:
+                sentence = f"{value} is the {word} {key} tried"
+                sentences[sentence] = sentences.get(sentence, 0) + 1
+    return "; ".join(
+        sentence + (f" (in {count} of {len(groups)} choices)" if len(groups) > 1 else "")
+        for sentence, count in sentences.items()
     )
-    return Choice(selected_runs, remaining_keys, list(over), [note])
 
 
 def table(
@@ -166,6 +183,10 @@ def table(
     """
     runs, keys, against = choice.runs, choice.keys, against or {}
     rows = _keys_of_rows(choice, rows, columns, blocks)
+    if against and not keys:
+        best_text = f" (after --best {','.join(choice.chosen)})" if choice.chosen else ""
+        option_text = " ".join(f"{key}={text}" for key, text in against.items())
+        raise ConfigError(f"--against {option_text}: no setting differs between the runs{best_text}")
     naming = _DisplayNames(runs, renaming or UserDisplayNames())
     runs_by_row = _runs_by_place(runs, keys, rows, columns)
     column_places = sorted(
@@ -191,9 +212,8 @@ def table(
             cells += [None if cell is None else Cell(m.of(cell), cell.seeds, id(cell) in states) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
-        first_run = next(iter(runs_by_row[row_key].values()))
         values = list(zip(rows, row_key, strict=True))
-        run_name = [naming.renaming(first_run.label or first_run.folder.name)] if not rows else []
+        run_name = [] if rows else [naming.of_line(list(runs_by_row[row_key].values()))]
         result.lines.append(([naming.plain(*value) for value in values] or run_name, cells))
         result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
     naming.renaming.check()
@@ -341,6 +361,14 @@ class _DisplayNames:
     def paper(self, key: str, text: str) -> str:
         """Return the name of a value in a LaTeX table."""
         return self.renaming(self._printed(key, text), text)
+
+    def of_line(self, runs: Sequence[Run]) -> str:
+        """A line that no key names: its run, or the strategy that its several runs share, or nothing."""
+        if len(runs) == 1:
+            return self.renaming(runs[0].label or runs[0].folder.name)
+        strategies = {recorded_value(run, "strategy") for run in runs}
+        shared = len(strategies) == 1 and None not in strategies
+        return self.plain("strategy", _setting_text(runs[0], "strategy")) if shared else ""
 
     def of_place(self, columns: Sequence[str], place: Sequence[str]) -> str:
         """Return the label of a group of columns: 'learning rate 0.1', or only the name of a class."""

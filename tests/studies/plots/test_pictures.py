@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedsim.studies.plots.curves import draw_curve, figure
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.plot_cli import main, table
+from fedsim.studies.plots.style import set_log_labels
 from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.latex import escape_latex
 from fedsim.studies.results.runs import measured_columns
@@ -202,3 +204,29 @@ def test_curves_along_virtual_seconds(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Over virtual seconds" in (tmp_path / "report.html").read_text()
     with pytest.raises(SystemExit, match="--x='rounds' is unknown; choose one of virtual_seconds, samples, seconds"):
         main([str(tmp_path), "--x", "rounds"])
+
+
+@pytest.mark.parametrize(("ends", "plain"), [((2.7, 3.5), True), ((0.001, 5.0), False)])
+def test_a_logarithmic_axis_within_a_decade_has_plain_numbers(ends: tuple[float, float], plain: bool) -> None:
+    drawing = Figure()
+    axes = drawing.subplots()
+    axes.set_yscale("log")
+    set_log_labels(axes.yaxis)
+    axes.set_ylim(*ends)
+    FigureCanvasAgg(drawing).draw()
+    texts = [tick.get_text() for tick in axes.get_yticklabels(which="both") if tick.get_text()]
+    assert len(texts) > 1
+    assert all((re.fullmatch(r"[\d.]+", text) is not None) == plain for text in texts)
+
+
+def test_keys_that_follow_from_a_swept_choice_are_no_labels(tmp_path: Path) -> None:
+    command = "fedsim -m local=sgd,rrm when.local.rrm.shift.deploy=round"
+    for name, deploy in (("FedAvg", "step"), ("MIFA", "round")):
+        folder = run(
+            tmp_path / name, {"strategy": strategy(name), "shift": {"deploy": deploy}}, {"test_loss": curve(2, 1)}
+        )
+        (folder / "environment.json").write_text(json.dumps({"command": command}))
+    assert [one.label for one in find_runs([tmp_path])] == ["FedAvg", "MIFA"]
+    (tmp_path / "MIFA" / "environment.json").write_text("{}")
+    (tmp_path / "FedAvg" / "environment.json").write_text("{}")
+    assert [one.label for one in find_runs([tmp_path])] == ["FedAvg deploy=step", "MIFA deploy=round"]

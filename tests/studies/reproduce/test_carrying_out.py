@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -213,3 +214,15 @@ def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> No
         with pytest.raises(SystemExit) as left:
             cli.main([*arguments, "--scale", "smoke", "--out", "unused"] if "--jobs" not in arguments else arguments)
         assert message in str(left.value.code)
+
+
+def test_the_log_names_settings_without_effect_that_the_user_gave_alone(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("fedsim.run.settings")
+    for given, kept in ((["strategy.beta=2"], ["strategy.beta"]), (None, ["dataset.augment.per", "strategy.beta"])):
+        caplog.clear()
+        with runner.settings_warnings_of(given):
+            log.warning("dataset.augment.per=batch has no effect without dataset.augment")
+            log.warning("strategy.beta=2 has no effect without strategy.kind=hinge")
+        assert [message.partition("=")[0] for message in caplog.messages] == kept
+    log.warning("dataset.augment.per=batch has no effect without dataset.augment")
+    assert len(caplog.messages) == 3

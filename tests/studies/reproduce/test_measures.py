@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.curves import smooth
 from fedsim.studies.reproduce.measures import read
-from fedsim.studies.reproduce.report import is_rival
+from fedsim.studies.reproduce.number import Number
+from fedsim.studies.reproduce.report import is_rival, number_row, unreached_texts
 from fedsim.studies.results.crossing import rounds_to_target
 from fedsim.studies.results.runs import Run
 
@@ -178,6 +181,21 @@ def test_how_long_each_replicate_takes_and_that_never_is_after_the_end() -> None
     seen = falling(np.array([[4.0, 4.0], [2.0, 4.0], [1.0, 4.0]]), np.array([0, 10, 20]))
     assert read(metric="distance", until="below", target=2.0, each=True)(seen).tolist() == [10.0, 30.0]
     assert np.isnan(read(metric="distance", until="below", target=2.0)(seen)).all()
+
+
+@pytest.mark.parametrize(
+    ("each", "target", "shown"),
+    [(True, 0.5, "> 20"), (True, 2.0, "≥ 20"), (True, 4.0, None), (False, 0.5, "not reached"), (False, 3.0, None)],
+)
+def test_a_target_that_was_not_reached_shows_no_round_beyond_the_end(
+    each: bool, target: float, shown: str | None
+) -> None:
+    seen = falling(np.array([[4.0, 4.0], [2.0, 4.0], [1.0, 4.0]]), np.array([0, 10, 20]))
+    measure = read(metric="distance", until="below", target=target, each=each)
+    cell = Cell({"algorithm": "A"}, run=seen)
+    row = number_row(Number(cell.at, measure(seen)), "rounds", several=False)
+    recipe: Any = SimpleNamespace(measures={"rounds": measure})
+    assert unreached_texts(recipe, [row], [cell]) == ({row.name: shown} if shown else {})
 
 
 def test_a_second_moment_is_the_mean_of_the_squares() -> None:

@@ -127,3 +127,13 @@ def test_profls_table_1_holds_the_papers_numbers(alpha: str, algorithm: str, num
 )
 def test_apfls_tables_hold_the_papers_numbers(table: str, measure: str, algorithm: str, number: float) -> None:
     assert load(f"apfl/{table}").printed(measure, {"algorithm": algorithm}) == number
+
+
+def test_a_scale_without_verdicts_names_one_with() -> None:
+    from fedsim.studies.reproduce.reproduce_cli import no_verdicts_note
+
+    recipe = load("fedawe/table2")
+    assert no_verdicts_note(recipe, "smoke") == "no verdicts at scale smoke; use --scale cpu"
+    assert no_verdicts_note(recipe, "cpu") == ""
+    recipe.comparisons.clear()
+    assert no_verdicts_note(recipe, "cpu") == "no verdicts: the recipe compares nothing"

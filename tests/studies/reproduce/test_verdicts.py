@@ -221,6 +221,15 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
     ]
 
 
+def test_numbers_without_a_paper_and_targets_not_reached() -> None:
+    rows = [report.Row("A", ours=110.0, std=0.0), report.Row("B", ours=4.0)]
+    lines = report.table(rows, {"A": "> 100"}).splitlines()
+    assert [line.split() for line in lines] == [["ours"], ["A", ">", "100"], ["B", "4"]]
+    assert report.table([*rows, report.Row("C", paper=1.0, ours=2.0)]).splitlines()[0].split() == [
+        "paper", "ours", "difference",
+    ]  # fmt: skip
+
+
 def test_a_label_without_results_leaves_the_comparison_not_run() -> None:
     """Else "A below B and C" would be held by A and B alone."""
     numbers = two([1.0, 1.1, 0.9], [2.0, 2.2, 2.1], (0, 1, 2))

@@ -146,3 +146,11 @@ def test_data_that_do_not_answer_have_no_such_entry(tmp_path: Path) -> None:
         tmp_path, tracking=QUIET
     )
     assert "references" not in fedsim.load(tmp_path).summary
+
+
+def test_a_sweep_is_no_run_and_the_message_names_its_runs(tmp_path: Path) -> None:
+    for name in ("strategy=fedau", "strategy=mifa"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").touch()
+    with pytest.raises(ConfigError, match=r"is a sweep of 2 runs; load one of them, such as \S+/strategy=fedau$"):
+        fedsim.load(tmp_path)

@@ -47,6 +47,13 @@ def write(folder: Path, strategy: str, lr: float, seeds: tuple[int, ...] = SEEDS
     return folder
 
 
+def write_rates(folder: Path, settings: str = "") -> None:
+    """Two runs that differ in lr alone."""
+    for lr in (0.1, 0.5):
+        write(folder / str(lr), "FedAvg", lr, chosen=bool(settings))
+        (folder / str(lr) / "config.yaml").write_text(f"{settings}lr: {lr}\nseeds: {list(SEEDS)}\n")
+
+
 @pytest.mark.parametrize(("last", "chosen"), [({}, 0.5), ({"last": 1}, 0.5), ({"last": 2}, 0.1), ({"last": 3}, 0.1)])
 def test_the_best_is_chosen_by_the_mean_of_the_last_evaluations(tmp_path: Path, last: dict, chosen: float) -> None:
     """lr=0.5 is ahead at the last evaluation alone; by default that one counts."""
@@ -119,9 +126,24 @@ def test_the_best_value_is_chosen_by_validation_samples(runs: Path, tell: Any) -
     text = tell(runs, "--csv", "--best", "lr")
     found = frame(text)
     assert found.lr.tolist() == [0.5, 0.5]
-    assert "# lr: the best of at most 2 values by global_validation_accuracy" in text
+    assert "# lr: the best of 2 values by global_validation_accuracy; 0.5 is the largest lr tried (in 2 of 2" in text
     assert frame(tell(runs, "--csv", "--best", "lr", "--by", "test_accuracy")).lr.tolist() == [0.1, 0.1]
     assert frame(tell(runs, "--csv", "--best", "lr", "--by", "train_loss")).lr.tolist() == [0.1, 0.1]
+
+
+def test_a_value_in_the_middle_is_not_the_largest_and_groups_differ_in_size(runs: Path, tell: Any) -> None:
+    write(runs / "FedAvg_0.05", "FedAvg", 0.05)
+    said = tell(runs, "--csv", "--best", "lr", "--by", "test_accuracy")
+    assert (
+        "# lr: the best of at most 3 values by test_accuracy; 0.1 is the smallest lr tried (in 1 of 2 choices)" in said
+    )
+
+
+def test_a_line_of_several_runs_has_the_strategy_as_its_label(tmp_path: Path, tell: Any) -> None:
+    write_rates(tmp_path, "strategy:\n  _target_: fedsim.strategies.FedAvg\n")
+    assert frame(tell(tmp_path, "--csv", "--columns", "lr")).run.tolist() == ["fedavg"]
+    write_rates(tmp_path / "unknown")
+    assert frame(tell(tmp_path / "unknown", "--csv", "--columns", "lr")).run.isna().tolist() == [True]
 
 
 def test_without_validation_samples_the_table_says_that_it_is_optimistic(tmp_path: Path, tell: Any) -> None:
@@ -203,6 +225,9 @@ def test_what_cannot_be_compared_is_one_sentence(runs: Path, tmp_path: Path, tel
         tell(runs, "--against", "strategy=mifa")
     with pytest.raises(ConfigError, match="--against='rate' is unknown"):
         tell(runs, "--against", "rate=1")
+    write_rates(tmp_path / "rates")
+    with pytest.raises(ConfigError, match=r"no setting differs between the runs \(after --best lr\)"):
+        tell(tmp_path / "rates", "--best", "lr", "--against", "strategy=fedau")
     with pytest.raises(ConfigError, match="--against strategy must be NAME=VALUE"):
         tell(runs, "--against", "strategy")
     write(tmp_path / "other", "MIFA", 0.1, seeds=(0, 1, 7))
@@ -269,7 +294,7 @@ def test_markdown_is_a_table_with_as_many_cells_in_every_line(runs: Path, tell: 
     assert len({line.count("|") for line in rows}) == 1
     assert set(rows[1]) == set("|-:")
     assert "**62.0 ± 2.0 %**" in rows[3]
-    assert lines[-1].startswith("- lr: the best of at most 2")
+    assert lines[-1].startswith("- lr: the best of 2")
     assert lines[-2].startswith("- Bold: the best of each column, and what is not distinguishable")
 
 
