@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 import numbers
 from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fedsim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
@@ -57,6 +58,8 @@ def finite_number(key: str, value: Any) -> float:
 
 def number_per_client(label: str, values: Any, n: int, whole: bool = False, minimum: float = 0) -> np.ndarray:
     """An array [n] of numbers of at least `minimum`, whole ones if asked for; `label` says whose answer it is."""
+    import numpy as np  # here: the command line's help imports these checks, and no library of numbers
+
     kind = "whole numbers" if whole else "numbers"
     if (
         not isinstance(values, np.ndarray)

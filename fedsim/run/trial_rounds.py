@@ -244,7 +244,7 @@ def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
         trial.play(rounds[:1], start)  # a count by turns is then at another turn
         repeated_stages = trial.play(rounds, time.process_time() + SECONDS)
     except ConfigError:
-        if trial.limited:
+        if trial.limited or not _fails_with_all_seeds(run, seeds):
             return
         raise
     except Exception:  # it is not the user's: the run itself says so
@@ -260,6 +260,18 @@ def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
     for r, seed in reversed(list(enumerate(seeds))):
         if len(seeds) == 1 or not run.per_seed:
             _check_single_seed(run, trial, stages, r, seed, rounds)
+
+
+def _fails_with_all_seeds(run: Setup, seeds: Sequence[int]) -> bool:
+    """Does a part also fail in the first rounds with all of the run's seeds? If not, it is made for their number."""
+    all_seeds = run.federation.seeds
+    if len(all_seeds) == len(seeds):
+        return True
+    try:
+        TrialRounds(run, all_seeds).play([t for t in ROUNDS[:3] if t < run.rounds], time.process_time() + SECONDS)
+    except ConfigError:
+        return True
+    return False
 
 
 def _replica_without_draws(run: Setup, seeds: Sequence[int]) -> TrialRounds | None:

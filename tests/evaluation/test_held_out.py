@@ -156,7 +156,7 @@ def test_without_a_split_fairness_is_that_of_training_samples_and_says_so() -> N
             assert found == pytest.approx(naive(values, rises=True)[name], abs=1e-12)
     assert (
         "training" in simulation.column_descriptions["client_accuracy_jain"]
-        or "own data" in (simulation.column_descriptions["client_accuracy_jain"])
+        or "own, shifted, data" in (simulation.column_descriptions["client_accuracy_jain"])
     )
 
 
