@@ -26,7 +26,7 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
         or training.delivery.active,
         "statistics of the model are averaged": len(columns.averaged) > 0,
     }
-    active_leaks = [leak for leak, applies in leaks.items() if applies]
+    active_leaks = [leak for leak, is_active in leaks.items() if is_active]
     remember = isinstance(server.availability, UniformK) and bool(stages) and clients_remember(server, training)
     return privacy(stages, server.availability, server_sees, active_leaks, rounds, remember)
 

@@ -54,14 +54,14 @@ class ReferencePath(References):
     """
 
     def __init__(self, risks: Sequence[Risk], by_round: dict[int, list[ReplicateReferences]]) -> None:
-        last = by_round[max(by_round)]
+        last_references = by_round[max(by_round)]
         self.risks, self.by_round, self._expected = list(risks), by_round, sorted(by_round)
         super().__init__(by_round[0])
-        for name in [name for name in self if not all(name in solved.points for solved in last)]:
+        for name in [name for name in self if not all(name in solved.points for solved in last_references)]:
             del self[name]
         if STABLE in self:
             self[MINIMISER] = self[STABLE]
-        self.replicates = last
+        self.replicates = last_references
 
     @property
     def has_regret(self) -> bool:

@@ -74,8 +74,8 @@ def check_digests(label: str, digests: DigestsByName, committed: DigestsByName, 
     Raises:
         ConfigError: they differ; the message names what differs.
     """
-    names = [name for name in digests if name in committed and name.partition(":")[0] in shared_digests]
-    mismatches = [name for name in names if not fingerprints_match(committed[name], digests[name])]
+    compared_names = [name for name in digests if name in committed and name.partition(":")[0] in shared_digests]
+    mismatches = [name for name in compared_names if not fingerprints_match(committed[name], digests[name])]
     if mismatches:
         raise ConfigError(
             f"{label} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "

@@ -53,7 +53,7 @@ REFERENCE_KNOBS = ("local.clip=null,1.0,3.0", "local.weight_decay=0.0,0.001,0.01
 FINALISTS = 6
 MARGIN = 0.005  # of accuracies: half a percentage point
 ROUNDS = (30, 60, 100, 150, 200)  # the numbers of rounds among which a budget chooses
-METRICS = ("validation_accuracy", "test_accuracy")  # of tuning, of the comparison
+TUNING_AND_TEST_METRICS = ("validation_accuracy", "test_accuracy")  # of tuning, of the comparison
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Contest:
     rounds: int = 100
     knobs: tuple[str, ...] = ()
     margin: float = MARGIN
-    metrics: tuple[str, str] = METRICS
+    metrics: tuple[str, str] = TUNING_AND_TEST_METRICS
 
     def __post_init__(self) -> None:
         if set(self.tuning_seeds) & set(self.held_out_seeds):

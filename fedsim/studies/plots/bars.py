@@ -42,20 +42,22 @@ def bars(
         group, colours = colours, None
     groups, tints = axis_labels(cells, group), axis_labels(cells, colours)
     names = [measure] if isinstance(measure, str) else measure
-    boxes = [(box, name) for box in axis_labels(cells, panel) for name in names]
+    panels = [(label, name) for label in axis_labels(cells, panel) for name in names]
     width = 0.8 / len(tints)
     with matplotlib.rc_context(parameters()):
-        drawing, grid = panel_figure(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
-        for axes, (box, quantity) in zip(grid, boxes, strict=True):
+        drawing, grid = panel_figure(len(panels), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
+        for axes, (panel_label, quantity) in zip(grid, panels, strict=True):
             axes.set_title(
-                typeset_formulas(", ".join([box, quantity] if box and len(names) > 1 else [box or quantity]))
+                typeset_formulas(
+                    ", ".join([panel_label, quantity] if panel_label and len(names) > 1 else [panel_label or quantity])
+                )
             )
             axes.grid(visible=False, axis="x")
             for number, tint in enumerate(tints):
                 literal = not all(cell.fitted for cell in cells_at_label(cells, colours, tint))
                 for group_index, name in enumerate(groups):
                     for cell in cells_at_label(
-                        cells_at_label(cells_at_label(cells, panel, box), group, name), colours, tint
+                        cells_at_label(cells_at_label(cells, panel, panel_label), group, name), colours, tint
                     ):
                         values, x = cell.numbers[quantity], group_index + (number - (len(tints) - 1) / 2) * width
                         spread = values.std(ddof=1) if len(values) > 1 else None
@@ -93,16 +95,16 @@ def heatmap(
         unit: label of the colour bar.
         digits: number of digits after the decimal point.
     """
-    columns, rows, boxes = axis_labels(cells, x), axis_labels(cells, y), axis_labels(cells, panel)
-    table = np.full((len(boxes), len(rows), len(columns)), np.nan)
+    columns, rows, panel_labels = axis_labels(cells, x), axis_labels(cells, y), axis_labels(cells, panel)
+    table = np.full((len(panel_labels), len(rows), len(columns)), np.nan)
     printed, fitted = np.full_like(table, np.nan), np.zeros(table.shape, dtype=bool)
     for cell in cells:
-        index = (boxes.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
+        index = (panel_labels.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
         table[index] = cell.numbers[measure].mean()
         printed[index], fitted[index] = cell.paper.get(measure, np.nan), cell.fitted
     low, high = np.nanmin(table), np.nanmax(table)
     with matplotlib.rc_context(parameters()):
-        drawing, grid = panel_figure(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
+        drawing, grid = panel_figure(len(panel_labels), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
         for number, axes in enumerate(grid):
             picture = axes.imshow(table[number], cmap="viridis", vmin=low, vmax=high, aspect="auto")
             for row, column in np.ndindex(len(rows), len(columns)):
@@ -117,7 +119,7 @@ def heatmap(
             axes.set_yticks(range(len(rows)), rows)
             axes.set_xlabel(x)
             axes.set_ylabel(y)
-            axes.set_title(typeset_formulas(boxes[number] or measure))
+            axes.set_title(typeset_formulas(panel_labels[number] or measure))
             axes.grid(visible=False)
         drawing.colorbar(picture, ax=grid, label=typeset_formulas(unit), shrink=0.85)
     return drawing

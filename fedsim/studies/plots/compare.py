@@ -67,7 +67,7 @@ def pictures(
     runs = [dataclasses.replace(run, label=escape_formula(run.label)) for run in runs]
     has_several_replicates, count = max(run.replicates for run in runs) > 1, replicates(runs)
     few_note = f" {FEW_REPLICATES_NOTE}" if few_replicates(runs) else ""
-    band = f" Bands are ±1 standard deviation over {count}.{few_note}" if has_several_replicates else ""
+    band_sentence = f" Bands are ±1 standard deviation over {count}.{few_note}" if has_several_replicates else ""
     inner = (
         f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}"
         if has_several_replicates
@@ -79,7 +79,7 @@ def pictures(
     if chosen_metrics:
         curves_heading = "Over the rounds" if x is None else f"Over {describe(x).label}"
         logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
-        text = f"Mean over the replicates.{band}" if has_several_replicates else "One seed."
+        text = f"Mean over the replicates.{band_sentence}" if has_several_replicates else "One seed."
         text += (
             " On logarithmic axes bands hold the middle 80 % of them." if has_several_replicates and logarithmic else ""
         )

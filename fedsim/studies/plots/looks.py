@@ -78,7 +78,7 @@ def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
     keys = swept_settings(runs)
     texts_by_key = {key: [value_text(run, key, keys) for run in runs] for key in keys}
     values = {key: list(dict.fromkeys(texts)) for key, texts in texts_by_key.items()}
-    if len(keys) == 2 and all(len(key_values) <= len(LINE_SHAPES) for key_values in values.values()):
+    if len(keys) == 2 and all(len(values_of_key) <= len(LINE_SHAPES) for values_of_key in values.values()):
         return _styles_by_key(
             texts_by_key, values, sorted(keys, key=lambda key: len(values[key]) <= len(DASHES)), LINE_SHAPES
         )
