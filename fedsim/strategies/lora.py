@@ -133,7 +133,7 @@ class FedExLoRA(ProductsLoRA):
 
 class FLoRA(ProductsLoRA):
     """R ← R + mean_{i∈A} B_i A_i, layer by layer, and the next round's adapters begin anew, with a random A and B = 0
-    (Wang et al., NeurIPS 2024): the stacked product [B_1 … B_n] [A_1; …; A_n] of the weighted adapters is added to the
+    (Wang et al., NeurIPS 2024): the stacked product (B_1 … B_n)(A_1; …; A_n) of the weighted adapters is added to the
     frozen weight.
 
     Requires a model with adapters and residuals, such as model=lora_mlp model.residual=true. Clients do not send R.

@@ -33,6 +33,8 @@ from fedsim.core.settings import flatten
 MADE_UP = ("binary", "gaussian", "house", "market", "pricing", "quadratics", "regression", "synthetic")
 MEANS = ("gau", "mar", "pri", "qua")
 BESIDE = {  # what a choice needs beside it
+    "drift=abrupt": ["drift.at=[1,2]"],
+    "availability=arrivals": ["availability.initial=1.0"],
     "model=mean": ["dataset=gaussian_mean", "partition=natural"],
     **COMPANY,
     **SETTINGS,

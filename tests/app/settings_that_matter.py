@@ -269,6 +269,7 @@ ELSEWHERE: dict[str, str] = {
     "trusted": "allows what is refused otherwise (tests/core/test_trusted_targets.py)",
     "when": "sets other keys (tests/app/test_per_choice.py)",
     "objective": "is for sweeps (tests/app/test_sweep.py)",
+    "local.features": "names a layer of a network with several (tests/local/test_feature_rules.py)",
     "dataset.alpha": "moves no label, which is told (test_idle.py)",
     "dataset.root": FILES, "dataset.download": FILES,
     "trainer.precision": NUMBERS,

@@ -25,7 +25,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["fedpbc"], "did you mean 'strategy=fedpbc'?"),
     (["partition.alhpa=1"], "did you mean 'partition.alpha'?"),
     (["availability.gamma=1"], "did you mean 'availability.trajectory.gamma'?"),
-    (["alpha=1"], "did you mean 'dataset.alpha', 'local.alpha' or 'partition.alpha'?"),
+    (["alpha=1"], "did you mean 'dataset.alpha', 'local.alpha' or 'model.alpha'?"),
     (["learning_rate=1"], "did you mean 'lr'?"),
     (["availability.base=groups"], "a value where a choice is wanted; give availability/base=groups"),
     (["+foo=1"], "foo is not a setting"),

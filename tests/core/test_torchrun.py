@@ -90,7 +90,7 @@ def test_killed_under_torchrun_the_others_say_so_and_one_process_goes_on(count, 
     assert {line.split(" lost another rank (")[0] for line in said} == {
         f"fedsim: rank {rank} of {count}" for rank in range(count) if rank != victim
     }, ended.stderr
-    assert all(line.endswith(f"resume={tmp_path / 'run'}") for line in said)
+    assert all(line.endswith(f"resume=auto out={tmp_path / 'run'}") for line in said)
     for out, resume in (("run", "auto"), ("alone", "never")):
         done = command(1, tmp_path, *setting, f"out={out}", f"resume={resume}")
         assert done.returncode == 0, done.stderr

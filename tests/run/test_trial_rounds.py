@@ -82,7 +82,7 @@ ROUNDS_OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a schedule that is not steady": (
         {"local": SGD(schedule=part(
-            Schedule, has_fixed_cohort_size=True, factor=lambda self, t, k, steps, per_pass=1: 1 / (1 + t + k)))},
+            Schedule, steady=True, factor=lambda self, t, k, steps, per_pass=1: 1 / (1 + t + k)))},
         "says by steady=True that its factor is constant in a round, and it is not",
     ),
     "a deployed model of all seeds": (

@@ -247,10 +247,10 @@ def test_what_cannot_run_diverges_or_breaks_is_a_row_that_says_so(
     }
     made(small, results)
     rows = read(results, small.cell_named("digits/full"), small).rows
-    assert (rows["two of all"].status, rows["far"].status, rows["breaks"].status) == (REFUSED, REFUSED, FAILED)
+    assert (rows["two of all"].status, rows["far"].status, rows["breaks"].status) == (REFUSED, REFUSED, REFUSED)
     assert "uniform_k" in rows["two of all"].message
     assert rows["far"].message == "no trial of its tuning ended well"
-    assert rows["breaks"].message == "IndexError: nothing there"
+    assert "IndexError: nothing there" in rows["breaks"].message
     assert rows["MIFA"].status == DONE
 
 

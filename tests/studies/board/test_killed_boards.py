@@ -19,13 +19,13 @@ Made = Callable[..., list[str]]
 KILLED = """
 import sys
 from pathlib import Path
-from fedsim.studies.board.board import load
-from fedsim.studies.board.runner import compute
+from fedsim.studies.board.board import load_board
+from fedsim.studies.board.runner import compute_rows
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    board = load("long", folder)
-    compute(board, board.cells(), list(board.entries), folder / "results", folder / "runs", 2, {})
+    board = load_board("long", folder)
+    compute_rows(board, board.cells(), list(board.entries), folder / "results", folder / "runs", 2, {})
 """
 
 
@@ -34,7 +34,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from fedsim.studies.board.runner import _completed
+from fedsim.studies.board.runner import _finished_tasks
 
 
 class Task:
@@ -50,7 +50,7 @@ class Task:
 
 
 if __name__ == "__main__":
-    list(_completed([Task(number) for number in range(8)], 2))
+    list(_finished_tasks([Task(number) for number in range(8)], 2))
 """
 
 

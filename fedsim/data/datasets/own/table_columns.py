@@ -60,7 +60,7 @@ def read_columns(table: Any, separator: str | None = None, key: str = "dataset.p
             return _checked_columns(Columns(str(path), _read_parquet(path, key), "row {}".format))
         return _read_csv(path, separator, key)
     if isinstance(table, Mapping):
-        arrays = {str(name): _column_values(values) for name, values in table.items()}
+        arrays = {str(name): _column_values(values, key) for name, values in table.items()}
     else:
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
@@ -68,7 +68,7 @@ def read_columns(table: Any, separator: str | None = None, key: str = "dataset.p
                 f"{key} is a {type(table).__name__}, not a table; give a path, a data frame, or a mapping from names "
                 "to columns"
             )
-        arrays = {str(name): _column_values(table[name]) for name in names}
+        arrays = {str(name): _column_values(table[name], key) for name in names}
     return _checked_columns(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
 
 
@@ -90,7 +90,7 @@ def _checked_columns(table: Columns) -> Columns:
     return table
 
 
-def _column_values(values: Any) -> np.ndarray:
+def _column_values(values: Any, key: str) -> np.ndarray:
     """One column of a frame or mapping."""
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
@@ -99,9 +99,7 @@ def _column_values(values: Any) -> np.ndarray:
     if isinstance(values, np.ndarray):
         return values
     if not isinstance(values, Iterable) or isinstance(values, str):
-        raise ConfigError(
-            f"{{path}} (or test_path) has a column that is {values!r}; give one value per row", mentions=("path",)
-        )
+        raise ConfigError(f"{key} has a column that is {values!r}; give one value per row")
     entries = list(values)
     array = np.empty(len(entries), dtype=object)
     array[:] = entries
@@ -122,7 +120,7 @@ def _read_parquet(path: Path, key: str) -> dict[str, np.ndarray]:
         raise MissingDataError(f"{key}={path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     if len(set(table.column_names)) < len(table.column_names):
         raise ConfigError(f"{key}={path} has several columns with the same name; rename them")
-    return {name: _column_values(table[name]) for name in table.column_names}
+    return {name: _column_values(table[name], key) for name in table.column_names}
 
 
 def _read_csv(path: Path, separator: str | None, key: str) -> Columns:
