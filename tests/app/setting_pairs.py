@@ -34,7 +34,7 @@ MADE_UP = ("binary", "gaussian", "house", "market", "pricing", "quadratics", "re
 MEANS = ("gau", "mar", "pri", "qua")
 BESIDE = {  # what a choice needs beside it
     "drift=abrupt": ["drift.at=[1,2]"],
-    "availability=arrivals": ["availability.initial=1.0"],
+    "availability=arrivals": ["availability.base.p=0.2"],
     "model=mean": ["dataset=gaussian_mean", "partition=natural"],
     **COMPANY,
     **SETTINGS,
