@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_line
+from fedsim.core.errors import ConfigError, DivergenceError, RunError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
@@ -36,7 +36,7 @@ from fedsim.run.contracts import (
     state_fields,
 )
 from fedsim.run.setup import Setup
-from fedsim.run.user_code import error_of_parts, plain
+from fedsim.run.user_code import failure_text, plain
 from fedsim.strategies import State
 from fedsim.trainer import run_to_completion
 
@@ -176,8 +176,7 @@ class TrialRounds:
         except Exception as error:
             if is_numerical(error):
                 raise
-            message = error_of_parts(error, self.components)
-            message = message or f"{self.label(self._stage)} led to {type(error).__name__}: {first_line(error)}"
+            message = failure_text(error, self.components, self.label(self._stage))
             raise ConfigError(f"{message}, {moment}") from error
         if not streams.states_equal(before, streams.rng_state()):
             raise ConfigError(

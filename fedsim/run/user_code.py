@@ -20,6 +20,15 @@ from fedsim.run.contracts import contains_user_code, in_user_code
 from fedsim.trainer import TaskGenerator
 
 T = TypeVar("T")
+ERRORS_OF_RUNS = (  # which have their own sentences, and pass as they are
+    ConfigError,
+    RunError,
+    DivergenceError,
+    PeerError,
+    OutputError,
+    MemoryError,
+    InterruptedError,
+)
 
 
 class UserCodeWatch:
@@ -61,13 +70,12 @@ class UserCodeWatch:
         except StopIteration:
             self._check_streams(before, t)
             raise
-        except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
+        except ERRORS_OF_RUNS:
             raise
         except Exception as error:
             if is_numerical(error):
                 raise
-            message = error_of_parts(error, self.components)
-            message = message or f"{self._names()} led to {type(error).__name__}: {first_line(error)}"
+            message = failure_text(error, self.components, self._names())
             raise RunError(f"the run ended in round {t}: {message}") from error
         self._check_streams(before, t)
 
@@ -123,6 +131,11 @@ def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | Non
     return f"{name} raised {type(error).__name__}: {first_line(error)} ({file}, line {last_entry.lineno})"
 
 
+def failure_text(error: Exception, components: Mapping[str, Any], suspects: str) -> str:
+    """What a user's part raised; where none of them did, that `suspects` led to this error of fedsim or PyTorch."""
+    return error_of_parts(error, components) or f"{suspects} led to {type(error).__name__}: {first_line(error)}"
+
+
 @contextlib.contextmanager
 def errors_of_parts(components: Any) -> Iterator[None]:
     """Before a run: what its user's parts raise, in a sentence that names them.
@@ -132,7 +145,7 @@ def errors_of_parts(components: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, RunError, DivergenceError, PeerError, OutputError, MemoryError, InterruptedError):
+    except ERRORS_OF_RUNS:
         raise
     except Exception as error:
         named_components = user_components(components)

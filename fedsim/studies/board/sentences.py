@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -48,8 +48,9 @@ def outcomes(standings: Standings) -> list[list[Outcome]]:
     """Return the outcomes of the comparisons of each finding of the board."""
     board = standings.board
     comparisons = [comparison for finding in board.findings for comparison in finding.comparisons]
-    p_values = holm([_p_value(standings, comparison) for comparison in comparisons])
-    by_comparison = iter([_outcome(standings, *pair) for pair in zip(comparisons, p_values, strict=True)])
+    single_tests = [_single_test(standings, comparison) for comparison in comparisons]
+    p_values = holm([outcome.p for outcome in single_tests])
+    by_comparison = iter([replace(outcome, p=p) for outcome, p in zip(single_tests, p_values, strict=True)])
     return [[next(by_comparison) for _ in finding.comparisons] for finding in board.findings]
 
 
@@ -87,23 +88,19 @@ def _margin(standings: Standings, comparison: Comparison) -> float | None:
     return standings.board.equivalence_margins[measure] if comparison.asks == EQUIVALENT else None
 
 
-def _p_value(standings: Standings, comparison: Comparison) -> float:
-    measure = comparison.measure or standings.board.main_measure
-    differences = standings.within(comparison.includes).paired(comparison.one, comparison.other, measure)
-    return p_value(differences, _margin(standings, comparison))
-
-
-def _outcome(standings: Standings, comparison: Comparison, p: float) -> Outcome:
+def _single_test(standings: Standings, comparison: Comparison) -> Outcome:
+    """Return the outcome of a comparison, with the p-value of this test alone."""
     measure = comparison.measure or standings.board.main_measure
     compared = standings.within(comparison.includes)
     single_cells = [Standings(standings.board, [cells]) for cells in compared.cells]
     signs = [_sign(single_cell, comparison, measure) for single_cell in single_cells]
     others = standings.within(lambda name: not comparison.includes(name))
+    differences = compared.paired(comparison.one, comparison.other, measure)
     return Outcome(
         comparison,
-        compared.paired(comparison.one, comparison.other, measure),
+        differences,
         compared.shared_cells(comparison.one, comparison.other, measure),
-        p,
+        p_value(differences, _margin(standings, comparison)),
         signs.count(1),
         signs.count(-1),
         {track: _sign(others.at(track), comparison, measure) for track in others.tracks},
@@ -135,11 +132,10 @@ def sentence(standings: Standings, outcome: Outcome, formatter: Callable[[str], 
         assert margin is not None
         reach = f"{100 * margin:g} points" if measure.percent else f"{margin:g}"
         claim = f"{one} and {other} differ by at most {reach} in {in_measure} {where}"
-        text = f"{claim}: {numbers}" if is_shown else f"**Not shown**: that {claim}: {numbers}"
     else:
         rises = (outcome.differences.mean > 0) == measure.higher_is_better
         claim = f"{one} is {'better' if rises else 'worse'} than {other} in {in_measure} {where}"
-        text = f"{claim}: {numbers}" if is_shown else f"**Not shown**: that {claim}: {numbers}"
+    text = f"{claim}: {numbers}" if is_shown else f"**Not shown**: that {claim}: {numbers}"
     if outcome.cells > 1:
         text += f"; by single cells better in {outcome.better_cells}, worse in {outcome.worse_cells}"
     return text + "." + _elsewhere(outcome, formatter)

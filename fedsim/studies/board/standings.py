@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,17 +71,17 @@ class Standings:
     def at(self, track: str) -> Standings:
         """Return the standings of one track."""
         cells = [cells for cells in self.cells if cells.cell.track == track]
-        return Standings(self.board, cells, self.times, self.rates)
+        return replace(self, cells=cells)
 
     def within(self, includes: Callable[[str], bool]) -> Standings:
         """Return the standings of the cells whose names `includes` accepts."""
         cells = [cells for cells in self.cells if includes(cells.cell.name)]
-        return Standings(self.board, cells, self.times, self.rates)
+        return replace(self, cells=cells)
 
     def with_numbers_of(self, name: str) -> Standings:
         """Return the standings of the cells in which an entry has numbers."""
         cells = [cells for cells in self.cells if name in cells.rows and cells.rows[name].status == DONE]
-        return Standings(self.board, cells, self.times, self.rates)
+        return replace(self, cells=cells)
 
     def milliseconds(self, name: str) -> float | None:
         """Return the processor time of a round of all seeds, averaged over the tracks; None if a track has no time."""
