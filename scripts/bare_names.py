@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT = 0.005  # share of all bindings
-GOAL = 0.015
+LIMIT = 0.002  # share of all bindings
+GOAL = 0.002
 WORDS = """
 found own known part parts kept told said place places seen given made left much most least other others whole
 wanted asked some one ones many few each every all both there here now then so same alike more less further

@@ -78,7 +78,7 @@ def measure(work: Workload, device: str, repeat: int, settings: dict[str, Any]) 
     row |= {"vs_limit": ratio("limit"), "seconds": statistics.median(times["fedsim"])}
     if work.seeds > 1:
         row["vs_seeds_one_after_another"] = ratio("one seed after another")
-    row["executor"] = rounds.simulation.trainer.choice.describe()
+    row["executor"] = rounds.simulation.trainer.executor_choice.describe()
     row["median_seconds"] = {name: statistics.median(taken) for name, taken in times.items()}
     row["min_seconds"] = {name: min(taken) for name, taken in times.items()}
     return row

@@ -11,6 +11,7 @@ usage: python scripts/bench_executors.py [--json FILE] [--only resnet18_gn,vit] 
 from __future__ import annotations
 
 import copy
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.models import CIFAR10CNN, LeafCNN, Linear, Transformer, ViT
 
-EXECUTORS = ("auto", "fused", "vmap", "loop")
+EXECUTORS = ("auto", "fused", "grouped", "vmap", "loop")
 
 
 def normalised(shape: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module]) -> nn.Module:
@@ -36,6 +37,25 @@ def normalised(shape: tuple[int, ...], classes: int, norm: Callable[[int], nn.Mo
     for source, width in ((shape[0], 32), (32, 64)):
         layers += [nn.Conv2d(source, width, 3, padding=1), norm(width), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (shape[1] // 4) * (shape[2] // 4), classes))
+
+
+def small_cnn(shape: tuple[int, ...], classes: int, channels: int, normalise: bool = False) -> nn.Module:
+    """Two 5×5 convolutions with pooling, the second with twice the channels, and a linear layer."""
+    layers: list[nn.Module] = []
+    for source, width in ((shape[0], channels), (channels, 2 * channels)):
+        layers += [nn.Conv2d(source, width, 5), *([nn.GroupNorm(2, width)] if normalise else []), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)]
+    side = ((shape[1] - 4) // 2 - 4) // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * channels * side * side, classes))
+
+
+def small_cnn_workload(name: str, channels: int, batch: int, normalise: bool = False) -> Workload:
+    """Some clients with a small network for MNIST."""
+    build = functools.partial(small_cnn, channels=channels, normalise=normalise)
+    norm = ", GroupNorm" if normalise else ""
+    return Workload(
+        name, f"{channels} and {2 * channels} channels{norm}, MNIST, batch {batch}", small(), build, batch, 3, active=16
+    )
 
 
 def cnn_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -68,6 +88,9 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "mlp": lambda: Workload("mlp", "2×200, MNIST, batch 20", small(), mlp, 20, 5, active=32),
     "mlp_ln": lambda: Workload("mlp_ln", "LayerNorm, MNIST, batch 20", small(), mlp_ln, 20, 5, active=32),
     "mlp_bn": lambda: Workload("mlp_bn", "BatchNorm, MNIST, batch 20", small(), mlp_bn, 20, 5, active=32),
+    "cnn_8": lambda: small_cnn_workload("cnn_8", 8, 20),
+    "cnn_16": lambda: small_cnn_workload("cnn_16", 16, 20),
+    "cnn_16_gn": lambda: small_cnn_workload("cnn_16_gn", 16, 20, normalise=True),
     "leaf_cnn": lambda: Workload("leaf_cnn", "FEMNIST's, batch 10", small(), LeafCNN, 10, 3, active=2),
     "cifar10_cnn": lambda: Workload("cifar10_cnn", "3×32×32, batch 32", colours(), CIFAR10CNN, 32, 3, active=4),
     "cnn_gn": lambda: Workload("cnn_gn", "GroupNorm, 3×32×32, batch 32", colours(), cnn_gn, 32, 3, active=2),
@@ -136,7 +159,7 @@ def measure(work: Workload, device: str, repeat: int, seconds: float, clock: str
         "model": work.name,
         "what": work.what,
         "speed": {name: median(name, "plain") for name in rounds},
-        "chosen": rounds["auto"].simulation.trainer.choice.executor,
+        "chosen": rounds["auto"].simulation.trainer.executor_choice.executor,
         "best": best,
         "auto_of_best": median("auto", best),
         "seconds": {name: statistics.median(taken) for name, taken in times.items()},

@@ -90,7 +90,7 @@ def measure(work: Workload, repeat: int, clock: str) -> dict[str, Any]:
     return {
         "workload": work.name,
         "what": work.what,
-        "executor": rounds.simulation.trainer.choice.describe(),
+        "executor": rounds.simulation.trainer.executor_choice.describe(),
         "gflops": {name: counted[name] / statistics.median(taken) / 1e9 for name, taken in times.items()},
         "products_share_of_a_round": statistics.median(shares),
         "seconds": {name: statistics.median(taken) for name, taken in times.items()},

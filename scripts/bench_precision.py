@@ -53,7 +53,7 @@ def measure(work: Workload, device: str, repeat: int, clock: str) -> dict[str, A
         "gain": {name: median(f"{name} full", f"{name} bf16") for name in ("fedsim", "common", "limit")},
         "times_the_limit": {p: median(f"limit {p}", f"fedsim {p}") for p in PRECISIONS},
         "seconds": {name: statistics.median(taken) for name, taken in times.items()},
-        "executor": {p: rounds[p].simulation.trainer.choice.describe() for p in PRECISIONS},
+        "executor": {p: rounds[p].simulation.trainer.executor_choice.describe() for p in PRECISIONS},
     }
 
 

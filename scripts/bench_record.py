@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedsim.run.tracking.environment import environment
+from fedsim.run.tracking.environment import environment_facts
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED_CODE = ("fedsim", "configs", "scripts/bench*", "scripts/client_memory.py")  # what can change a figure
@@ -38,7 +38,7 @@ def save(path: str | Path | None, rows: Any, *, device: torch.device | None = No
 
 def made(device: torch.device) -> dict[str, Any]:
     """Command, date, commit, machine and versions of the benchmark that runs."""
-    facts = environment(device)
+    facts = environment_facts(device)
     machine = {key: facts[key] for key in ("platform", "device", "gpu", "threads")} | hardware()
     return {
         "command": facts["command"],

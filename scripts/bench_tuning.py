@@ -27,9 +27,9 @@ import torch
 
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.studies.results.paired import PairedDifference
-from fedsim.studies.tuning.schedule import Halving
+from fedsim.studies.tuning.schedule import SuccessiveHalving
 from fedsim.studies.tuning.space import Trial
-from fedsim.studies.tuning.tune import Outcome, compose_one, tune
+from fedsim.studies.tuning.tune import TuningOutcome, compose_single_config, tune
 
 COMMON = ["device=cpu", "trainer.trial=false", "tracking.progress=none", "tracking.tensorboard=false"]
 LOGISTIC = ["dataset=digits", "model=linear", "clients=10", "batch_size=10"]
@@ -58,17 +58,17 @@ def problems() -> list[tuple[str, str, list[str], str | None, str]]:
     return [*of_labels, *of_means]
 
 
-def score(outcome: Outcome, trial: Trial, metric: str) -> float:
+def score(outcome: TuningOutcome, trial: Trial, metric: str) -> float:
     """The comparison's metric of a trial after the last round, mean over seeds."""
     tuning = outcome.tuning
     federation = next(of for of in reversed(tuning.federations) if trial in of.trials)
-    return float(federation.values(metric, tuning.rungs[-1])[federation.trials.index(trial)].mean())
+    return float(federation.values(metric, tuning.rung_rounds[-1])[federation.trials.index(trial)].mean())
 
 
-def samples(outcome: Outcome) -> float:
+def samples(outcome: TuningOutcome) -> float:
     """Training samples that all trials processed."""
     tuning, total = outcome.tuning, 0.0
-    for trial in tuning.values:
+    for trial in tuning.values_by_trial:
         federation = next(of for of in reversed(tuning.federations) if trial in of.trials)
         numbers = federation.values("samples", tuning.rounds_of(trial))
         total += float(numbers[federation.trials.index(trial)].sum())
@@ -81,12 +81,15 @@ def compare(problem: tuple[str, str, list[str], str | None, str], rounds: int, s
     words = [*COMMON, *overrides, f"rounds={rounds}", RATES[workload], SERVER]
     row: dict[str, Any] = {"problem": name, "metric": of_comparison}
     with tempfile.TemporaryDirectory() as folder:
-        for way, halving, more in (("full", Halving(eta=1), [f"eval_every={rounds}"]), ("halving", Halving(), [])):
+        for way, halving, more in (
+            ("full", SuccessiveHalving(eta=1), [f"eval_every={rounds}"]),
+            ("halving", SuccessiveHalving(), []),
+        ):
             outcome = tune([*words, *more], seeds, metric, halving, extensions=0, out=Path(folder) / way)
             row[way] = {
                 "chosen": dict(outcome.choice.trial),
                 "score": score(outcome, outcome.choice.trial, of_comparison),
-                "score_of_best": score(outcome, outcome.choice.best, of_comparison),
+                "score_of_best": score(outcome, outcome.choice.best_trial, of_comparison),
                 "samples": samples(outcome),
             }
     row["times_fewer"] = row["full"]["samples"] / row["halving"]["samples"]
@@ -99,7 +102,7 @@ def compare(problem: tuple[str, str, list[str], str | None, str], rounds: int, s
 def timed(workload: str, rounds: int, seeds: int) -> dict[str, Any]:
     """The time of 64 trials beside that of one run."""
     overrides = [*COMMON, *(LOGISTIC if workload == "logistic" else MEANS), "local_steps=5", f"rounds={rounds}"]
-    every = f"eval_every={Halving().first_rung(rounds, 64)}"
+    every = f"eval_every={SuccessiveHalving().first_rung(rounds, 64)}"
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         for way, knobs in (("one run", None), ("64 trials", [RATES[workload], SERVER])):
@@ -116,7 +119,9 @@ def one_run(overrides: Sequence[str], seeds: int, folder: Path) -> None:
     """A single run with the same seeds, in a folder."""
     from fedsim.app.build import build
 
-    simulation, tracking, identity = build(compose_one([*overrides, "lr=0.05", f"seeds={list(range(seeds))}"]))
+    simulation, tracking, identity = build(
+        compose_single_config([*overrides, "lr=0.05", f"seeds={list(range(seeds))}"])
+    )
     simulation.run(folder, False, tracking, identity)
 
 
@@ -126,7 +131,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=54)
     parser.add_argument("--seeds", type=int, default=3, help="of the tuning problems (%(default)s); timed are 5")
-    parser.add_argument("--timed-rounds", type=int, default=600)
+    parser.add_argument("--timed-rounds", type=int, default=600, help="of the timing (%(default)s); 0: no timing")
     parser.add_argument("--repeat", type=int, default=1, help="of the timing (%(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -141,8 +146,8 @@ def main() -> None:
         save(options, rows, [])
         print(f"| {row['problem']} | {row['metric']} | {scores} | {row['times_fewer']:.1f} |", flush=True)
     timings = []
-    for workload in RATES:
-        timed(workload, 2 * Halving().eta, 2)  # what a process imports and compiles once
+    for workload in RATES if options.timed_rounds else ():
+        timed(workload, 2 * SuccessiveHalving().eta, 2)  # what a process imports and compiles once
         repeated = [timed(workload, options.timed_rounds, 5) for _ in range(options.repeat)]
         times = statistics.median(of["times_one_run"] for of in repeated)
         timings.append(
@@ -162,9 +167,9 @@ def save(options: argparse.Namespace, rows: list[dict[str, Any]], timings: list[
         for key in ("score", "score_of_best"):
             gains = PairedDifference(np.array([row[f"gain_in_{key}"] for row in rows if row["metric"] == metric]))
             summary[f"{metric}, {key}"] = {
-                "problems": gains.pairs,
+                "problems": gains.num_pairs,
                 "gain": gains.mean,
-                "interval": list(gains.interval),
+                "interval": list(gains.confidence_interval),
             }
     content = [{"summary": summary, "timings": timings, "problems": rows}]
     bench_record.save(options.json, content, problems=len(rows), rounds=options.rounds, seeds=options.seeds)

@@ -46,6 +46,12 @@ class Benchmark:
 
 BENCHMARKS = {
     "rounds": Benchmark("bench.py", [], ["--only", "a,f", "--repeat", "1", "--population", "2000"]),
+    "grouped": Benchmark(
+        "bench_executors.py",
+        ["--clock", "cpu", "--only", "cnn_8,cnn_16,cnn_16_gn,leaf_cnn,cifar10_cnn"],
+        ["--only", "cnn_8", "--repeat", "1", "--seconds", "0.01"],
+        ONE_THREAD,
+    ),
     "executors": Benchmark(
         "bench_executors.py", ["--clock", "cpu"], ["--only", "linear", "--repeat", "1", "--seconds", "0.01"], ONE_THREAD
     ),
@@ -71,6 +77,12 @@ BENCHMARKS = {
         "bench_tuning.py",
         [],
         ["--problems", "2", "--rounds", "6", "--timed-rounds", "6", "--repeat", "1"],
+        ONE_THREAD,
+    ),
+    "events": Benchmark(
+        "bench_events.py",
+        ["--clock", "cpu"],
+        ["--only=logistic-fedbuff,population", "--repeat=1", "--updates=60", "--skipped=20", "--small-populations"],
         ONE_THREAD,
     ),
     "memory": Benchmark("client_memory.py", [], ["--clients", "20"]),

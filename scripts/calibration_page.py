@@ -11,8 +11,8 @@ from gallery import number
 from papers import CLASSICS, ROOT, Paper, anchor, entry_link, escaped, papers
 
 from fedsim.studies.reproduce.recipe import Recipe
-from fedsim.studies.reproduce.statements import NOT_COVERED, NOT_RUN
-from fedsim.studies.reproduce.stored import Result
+from fedsim.studies.reproduce.statements import NOT_COVERED_VERDICT, NOT_RUN_VERDICT
+from fedsim.studies.reproduce.stored import StoredResult
 
 PAGE = ROOT / "docs" / "calibration.md"
 CLAIMS = "what_the_papers_claim.md"
@@ -32,7 +32,7 @@ def page(read: dict[str, Paper]) -> str:
         "Written by `python scripts/calibration_page.py` from the committed results; do not edit.",
         "",
         "Reference results of federated learning and performative prediction, run with the same harness as the",
-        f"[five papers]({CLAIMS}): what is printed beside what fedsim gives, and why they differ where that is known.",
+        f"[five papers]({CLAIMS}): the printed numbers next to those of fedsim, and why they differ if that is known.",
         "The recipes are in `experiments/`; the scale `smoke` runs each of them in seconds.",
         "",
         "## Printed numbers",
@@ -64,7 +64,7 @@ def page(read: dict[str, Paper]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def results(classics: list[Paper]) -> Iterator[tuple[Paper, Recipe, Result]]:
+def results(classics: list[Paper]) -> Iterator[tuple[Paper, Recipe, StoredResult]]:
     """The committed results in the order of the papers."""
     for paper in classics:
         for result in paper.results:
@@ -95,15 +95,15 @@ def statements(classics: list[Paper]) -> list[str]:
     lines = ["| paper | place | the paper states | verdict |", "|---|---|---|---|"]
     for paper in classics:
         for verdict in paper.verdicts():
-            if verdict.word in (NOT_RUN, NOT_COVERED):
+            if verdict.verdict_label in (NOT_RUN_VERDICT, NOT_COVERED_VERDICT):
                 continue
-            scale = f", scale {verdict.scale}, {verdict.seeds}"
+            scale = f", scale {verdict.scales_text}, {verdict.seeds_text}"
             remark = f": {escaped(verdict.remark)}" if verdict.remark else ""
             cells = [
                 f"[{paper.title}]({CLAIMS}#{anchor(paper.title)})",
                 escaped(verdict.statement.place),
                 escaped(verdict.statement.states),
-                f"**{verdict.word}**{scale}{remark}",
+                f"**{verdict.verdict_label}**{scale}{remark}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -134,7 +134,7 @@ def commands(classics: list[Paper]) -> list[str]:
     lines = ["| command | seconds |", "|---|--:|"]
     total = 0.0
     for _, _, result in results(classics):
-        seconds = sum(result.content.get("seconds", {}).values())
+        seconds = sum(result.report_content.get("seconds", {}).values())
         total += seconds
         lines.append(f"| `fedsim-reproduce {result.recipe} --scale {result.scale}` | {seconds:,.0f} |")
     return [*lines, f"| all | {total:,.0f} |"]

@@ -27,17 +27,17 @@ from papers import (
 
 from fedsim.studies.reproduce import comparison as words
 from fedsim.studies.reproduce.statements import (
-    DEPENDS,
-    HELD,
-    LEVEL,
-    NOT_COVERED,
-    NOT_RUN,
-    NOT_SHOWN,
-    REDUCED,
-    REFUTED,
-    Evidence,
+    DEPENDS_VERDICT,
+    HELD_VERDICT,
+    LEVEL_VERDICT,
+    NOT_COVERED_VERDICT,
+    NOT_RUN_VERDICT,
+    NOT_SHOWN_VERDICT,
+    REDUCED_VERDICT,
+    REFUTED_VERDICT,
+    ComparisonEvidence,
     StatementVerdict,
-    counted,
+    num_seeds_text,
 )
 
 PAGE, README = ROOT / "docs" / "what_the_papers_claim.md", ROOT / "README.md"
@@ -45,7 +45,16 @@ ARGUMENTS = ROOT / "docs" / "claims"
 BEGIN, END = "<!--verdicts-->", "<!--/verdicts-->"
 SECTION = 2  # level of a paper's heading
 LINK = re.compile(r"\$[^$\n]+\$|\]\((?!\w+:|#)([^()\s]+)\)")  # E[x](y) in a formula is no link
-COLUMNS = (HELD, REDUCED, LEVEL, NOT_SHOWN, REFUTED, DEPENDS, NOT_RUN, NOT_COVERED)
+COLUMNS = (
+    HELD_VERDICT,
+    REDUCED_VERDICT,
+    LEVEL_VERDICT,
+    NOT_SHOWN_VERDICT,
+    REFUTED_VERDICT,
+    DEPENDS_VERDICT,
+    NOT_RUN_VERDICT,
+    NOT_COVERED_VERDICT,
+)
 
 
 def main() -> None:
@@ -83,7 +92,7 @@ def table(read: dict[str, Paper], up: str, folders: Iterable[str] = TITLES) -> l
     for folder in folders:
         verdicts = read[folder].verdicts() if folder in read else []
         if verdicts:
-            counts = [sum(verdict.word == word for verdict in verdicts) for word in COLUMNS]
+            counts = [sum(verdict.verdict_label == word for verdict in verdicts) for word in COLUMNS]
             cells = [f"[{title(folder)}]({up}#{anchor(title(folder))})", len(verdicts), *counts]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
@@ -102,7 +111,7 @@ def section(paper: Paper) -> list[str]:
     """A paper: its statements, the reasons of what is refuted, controls of our own, arguments."""
     lines = [f"## {paper.title}"]
     if paper.ledger is not None:
-        about = paper.ledger.paper
+        about = paper.ledger.paper_metadata
         lines += ["", f"[{about['title']}]({about['link']}), {about['authors']}, {about['venue']}, {about['year']}."]
     lines += statements(paper)
     lines += reasons(paper.verdicts())
@@ -124,28 +133,36 @@ def statements(paper: Paper) -> list[str]:
     return lines
 
 
-def tested(evidence: Evidence, paper: Paper) -> str:
+def tested(evidence: ComparisonEvidence, paper: Paper) -> str:
     """What a comparison tests, its verdict, and a link to the result or the command that would make it."""
     name = evidence.recipe
     if evidence.scale:
         where = entry_link(name, evidence.scale, "../")
         now = paper.seeds_now(evidence)
-        since = f", {counted(evidence.seeds)}; the recipe asks for {now} now" if now not in (0, evidence.seeds) else ""
-        said = f"{evidence.word}, {where}{since}"
+        since = (
+            f", {num_seeds_text(evidence.num_seeds)}; the recipe asks for {now} now"
+            if now not in (0, evidence.num_seeds)
+            else ""
+        )
+        said = f"{evidence.comparison_verdict}, {where}{since}"
     else:
         scale = "paper" if "paper" in evidence.comparison.scales else evidence.comparison.scales[0]
-        said = f"{words.NOT_RUN}: `fedsim-reproduce {name} --scale {scale}`"
+        said = f"{words.NOT_RUN_VERDICT}: `fedsim-reproduce {name} --scale {scale}`"
     choice = f"; {escaped(evidence.comparison.choice)}" if evidence.comparison.choice else ""
     return f"{escaped(evidence.comparison.we_test)}{choice} ({said})"
 
 
 def judged(verdict: StatementVerdict) -> str:
     """The verdict in bold, at which scale, and what else must be said."""
-    decided = verdict.scale if verdict.word != words.NOT_RUN else ""
-    scale = f", scale {decided}" + f", {verdict.seeds}" * bool(verdict.seeds) if decided else ""
-    choice = f". Not printed: {escaped(sentence(verdict.statement.choice))}" if verdict.word == DEPENDS else ""
+    decided = verdict.scales_text if verdict.verdict_label != words.NOT_RUN_VERDICT else ""
+    scale = f", scale {decided}" + f", {verdict.seeds_text}" * bool(verdict.seeds_text) if decided else ""
+    choice = (
+        f". Not printed: {escaped(sentence(verdict.statement.choice))}"
+        if verdict.verdict_label == DEPENDS_VERDICT
+        else ""
+    )
     remark = f": {escaped(verdict.remark)}" if verdict.remark else ""
-    return f"**{verdict.word}**{scale}{remark}{choice}"
+    return f"**{verdict.verdict_label}**{scale}{remark}{choice}"
 
 
 def reasons(verdicts: Iterable[StatementVerdict]) -> list[str]:
@@ -153,9 +170,9 @@ def reasons(verdicts: Iterable[StatementVerdict]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for verdict in verdicts:
         for each in verdict.evidence:
-            if each.word == words.CONTRADICTED and each.comparison.reason:
+            if each.comparison_verdict == words.CONTRADICTED_VERDICT and each.comparison.reason:
                 because = f"{sentence(escaped(each.comparison.reason))} Shown by {shown_by(each.comparison, '../')}."
-                named = f"{escaped(verdict.statement.states).rstrip('.')} ({verdict.word})"
+                named = f"{escaped(verdict.statement.states).rstrip('.')} ({verdict.verdict_label})"
                 those = by_reason.setdefault(because, [])
                 those += [named] if named not in those else []
     lines = [f"- {'; '.join(those)}. Because: {because}" for because, those in by_reason.items()]

@@ -16,10 +16,16 @@ WIDTH = "100"
 PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
     ("fedsim table", "fedsim.app.cli", "A table that compares runs: [tables](results.md#tables)."),
     ("fedsim watch", "fedsim.app.cli", "Curves of runs while they are computed: [watch](results.md#while-it-runs)."),
+    ("fedsim tune", "fedsim.app.cli", "Tune settings over several seeds: [tune](how_to_tune.md)."),
+    (
+        "fedsim judge",
+        "fedsim.app.cli",
+        "Whether an advantage is due to the mechanism, to tuning or to the seeds: [judge](how_to_judge.md).",
+    ),
     (
         "fedsim why",
         "fedsim.app.cli",
-        "What availability, client drift and other causes take from a run: [why](how_to_why.md).",
+        "By how much availability, client drift and other causes reduce a run's performance: [why](how_to_why.md).",
     ),
     ("fedsim export", "fedsim.app.cli", "Write a model to a file for PyTorch: [predict](how_to_predict.md)."),
     ("fedsim audit", "fedsim.app.cli", "A lower bound on ε from simulated attacks: [privacy](privacy.md)."),

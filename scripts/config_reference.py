@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from fedsim.app.build import EVALUATION_ARGUMENT_BY_KEY
 from fedsim.app.comments import comments_by_key, first_comment
 from fedsim.app.config import config_folder, groups
-from fedsim.core.constraints import allowed_text, declared_hints
-from fedsim.core.settings import flatten
+from fedsim.core.constraints import declared_type_hints, describe_allowed_values
+from fedsim.core.settings import flatten_settings
 from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
 from fedsim.run.setup import Setup
@@ -178,14 +178,14 @@ def ranges_of_top_level() -> dict[str, str]:
 
 def ranges(made: Any) -> dict[str, str]:
     """Argument → what its declaration allows."""
-    return {name: allowed_text(hint) for name, hint in declared_hints(made).items()} if made else {}
+    return {name: describe_allowed_values(hint) for name, hint in declared_type_hints(made).items()} if made else {}
 
 
 def table(path: Path, prefix: str, known: dict[str, str], ranges: dict[str, str]) -> Iterator[str]:
     """Keys, values, what is allowed, and the comments beside them, or else what the class says."""
     kept = {key: value for key, value in content(path).items() if key not in ("defaults", "hydra", "_target_")}
     said = known | comments_by_key(path)
-    rows = [(name, value) for name, value in flatten(kept) if not name.endswith("_target_")]
+    rows = [(name, value) for name, value in flatten_settings(kept) if not name.endswith("_target_")]
     rows += [(name, value) for name, value in kept.items() if value == {}]
     if rows:
         yield "| key | value | allowed | |"

@@ -13,20 +13,28 @@ import thumbnails
 from papers import CLASSICS, EXPERIMENTS, TITLES, Paper, anchor, escaped, heading, lines_of, papers, sentence, shown_by
 
 import fedsim
-from fedsim.studies.reproduce.comparison import CONTRADICTED, HELD, LEVEL, NOT_RUN, NOT_SHOWN, WORST_FIRST, Judgement
-from fedsim.studies.reproduce.provenance import TRACED, provenance
-from fedsim.studies.reproduce.stored import Result
+from fedsim.studies.reproduce.comparison import (
+    CONTRADICTED_VERDICT,
+    HELD_VERDICT,
+    LEVEL_VERDICT,
+    NOT_RUN_VERDICT,
+    NOT_SHOWN_VERDICT,
+    VERDICTS_WORST_FIRST,
+    Judgement,
+)
+from fedsim.studies.reproduce.provenance import TRACED_STATUS, provenance_text
+from fedsim.studies.reproduce.stored import StoredResult
 
 PAGE = EXPERIMENTS / "README.md"
 STATEMENTS = "docs/what_the_papers_claim.md"
 WITH_STATEMENTS = (*TITLES, *CLASSICS)
 MOST_ROWS = 40  # more numbers than this stay in results.csv
 MARKS = {
-    HELD: "✓ held",
-    CONTRADICTED: "✗ **contradicted**",
-    LEVEL: "= level",
-    NOT_SHOWN: "○ not shown",
-    NOT_RUN: "– not run",
+    HELD_VERDICT: "✓ held",
+    CONTRADICTED_VERDICT: "✗ **contradicted**",
+    LEVEL_VERDICT: "= level",
+    NOT_SHOWN_VERDICT: "○ not shown",
+    NOT_RUN_VERDICT: "– not run",
 }
 
 
@@ -48,7 +56,7 @@ def page(read: dict[str, Paper]) -> str:
         "",
         "Written by `python scripts/gallery.py` from the results in this folder; the page of each result gives its",
         "command. The scale is the size of the runs: `paper` as published, `cpu` smaller, as described on the result's",
-        "page. See also [the main job](quickstart/README.md) and",
+        "page. See also [the quickstart experiment](quickstart/README.md) and",
         "[MNIST under availability](mnist_availability/README.md).",
         "",
         "Each result has comparisons, which are [held, contradicted, level or not shown](../docs/verdicts.md); for the",
@@ -87,28 +95,31 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
     return pages
 
 
-def row(paper: Paper, result: Result) -> str:
+def row(paper: Paper, result: StoredResult) -> str:
     """A result's line of the index, with a small version of its figure."""
     told = "<br>".join(
         f"{escaped(line['name'])}: {number(line['paper'])} → {number(line['ours'], line['std'])}"
         for line in extremes(paper, result)
     )
-    counts = Counter(judgement.word for judgement in paper.judgements(result))
-    counted = ", ".join(f"{counts[word]} {word}" for word in reversed(WORST_FIRST) if counts[word]) or "a figure only"
+    counts = Counter(judgement.verdict for judgement in paper.judgements(result))
+    counted = (
+        ", ".join(f"{counts[word]} {word}" for word in reversed(VERDICTS_WORST_FIRST) if counts[word])
+        or "a figure only"
+    )
     link = f"[{result.recipe}]({paper.folder}/README.md#{anchor(heading(result))})"
-    cells = [picture(paper, result), link, result.scale, told, counted, provenance(result.content)]
+    cells = [picture(paper, result), link, result.scale, told, counted, provenance_text(result.report_content)]
     return f"| {' | '.join(cells)} |"
 
 
-def picture(paper: Paper, result: Result) -> str:
+def picture(paper: Paper, result: StoredResult) -> str:
     """The thumbnail of a result's figure; empty if it has none."""
     if not (result.folder / thumbnails.FIGURE).exists():
         return ""
     folder = result.folder.relative_to(EXPERIMENTS).as_posix()
-    return f"![{escaped(result.content['about'])}]({folder}/{thumbnails.THUMBNAIL})"
+    return f"![{escaped(result.report_content['about'])}]({folder}/{thumbnails.THUMBNAIL})"
 
 
-def extremes(paper: Paper, result: Result) -> list[dict[str, Any]]:
+def extremes(paper: Paper, result: StoredResult) -> list[dict[str, Any]]:
     """Of the first printed measure the number that ours is nearest to and the one it is farthest from."""
     rows = [line for line in result.number_rows if None not in (line["paper"], line["ours"]) and not line.get("fitted")]
     first = next(iter(paper.recipes[result.recipe].paper), "")
@@ -122,9 +133,9 @@ def gap(paper: float, ours: float) -> float:
     return abs(ours - paper) / abs(paper) if paper else math.copysign(math.inf, abs(ours))
 
 
-def entry(paper: Paper, result: Result) -> list[str]:
+def entry(paper: Paper, result: StoredResult) -> list[str]:
     """One figure or table."""
-    content, folder = result.content, result.folder.relative_to(EXPERIMENTS / paper.folder).as_posix()
+    content, folder = result.report_content, result.folder.relative_to(EXPERIMENTS / paper.folder).as_posix()
     lines = [f"## {heading(result)}", "", f"{content['source']}: {sentence(content['about'])}"]
     if content["reduced"]:
         lines.append(f"Smaller than published: {sentence(content['reduced'])}")
@@ -151,16 +162,18 @@ def entry(paper: Paper, result: Result) -> list[str]:
 
 def judged(judgement: Judgement) -> str:
     """A comparison, its verdict, the differences, what the seeds would have shown, and the reason where it has one."""
-    comparison, word = judgement.comparison, judgement.word
+    comparison, word = judgement.comparison, judgement.verdict
     purpose = f"`{comparison.statement}`" if comparison.statement else "ours"
     mark = ", fitted" if comparison.fitted else ""
-    said = f"- {MARKS[word]} ({purpose}{mark}): {escaped(comparison.we_test)}. {sentence(escaped(judgement.detail))}"
-    if judgement.smallest_shown:
-        said += f" Smallest difference detectable with these seeds (80 % power): {judgement.smallest_shown:.2g}."
+    evidence = sentence(escaped(judgement.evidence_text))
+    said = f"- {MARKS[word]} ({purpose}{mark}): {escaped(comparison.we_test)}. {evidence}"
+    if judgement.smallest_detectable_difference:
+        smallest = f"{judgement.smallest_detectable_difference:.2g}"
+        said += f" Smallest difference detectable with these seeds (80 % power): {smallest}."
     if not comparison.reason:
         return said
     because = f"{sentence(escaped(comparison.reason))} Shown by {shown_by(comparison, '../../')}."
-    if word == CONTRADICTED:
+    if word == CONTRADICTED_VERDICT:
         return f"{said} Reason: {because}"
     return f"{said} Why it need not hold in general (these runs do not show it): {because}"
 
@@ -173,8 +186,8 @@ def named(line: dict[str, Any]) -> str:
 def made_by(content: dict[str, Any]) -> str:
     """Version and provenance."""
     version = content["versions"].get("fedsim-torch")
-    state = provenance(content)
-    if state == TRACED:
+    state = provenance_text(content)
+    if state == TRACED_STATUS:
         state = f"sources {content['sources'][:12]}"
     elif content.get("verified"):
         state = f"{len(content['verified'])} of its runs verified with sources {max(content['verified'].values())[:12]}"

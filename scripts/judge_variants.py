@@ -23,7 +23,7 @@ import torch
 
 from fedsim.core.files import without_nan
 from fedsim.studies.judgement.judge import Contest, judge
-from fedsim.studies.judgement.verdict import MECHANISM
+from fedsim.studies.judgement.verdict import MECHANISM_VERDICT
 
 HEAD = '''"""{about}"""
 
@@ -45,24 +45,43 @@ PLAIN = """class {name}(Strategy):
     def aggregate(self, state, report, t):
 {steps}
 """
+STORED = ("name", "real", "verdict", "verdicts", "try", "seconds", "intervals", "chosen")
 FACTORS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.5, 2.0, 3.0, 5.0, 10.0)
 RENAMED = (
     "return replace(state, model=state.model - {eta}report.cohort.mean(report.innovation))",
-    "step = report.cohort.mean(report.innovation)\\nreturn replace(state, model=state.model - {eta}step)",
-    "sent = report.cohort.mean(report.end)\\nstay = report.cohort.mean(report.start)\\n"
+    "step = report.cohort.mean(report.innovation)\nreturn replace(state, model=state.model - {eta}step)",
+    "sent = report.cohort.mean(report.end)\nstay = report.cohort.mean(report.start)\n"
     "return replace(state, model=state.model + {eta}(sent - stay))",
-    "pull = -report.innovation\\nreturn replace(state, model=state.model + {eta}report.cohort.mean(pull))",
-    "half = report.cohort.mean(0.5 * report.innovation)\\n"
-    "return replace(state, model=state.model - {eta}(half + half))",
+    "pull = -report.innovation\nreturn replace(state, model=state.model + {eta}report.cohort.mean(pull))",
+    "half = report.cohort.mean(0.5 * report.innovation)\nreturn replace(state, model=state.model - {eta}(half + half))",
+    "step = report.cohort.mean(report.innovation.flip(1)).flip(1)\n"
+    "return replace(state, model=state.model - {eta}step)",
+    "weights = torch.full_like(report.innovation[:, 0], 7.0)\n"
+    "step = report.cohort.mean(report.innovation, weights)\nreturn replace(state, model=state.model - {eta}step)",
+    "ones = torch.ones_like(report.innovation)\ncount = report.cohort.sum(ones).clamp(min=1)\n"
+    "step = report.cohort.sum(report.innovation) / count\nreturn replace(state, model=state.model - {eta}step)",
+    "middle = report.innovation.shape[1] // 2\n"
+    "blocks = [report.cohort.mean(block) for block in (report.innovation[:, :middle], report.innovation[:, middle:])]\n"
+    "return replace(state, model=state.model - {eta}torch.cat(blocks, 1))",
+    "more, less = report.cohort.mean(3 * report.innovation), report.cohort.mean(2 * report.innovation)\n"
+    "return replace(state, model=state.model - {eta}(more - less))",
 )
 WITHOUT_EFFECT = (
-    "model = state.model - {eta}step\\nreturn replace(state, model=model + 0.0 * step.square())",
-    "length = step.norm(dim=1, keepdim=True).clamp(min=1e-12)\\n"
+    "model = state.model - {eta}step\nreturn replace(state, model=model + 0.0 * step.square())",
+    "length = step.norm(dim=1, keepdim=True).clamp(min=1e-12)\n"
     "return replace(state, model=state.model - {eta}(step / length) * length)",
-    "step = step.clamp(-1e6, 1e6)\\nreturn replace(state, model=state.model - {eta}step)",
-    "centre = state.model.mean(dim=1, keepdim=True)\\n"
+    "step = step.clamp(-1e6, 1e6)\nreturn replace(state, model=state.model - {eta}step)",
+    "centre = state.model.mean(dim=1, keepdim=True)\n"
     "return replace(state, model=(state.model - centre - {eta}step) + centre)",
-    "momentum = 0.0 * step\\nreturn replace(state, model=state.model - {eta}(momentum + step))",
+    "momentum = 0.0 * step\nreturn replace(state, model=state.model - {eta}(momentum + step))",
+    "length = step.norm(dim=1, keepdim=True).clamp(min=1e-12)\n"
+    "return replace(state, model=state.model - {eta}(1e6 / length).clamp(max=1.0) * step)",
+    "return replace(state, model=state.model - {eta}torch.nan_to_num(step, nan=0.0))",
+    "wave = torch.sin(torch.arange(step.shape[1], dtype=step.dtype, device=step.device))\n"
+    "return replace(state, model=(state.model + wave) - {eta}step - wave)",
+    "decay = 0.0\nreturn replace(state, model=(1 - decay) * state.model - {eta}(step + decay * state.model))",
+    "order = step[0].argsort()\nstep = step[:, order][:, order.argsort()]\n"
+    "return replace(state, model=state.model - {eta}step)",
 )
 MEMORY = """@dataclass
 class Remembered(State):
@@ -76,7 +95,7 @@ class {name}(Strategy):
         self.server_lr = server_lr
 
     def initial(self, model, federation):
-        seen = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
+        seen = torch.zeros(federation.num_rows, dtype=model.dtype, device=model.device)
         return Remembered(model, federation.zeros(model.shape[1], dtype=model.dtype), seen, torch.zeros_like(model))
 
     def aggregate(self, state, report, t):
@@ -132,7 +151,7 @@ def variants() -> list[tuple[str, bool, str]]:
     null = []
     for number in range(10):
         rate = number % 2 == 0
-        null.append((f"Renamed{number}", plain(f"Renamed{number}", "FedAvg.", RENAMED[number // 2], rate)))
+        null.append((f"Renamed{number}", plain(f"Renamed{number}", "FedAvg.", RENAMED[number], rate)))
         scaled = f"step = {FACTORS[number]} * report.cohort.mean(report.innovation)\n"
         scaled += "return replace(state, model=state.model - {eta}step)"
         null.append((f"Rescaled{number}", plain(
@@ -147,7 +166,7 @@ def variants() -> list[tuple[str, bool, str]]:
         null.append(
             (f"Reseeded{number}", plain(f"Reseeded{number}", "FedAvg from elsewhere.", RENAMED[0], rate, noise))
         )
-        ineffective = "step = report.cohort.mean(report.innovation)\n" + WITHOUT_EFFECT[number // 2]
+        ineffective = "step = report.cohort.mean(report.innovation)\n" + WITHOUT_EFFECT[number]
         null.append((f"Ineffective{number}", plain(f"Ineffective{number}", "FedAvg and terms.", ineffective, rate)))
     real = [
         (name, HEAD.format(about="Not FedAvg.") + MEMORY.format(name=name, steps=indented(steps)))
@@ -193,11 +212,15 @@ def main() -> None:
             result.write_text(json.dumps(without_nan(content), indent=1))
             print(f"{name} ({'real' if real else 'null'}, {seconds:.0f} s): {judgement.sentence}", flush=True)
         content = json.loads(result.read_text())
-        rows.append({key: content[key] for key in ("name", "real", "verdict", "try", "seconds", "intervals", "chosen")})
+        rows.append({key: content[key] for key in STORED})
     null, reals = ([row for row in rows if row["real"] == kind] for kind in (False, True))
     summary = {
-        "null": len(null), "false_positives": sum(row["verdict"] == MECHANISM for row in null),
-        "real": len(reals), "found": sum(row["verdict"] == MECHANISM for row in reals),
+        "null": len(null), "false_positives": sum(row["verdict"] == MECHANISM_VERDICT for row in null),
+        "real": len(reals), "found": sum(row["verdict"] == MECHANISM_VERDICT for row in reals),
+        "found_on": {
+            kind.name: sum(row["verdicts"][kind.name] == MECHANISM_VERDICT for row in reals)
+            for kind in Contest().environments
+        },
         "most_seconds": max((row["seconds"] for row in rows), default=0.0),
     }  # fmt: skip
     print(summary)

@@ -26,7 +26,8 @@ BEFORE = {
     "What is measured": "A run has those of these columns that its data and model allow: accuracies need labels, "
     "`…_by_client` test samples that belong to clients, `validation_…` samples held out by `partition.validation`, "
     "distances a closed form or a performative shift. If several models are evaluated (`evaluate`), the columns of "
-    "further ones have the prefix `global_` (the server's model) or `client_mean_` (the mean of all clients' models).",
+    "further ones have the prefix `global_` (the server's model), `client_mean_` (the mean of all clients' models) or "
+    "`calibrated_` (the server's model with a [calibrated last layer](results.md#a-calibrated-last-layer)).",
     "Diagnostics": "Columns that [`diagnostics`](results.md#metrics-over-clients) adds, in addition to "
     "statistics over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent`, `…_unseen`, "
     "`…_present` and `…_departed`, appended to the column of a mean over clients.",

@@ -11,10 +11,15 @@ import yaml
 
 from fedsim.studies.reproduce import stored
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.ledger import LEDGER_FILE, Ledger, load_ledger
-from fedsim.studies.reproduce.recipe import Recipe, load, names
-from fedsim.studies.reproduce.statements import Evidence, StatementVerdict, evidence_of, judge_statement
-from fedsim.studies.reproduce.stored import Result
+from fedsim.studies.reproduce.ledger import LEDGER_FILE, StatementLedger, load_ledger
+from fedsim.studies.reproduce.recipe import Recipe, list_recipe_names, load_recipe
+from fedsim.studies.reproduce.statements import (
+    ComparisonEvidence,
+    StatementVerdict,
+    evidence_by_statement,
+    judge_statement,
+)
+from fedsim.studies.reproduce.stored import StoredResult
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
@@ -24,6 +29,10 @@ CLASSICS = {  # results that everybody knows; docs/calibration.md shows them bes
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
     "scaffnew": "Scaffnew",
+    "fednova": "FedNova",
+    "mifa": "MIFA",
+    "qffl": "q-FFL",
+    "afl": "Agnostic federated learning",
     "dsgd": "Decentralised gradient descent",
     "perdomo": "Performative prediction",
     "mendler": "Greedy and lazy deployment",
@@ -37,6 +46,8 @@ OWN = {  # comparisons of our own, in the settings of several papers
     "focus": "FOCUS",
     "amplified_scaffold": "Amplified SCAFFOLD",
     "late": "Late clients",
+    "time_to_accuracy": "Time to accuracy",
+    "tracking": "Tracking data that drift and react",
     "players": "Players in one market",
     "true_size": "A column at its true size",
 }
@@ -56,9 +67,9 @@ class Paper:
     """
 
     folder: str
-    ledger: Ledger | None
+    ledger: StatementLedger | None
     recipes: dict[str, Recipe]
-    results: list[Result] = field(default_factory=list)
+    results: list[StoredResult] = field(default_factory=list)
     judged: dict[tuple[str, str], list[Judgement]] = field(default_factory=dict)
 
     @property
@@ -66,16 +77,16 @@ class Paper:
         """What people call it."""
         return title(self.folder)
 
-    def judgements(self, result: Result) -> list[Judgement]:
+    def judgements(self, result: StoredResult) -> list[Judgement]:
         """Of one of its results."""
         return self.judged[result.recipe, result.scale]
 
-    def evidence(self) -> dict[str, list[Evidence]]:
+    def evidence(self) -> dict[str, list[ComparisonEvidence]]:
         """Statement → the comparisons that decide it; '' → controls of our own."""
-        seeds = {(result.recipe, result.scale): len(result.content["seeds"]) for result in self.results}
-        return evidence_of(self.recipes.values(), self.judged, seeds)
+        seeds = {(result.recipe, result.scale): len(result.report_content["seeds"]) for result in self.results}
+        return evidence_by_statement(self.recipes.values(), self.judged, seeds)
 
-    def seeds_now(self, evidence: Evidence) -> int:
+    def seeds_now(self, evidence: ComparisonEvidence) -> int:
         """How many seeds the recipe asks for at the scale of this evidence; 0 where its overrides do not say."""
         settings = self.recipes[evidence.recipe].settings(evidence.scale) if evidence.scale else []
         lists = [
@@ -94,18 +105,20 @@ class Paper:
 
 def papers(root: Path = EXPERIMENTS) -> dict[str, Paper]:
     """Folder → paper, those with titles first, then the classics."""
-    recipe_names = sorted(names(root), key=stored.in_order)
+    recipe_names = sorted(list_recipe_names(root), key=stored.natural_sort_key)
     folders = {name.partition("/")[0] for name in recipe_names}
     read = {}
     known = [name for name in (*TITLES, *CLASSICS) if name in folders]
     for folder in [*known, *sorted(folders - set(known))]:
         ledger = load_ledger(folder, root) if (root / folder / LEDGER_FILE).exists() else None
-        read[folder] = Paper(folder, ledger, {n: load(n, root) for n in recipe_names if n.startswith(f"{folder}/")})
-    for result in stored.results(root):
+        read[folder] = Paper(
+            folder, ledger, {n: load_recipe(n, root) for n in recipe_names if n.startswith(f"{folder}/")}
+        )
+    for result in stored.load_stored_results(root):
         paper = read.get(result.paper)
         if paper is not None and result.recipe in paper.recipes:
             paper.results.append(result)
-            paper.judged[result.recipe, result.scale] = stored.judge(result, root)
+            paper.judged[result.recipe, result.scale] = stored.judge(result, paper.recipes[result.recipe])
     return read
 
 
@@ -114,7 +127,7 @@ def title(folder: str) -> str:
     return (TITLES | CLASSICS | OWN).get(folder, folder)
 
 
-def heading(result: Result) -> str:
+def heading(result: StoredResult) -> str:
     """Of its entry in the gallery."""
     return f"{result.recipe}, {result.scale}"
 

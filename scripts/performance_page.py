@@ -19,12 +19,15 @@ FIGURES, PAGE, README = ROOT / "docs" / "figures", ROOT / "docs" / "performance.
 BLOCK = re.compile(r"(<!--figures (\w+)-->\n).*?(<!--/figures-->)", re.S)
 Record = Mapping[str, Any]  # one file
 
-EXECUTORS = ("auto", "fused", "vmap", "loop")
+EXECUTORS = ("auto", "fused", "grouped", "vmap", "loop")
 MODELS = {
     "linear": "logistic, MNIST",
     "mlp": "MLP 2×200",
     "mlp_ln": "MLP with LayerNorm",
     "mlp_bn": "MLP with BatchNorm",
+    "cnn_8": "CNN of 8 and 16 channels, MNIST",
+    "cnn_16": "CNN of 16 and 32 channels, MNIST",
+    "cnn_16_gn": "the same with GroupNorm",
     "leaf_cnn": "LEAF's CNN, 6.6 million parameters",
     "cifar10_cnn": "CIFAR-10 CNN",
     "cnn_gn": "CNN with GroupNorm",
@@ -49,6 +52,12 @@ PEERS = {
     "flwr": "Flower {flwr}, 2 Ray workers",
     "loop": "a plain loop over one module",
     "vmap": "only `torch.func.vmap`, without sampling",
+}
+EVENTS = {
+    "cnn-fedasync": "MNIST CNN, `fedasync`",
+    "cnn-fedbuff": "MNIST CNN, `fedbuff`, buffer of 10",
+    "logistic-fedasync": "logistic, MNIST, `fedasync`",
+    "logistic-fedbuff": "logistic, MNIST, `fedbuff`, buffer of 10",
 }
 SWEEPS = {"means": "Gaussian means", "logistic": "logistic regression, digits", "mlp": "MLP of 64 units, digits"}
 WAYS = {
@@ -136,9 +145,10 @@ def population_sentence(record: Record) -> list[str]:
 
 
 def executors_table(record: Record) -> list[str]:
-    lines = ["| | `auto` | `fused` | `vmap` | `loop` | `auto` chose |", "|---|---|---|---|---|---|"]
+    measured = [name for name in EXECUTORS if any(name in row["speed"] for row in record["rows"])]
+    lines = [f"| | {' | '.join(f'`{name}`' for name in measured)} | `auto` chose |", "|---" * (len(measured) + 2) + "|"]
     for row in record["rows"]:
-        speeds = [f"{row['speed'][name]:.2f}" if name in row["speed"] else "–" for name in EXECUTORS]
+        speeds = [f"{row['speed'][name]:.2f}" if name in row["speed"] else "–" for name in measured]
         lines.append(f"| {MODELS[row['model']]} | {' | '.join(speeds)} | {row['chosen']} |")
     return lines
 
@@ -201,14 +211,40 @@ def memory_table(record: Record) -> list[str]:
     return lines
 
 
+def events_table(record: Record) -> list[str]:
+    lines = [
+        "| | fedsim, updates per second | `usual` | `lean` | speed-up over `usual` | speed-up over `lean` |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in record["rows"]:
+        if row["workload"] in EVENTS:
+            rates = [digits(row["updates_per_second"][name]) for name in ("fedsim", "usual", "lean")]
+            ratios = [speed(row["ratio"][name]) for name in ("usual", "lean")]
+            lines.append(f"| {EVENTS[row['workload']]} | {' | '.join(rates + ratios)} |")
+    for row in record["rows"]:
+        if "cost_ratio" in row:
+            (large, fast), (small, slow) = row["updates_per_second"].items()
+            lines += [
+                "",
+                f"With {row['in_flight']:,} clients in flight of a population of {large}, logistic regression and "
+                f"`fedbuff` with a",
+                f"buffer of 100, an update costs {speed(row['cost_ratio'])} as much as in a population of {small} "
+                f"({digits(fast)} and {digits(slow)} updates",
+                "per second).",
+            ]
+    return lines
+
+
 BLOCKS: dict[str, Callable[[Record], list[str]]] = {
     "rounds": rounds_table,
     "population": population_sentence,
     "executors": executors_table,
+    "grouped": executors_table,
     "peak": peak_table,
     "peers": peers_table,
     "sweeps": sweeps_table,
     "memory": memory_table,
+    "events": events_table,
 }
 
 

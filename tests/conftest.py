@@ -86,15 +86,15 @@ class Played:
 def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     """The rounds of a simulation, one by one; states are copies, since client memory may be updated in place."""
     strategy, state = simulation.strategy, simulation.initial_state()
-    memory = simulation.trainer.memory(state.model)
-    simulation.pace.begin()
+    memory = simulation.trainer.initial_memory(state.model)
+    simulation.round_clock.start_round()
     simulation.uplink.remember(memory, simulation.federation, state.model)
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
-        active = simulation.delivery.not_in_flight(simulation.availability.sample(t), memory)
-        cohort = simulation.pace(strategy.cohort(state, active), t)
+        active = simulation.delayed_updates.without_in_flight(simulation.availability.sample(t), memory)
+        cohort = simulation.round_clock(strategy.cohort(state, active), t)
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
-        report = simulation.uplink(simulation.delivery(report, memory), memory)
+        report = simulation.uplink(simulation.delayed_updates(report, memory), memory)
         state = strategy.aggregate(state, report, t)
         yield Played(t, before, report, copy.deepcopy(state))
 

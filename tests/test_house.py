@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -12,10 +13,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
+@functools.cache
+def package_nodes() -> list[tuple[Path, list[ast.AST]]]:
+    """Each file of the package, with its syntax tree."""
+    paths = sorted((ROOT / "fedsim").rglob("*.py"))
+    return [(path, list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))) for path in paths]
+
+
 def test_the_package_imports_nothing_around_it() -> None:
     found = set()
-    for path in (ROOT / "fedsim").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for _, nodes in package_nodes():
+        for node in nodes:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found |= {name.partition(".")[0] for name in names}
@@ -61,12 +69,70 @@ def test_sections_of_docstrings_begin_a_line() -> None:
     )
     found = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
-        for path in (ROOT / "fedsim").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, nodes in package_nodes()
+        for node in nodes
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
         and broken.search(ast.get_docstring(node) or "")
     ]
     assert not found
+
+
+DOCUMENTED_NAMES = re.compile(r"^ *(\*{0,2}\w+(?:, \*{0,2}\w+)*): ")
+
+
+def documented_names(docstring: str) -> set[str]:
+    """The names that the sections on arguments and attributes describe."""
+    names, indent = set[str](), -1
+    for line in docstring.splitlines():
+        width = len(line) - len(line.lstrip())
+        if re.fullmatch(r" *(?:Args|Attributes):", line):
+            indent = width + 4
+        elif line.strip() and width < indent:
+            indent = -1
+        elif width == indent and (match := DOCUMENTED_NAMES.match(line)):
+            names |= set(match[1].replace("*", "").split(", "))
+    return names
+
+
+def bound_names(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
+    """What a class or function binds: parameters of its functions, fields, methods and attributes of self."""
+    names = {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and ast.unparse(child.value) == "self":
+            names.add(child.attr)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            names.add(child.id)
+        elif isinstance(child, ast.FunctionDef):
+            names.add(child.name)
+    return names
+
+
+def test_docstrings_describe_names_that_exist() -> None:
+    """A renamed attribute keeps its old name in the docstring otherwise. What a class inherits, or hands on to its
+    subclasses, counts as its own."""
+    documented: list[tuple[str, str, set[str]]] = []
+    bound: dict[str, set[str]] = {}
+    relatives: dict[str, set[str]] = {}
+    for path, nodes in package_nodes():
+        for node in nodes:
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                continue
+            names = documented_names(ast.get_docstring(node) or "")
+            if isinstance(node, ast.FunctionDef):
+                assert names <= bound_names(node) | {"options"}, (path.name, node.name, names - bound_names(node))
+                continue
+            documented.append((path.name, node.name, names))
+            bound.setdefault(node.name, set()).update(bound_names(node))
+            for base in re.findall(r"\w+", " ".join(map(ast.unparse, node.bases))):
+                relatives.setdefault(node.name, set()).add(base)
+                relatives.setdefault(base, set()).add(node.name)
+    missing = []
+    for file, name, names in documented:
+        near = {name} | relatives.get(name, set())
+        near |= {further for relative in relatives.get(name, ()) for further in relatives.get(relative, ())}
+        unknown = names - {n for relative in near for n in bound.get(relative, ())}
+        missing += [f"{file}: {name}: {n}" for n in sorted(unknown)]
+    assert not missing
 
 
 def test_no_table_is_indexed_by_one_client_under_vmap() -> None:

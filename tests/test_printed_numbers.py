@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 from fedsim.app import cli
 from fedsim.run.tracking.metrics_csv import read_metrics
-from fedsim.studies.results.run_measures import Cell, final_metric_measure
+from fedsim.studies.results.run_measures import TableCell, final_metric_measure
 from fedsim.studies.results.runs import Run
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def test_tables_of_runs_are_those_of_the_committed_results(page: Path, folder: P
         elif cells[0] in runs and len(cells) == len(header) + 1:
             run = runs[cells[0]]
             assert cells[1:] == [
-                Cell(run.final_values(name)).entry(final_metric_measure(name, [run]))[0] for name in header
+                TableCell(run.final_values(name)).format_entry(final_metric_measure(name, [run]))[0] for name in header
             ], cells[0]
             met.add(cells[0])
     assert met == set(runs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from fedsim import ConfigError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 
 
 def gpt2(
@@ -30,7 +30,7 @@ def gpt2(
         weights: a backbone that `save_pretrained` wrote, for the same vocabulary; width, heads and layers are its own.
     """
     try:
-        torchvision()  # transformers imports it, and cannot where its operators are built for another PyTorch
+        import_torchvision()  # transformers imports it, and cannot where its operators are built for another PyTorch
         from peft import LoraConfig, get_peft_model
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:

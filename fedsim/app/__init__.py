@@ -1,1 +1,1 @@
-"""What a person meets: command line, configurations, sweeps, recipes. PyTorch is imported only where a run begins."""
+"""The user interface: command line, configurations, sweeps and recipes. PyTorch is imported only where a run begins."""

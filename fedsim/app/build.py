@@ -1,4 +1,4 @@
-"""From a Hydra configuration to a `Simulation`: every object built, every mistake one sentence that names its key."""
+"""Build a `Simulation` from a Hydra configuration; each mistake raises an error of one sentence that names its key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.app.config import groups, resolved_settings, run_identity, top_level
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
     from fedsim.core.ranks import Ranks
@@ -57,7 +57,7 @@ EXECUTION_ARGUMENT_BY_KEY = {"device": "device", "deterministic": "deterministic
 def build(
     cfg: DictConfig, ranks: Ranks | None = None, shared: dict[str, Any] | None = None, trusted: Sequence[str] = ()
 ) -> tuple[Simulation, Tracking, dict[str, Any]]:
-    """Everything a run needs: the simulation, what is tracked, and the settings a resumed run must share.
+    """Build what a run needs: the simulation, its tracking options, and the settings that a resumed run must share.
 
     Args:
         cfg: the configuration.
@@ -115,8 +115,8 @@ def build(
                 **components,
                 **setup,
             )
-        watching = _instantiate("tracking", tracking, names)
-    return simulation, watching, run_identity(cfg)
+        tracking_options = _instantiate("tracking", tracking, names)
+    return simulation, tracking_options, run_identity(cfg)
 
 
 def _check_names(settings: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def _check_names(settings: dict[str, Any]) -> None:
     setting_names = top_level()
     for name in settings:
         if name not in setting_names:
-            raise ConfigError(f"{name} is not a setting{checks.nearest(name, setting_names)}")
+            raise ConfigError(f"{name} is not a setting{checks.nearest_name_hint(name, setting_names)}")
     for name in (
         *TOP_LEVEL,
         *EVALUATION_ARGUMENT_BY_KEY,
@@ -157,7 +157,7 @@ def _loss(name: Any) -> Any:
     if not isinstance(name, str) or "." not in name:
         return name
     try:
-        return targets.resolve("model.loss", name, LOSS_KIND)
+        return targets.resolve_target("model.loss", name, LOSS_KIND)
     except ConfigError:
         raise
     except Exception as error:  # the user's own module may raise anything
@@ -166,14 +166,14 @@ def _loss(name: Any) -> Any:
 
 @contextlib.contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Sizes beyond all memory are the configuration's mistake."""
-    from fedsim.trainer.device_memory import out_of_memory
+    """Report sizes that exceed the memory as mistakes of the configuration."""
+    from fedsim.trainer.device_memory import is_out_of_memory
 
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
-        if not isinstance(error, (MemoryError, OverflowError)) and not out_of_memory(error):
+        if not isinstance(error, (MemoryError, OverflowError)) and not is_out_of_memory(error):
             raise
         raise ConfigError(f"the sizes of this configuration need more memory than there is ({reason})") from error
 
@@ -184,7 +184,7 @@ def _keys(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        error.renamed(names)
+        error.with_renamed_keys(names)
         raise
 
 
@@ -193,7 +193,7 @@ def setting_names(cfg: DictConfig) -> dict[str, str]:
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
     names = {}
-    for name, value in flatten({str(k): v for k, v in raw.items()}):
+    for name, value in flatten_settings({str(k): v for k, v in raw.items()}):
         match = re.search(r"\$\{(\w+)\}", value) if isinstance(value, str) else None
         if match and match[1] not in groups():
             names[name] = match[1]
@@ -201,7 +201,7 @@ def setting_names(cfg: DictConfig) -> dict[str, str]:
 
 
 def _check_node(path: str, node: dict[str, Any]) -> None:
-    """Values that stand where a choice of a group is wanted."""
+    """Refuse values where a choice of a group is expected."""
     for key, value in node.items():
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
@@ -210,10 +210,10 @@ def _check_node(path: str, node: dict[str, Any]) -> None:
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
 
 
-def _check_part(spec: targets.Part, names: dict[str, str]) -> None:
+def _check_part(spec: targets.ConfiguredObject, names: dict[str, str]) -> None:
     """The types of one object's settings."""
     argument_keys = {name: names.get(f"{spec.key}.{name}", f"{spec.key}.{name}") for name in spec.arguments}
-    check_types(spec.call, spec.arguments, argument_keys)
+    check_types(spec.factory, spec.arguments, argument_keys)
 
 
 def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
@@ -224,8 +224,8 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         choices = ", ".join(groups().get(group, []))
         raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
     _check_node(group, node)
-    root = targets.parse(group, node, KINDS[group])
-    for component in root.nested_parts():
+    root = targets.parse_object(group, node, KINDS[group])
+    for component in root.nested_objects():
         _check_part(component, names)
     try:
         with _keys(names):
@@ -245,8 +245,8 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
 
     if node.get("_target_", targets.MISSING_VALUE) == targets.MISSING_VALUE:
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
-    component = targets.parse("model", node, KINDS["model"])
+    component = targets.parse_object("model", node, KINDS["model"])
     _check_part(component, names)
     return functools.partial(
-        component.call, **{name: value for name, value in node.items() if name in component.arguments}
+        component.factory, **{name: value for name, value in node.items() if name in component.arguments}
     )

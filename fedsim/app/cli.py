@@ -28,10 +28,11 @@ from fedsim.app.config import config_folder, groups, resolved_settings
 from fedsim.app.explain import composition_error_text, explain, unresolved_reason, without_line_breaks
 from fedsim.app.folders import RESUME_MODES, override_key, run_folder
 from fedsim.app.imports import import_simulator
+from fedsim.app.log_scale import log_in_overrides
 from fedsim.app.single_composition import reuse_composition
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_folder_free
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 from fedsim.core.speaking import ignore_broken_pipes, log_messages_once, log_to_stderr, tolerate_broken_pipes
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
@@ -68,7 +69,7 @@ def _main() -> None:
 
 
 def _hand_to_hydra() -> str | None:
-    """Have Hydra call `_run_job`, once or for every run of a sweep; what broke a sweep off, None where nothing did."""
+    """Let Hydra call `_run_job`, once or for every run of a sweep; return the error that ended a sweep, or None."""
     is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if is_distributed:
         _check_single_run()
@@ -76,7 +77,10 @@ def _hand_to_hydra() -> str | None:
     else:
         handlers = _sigterm_interrupts()
     try:
-        with hydra_section.refuse_unsafe_compositions(), reuse_composition(), help_page.ordered_groups(), handlers:
+        with (
+            hydra_section.refuse_unsafe_compositions(), reuse_composition(), log_in_overrides(),
+            help_page.ordered_groups(), handlers,
+        ):  # fmt: skip
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_run_job)()
     except (HydraException, OmegaConfBaseException) as error:
         if sweep.SweepCallback.records is None:
@@ -123,18 +127,18 @@ def flags_first(arguments: list[str]) -> list[str]:
 
 
 def _is_raised_by_run(error: BaseException) -> bool:
-    """Did a run raise it, and not Hydra before the run?"""
+    """Whether a run raised the error, and not Hydra before the run."""
     return any(frame.f_code is _run_job.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _check_single_run() -> None:
-    """What ranks of several need: one run."""
+    """Check that several ranks are given a single run, not a sweep."""
     if {"-m", "--multirun"} & set(sys.argv):
         sys.exit("fedsim: a sweep (-m) cannot be divided among ranks; start torchrun once for every run")
 
 
 def _prepare_process() -> None:
-    """What every process needs: the user's own package is found, as with `python -m`, and logs are shown."""
+    """Prepare a process: put the user's own package on the import path, as `python -m` does, and show logs."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     threading.excepthook = _end_on_thread_error
@@ -144,10 +148,10 @@ def _prepare_process() -> None:
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
 
 
-def _end_on_thread_error(failed: threading.ExceptHookArgs) -> None:
-    """Where TensorBoard's thread cannot write, the run meets the same error as it flushes, and ends by it."""
-    if not isinstance(failed.exc_value, OSError):
-        threading.__excepthook__(failed)
+def _end_on_thread_error(hook_args: threading.ExceptHookArgs) -> None:
+    """End the process by the error of TensorBoard's thread, which the run meets as well when it flushes."""
+    if not isinstance(hook_args.exc_value, OSError):
+        threading.__excepthook__(hook_args)
 
 
 def _run_job(cfg: DictConfig) -> float | None:
@@ -155,10 +159,10 @@ def _run_job(cfg: DictConfig) -> float | None:
     import_simulator()
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
-        from fedsim.run.determinism import deterministic
+        from fedsim.run.determinism import deterministic_algorithms
         from fedsim.trainer import run_to_completion
 
-        with deterministic(cfg.deterministic is True):
+        with deterministic_algorithms(cfg.deterministic is True):
             return run_to_completion(sweep_run_steps(cfg))
     _prepare_process()
     if problem := unresolved_reason(cfg):
@@ -174,15 +178,15 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     why it did not get there and what to do."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.stopping import Stopped
-    from fedsim.trainer.device_memory import device_memory_error, out_of_memory
+    from fedsim.trainer.device_memory import device_memory_error, is_out_of_memory
 
-    ranks, folder, choices, unnamed = Ranks(), Path(), _group_choices(), cfg.out is None
+    ranks, folder, choices, has_default_folder = Ranks(), Path(), _group_choices(), cfg.out is None
     try:
-        ranks = Ranks.join()
+        ranks = Ranks.join_group()
         folder = _choose_run_folder(cfg, ranks, hydra_folder)
         result = _run_or_cause(cfg, folder, choices, ranks)
     except ConfigError as error:
-        if unnamed:  # it was made for this run, which leaves nothing in it
+        if has_default_folder:  # it was made for this run, which leaves nothing in it
             _remove_if_empty(folder)
         sys.exit(f"fedsim: {without_line_breaks(str(error))}")
     except DivergenceError as error:
@@ -199,7 +203,7 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     except PeerError as error:
         _end_without_peers(error, folder)
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         sys.exit(f"fedsim: {device_memory_error(str(cfg.device))}\nfedsim: {_resume_hint(folder)}")
     ranks.leave_group()
@@ -207,7 +211,7 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
 
 
 def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks) -> Result:
-    """As `run`; of a run that was asked to stop and then failed, the failure is what is raised."""
+    """Run as `run` does; if a run was asked to stop and then failed, raise the failure."""
     from fedsim.run.stopping import Stopped
 
     try:
@@ -220,13 +224,13 @@ def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks:
 
 def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: Any) -> TaskGenerator[Result]:
     """The steps of a run; its folder is logged once it exists, and not before an error of the configuration."""
-    steps, logged = simulation.steps(folder, *arguments), False
+    steps, logged = simulation.run_steps(folder, *arguments), False
     try:
-        work = next(steps)
+        local_task = next(steps)
         log.info("run: %s", folder)
         logged = True
         while True:
-            work = steps.send((yield work))
+            local_task = steps.send((yield local_task))
     except StopIteration as end:
         if not logged:  # of a run with no round left
             log.info("run: %s", folder)
@@ -280,12 +284,12 @@ def _resume_hint(folder: Path) -> str:
 
 
 def _resume_overrides(folder: Path) -> str:
-    """What a command needs to go on with the run in this folder."""
+    """The overrides with which a command continues the run in this folder."""
     return f"resume=auto out={folder}"
 
 
 def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
-    """Of a run; the first rank, if there are several, makes what has no name yet."""
+    """Choose the folder of a run; with several ranks, the first one creates a folder that has no name yet."""
     if of_hydra != ".":
         raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; give out={of_hydra}")
     folder, problem = Path(), ""
@@ -302,10 +306,10 @@ def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
 
 
 def sweep_run_steps(
-    cfg: DictConfig, shared: dict[str, Any] | None = None, drive: Drive | None = None
+    cfg: DictConfig, shared: dict[str, Any] | None = None, run_rounds: Drive | None = None
 ) -> TaskGenerator[float | None]:
     """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them,
-    `drive` as `steps` takes it."""
+    `run_rounds` as `steps` takes it."""
     _prepare_process()
     hydra_config = HydraConfig.get()
     launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
@@ -316,7 +320,7 @@ def sweep_run_steps(
         per_choice.apply_choice_settings(cfg, _group_choices(), _override_texts(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
-    run = functools.partial(run_steps, cfg, folder, _group_choices(), shared=shared, drive=drive)
+    run = functools.partial(run_steps, cfg, folder, _group_choices(), shared=shared, run_rounds=run_rounds)
     return sweep.sweep_job(cfg, folder, run, one_line_result)
 
 
@@ -326,7 +330,7 @@ def _override_texts(overrides: Any) -> list[str]:
 
 
 def _group_choices() -> dict[str, str]:
-    """Of the groups of the run at hand, Hydra's own left out."""
+    """The choices of the groups of this run, without Hydra's own groups."""
     return {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
 
 
@@ -340,15 +344,15 @@ def run(
     folder: Path,
     choices: dict[str, str],
     ranks: Ranks | None = None,
-    drive: Drive | None = None,
+    run_rounds: Drive | None = None,
 ) -> Result:
-    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs, `drive` as
-    `run_steps` takes it."""
-    from fedsim.run.determinism import deterministic
+    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs, `run_rounds`
+    as `run_steps` takes it."""
+    from fedsim.run.determinism import deterministic_algorithms
     from fedsim.trainer import run_to_completion
 
-    with deterministic(cfg.deterministic is True):
-        return run_to_completion(run_steps(cfg, folder, choices, ranks, drive=drive))
+    with deterministic_algorithms(cfg.deterministic is True):
+        return run_to_completion(run_steps(cfg, folder, choices, ranks, run_rounds=run_rounds))
 
 
 def run_steps(
@@ -358,11 +362,11 @@ def run_steps(
     ranks: Ranks | None = None,
     shared: dict[str, Any] | None = None,
     trusted: Sequence[str] | None = None,
-    drive: Drive | None = None,
+    run_rounds: Drive | None = None,
 ) -> TaskGenerator[Result]:
     """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them, `trusted` the
-    packages that the user named; None: as the overrides of this process say. `drive` takes the simulation, then what
-    `Simulation.steps` takes, and is used in its place."""
+    packages that the user named; None: as the overrides of this process say. `run_rounds` takes the simulation, then
+    what `Simulation.run_steps` takes, and is used in its place."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
 
@@ -373,8 +377,8 @@ def run_steps(
     has_checkpoint = ranks.broadcast_object((folder / CHECKPOINT).exists())
     if has_checkpoint and resume == "never":
         raise ConfigError(
-            f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "
-            "it afresh, or choose another out"
+            f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to "
+            "start again, or choose another out"
         )
     if not has_checkpoint and resume not in RESUME_MODES:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
@@ -393,7 +397,7 @@ def run_steps(
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
     arguments = (folder, resume != "overwrite", tracking, identity, settings, yaml)
-    return (yield from (simulation.steps(*arguments) if drive is None else drive(simulation, *arguments)))
+    return (yield from (simulation.run_steps(*arguments) if run_rounds is None else run_rounds(simulation, *arguments)))
 
 
 def _sweeper_parameter_keys() -> set[str]:
@@ -404,7 +408,7 @@ def _sweeper_parameter_keys() -> set[str]:
 
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run in a table of runs: no class paths, and none twice (local.lr is lr)."""
-    settings = dict(flatten(identity))
+    settings = dict(flatten_settings(identity))
     duplicated_keys = {
         key for key, value in settings.items() if "." in key and settings.get(key.rpartition(".")[2], ...) == value
     }
@@ -414,22 +418,22 @@ def table_row(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_line_result(result: Result) -> str:
-    """What a finished run of a sweep prints: the sweep says at its end what may be done with all of them."""
+    """The line that a finished run of a sweep prints: the sweep prints at its end what can be done with all runs."""
     from fedsim.app.job_progress import LEADING_METRICS
-    from fedsim.run.tracking.result import spread
+    from fedsim.run.tracking.result import format_spread
 
     names = [name for name in LEADING_METRICS if name in result.final][:3] or list(result.final)[:3]
-    metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in names)
+    metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{format_spread(result.final[name][1])}" for name in names)
     stop_note = f", stopped by {result.stopped}" if result.stopped else ""
     return f"{metrics} after {result.history[-1]['round']} rounds in {result.seconds:.1f} s{stop_note}: {result.folder}"
 
 
 def report(result: Result) -> str:
-    """What a finished run prints."""
-    from fedsim.run.tracking.result import spread
+    """The report that a finished run prints."""
+    from fedsim.run.tracking.result import format_spread
 
     width = max(24, *map(len, result.final))
-    lines = [f"  {name:{width}} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
+    lines = [f"  {name:{width}} {mean:.4g}{format_spread(std)}" for name, (mean, std) in result.final.items()]
     speed = result.samples / max(result.seconds, 1e-9)
     return "\n".join(
         [

@@ -1,4 +1,5 @@
-"""What a configuration file says about its keys: the comment on a key's line, and those below that go on with it."""
+"""Comments of a configuration file about its keys: the comment on a key's line, and the lines below that continue
+it."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ def comments_by_key(path: Path) -> dict[str, str]:
     root, lines = yaml.compose(text), text.splitlines()
     if not isinstance(root, yaml.MappingNode):
         return {}
-    return {key: comment for key, node in _leaves(root, "") if (comment := _trailing_comment(lines, node))}
+    return {key: comment for key, node in _leaf_settings(root, "") if (comment := _trailing_comment(lines, node))}
 
 
 def first_comment(path: Path) -> str:
-    """What the whole file is for: the comment lines that it begins with."""
+    """The purpose of the file: the comment lines with which it begins."""
     comment_lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -28,11 +29,11 @@ def first_comment(path: Path) -> str:
     return " ".join(comment_lines)
 
 
-def _leaves(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]]:
+def _leaf_settings(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]]:
     """Every dotted key that is no mapping itself, and its value."""
     for name, value in node.value:
         if isinstance(value, yaml.MappingNode) and not value.flow_style:
-            yield from _leaves(value, f"{path}{name.value}.")
+            yield from _leaf_settings(value, f"{path}{name.value}.")
         else:
             yield f"{path}{name.value}", value
 
@@ -41,8 +42,8 @@ def _trailing_comment(lines: list[str], value: yaml.Node) -> str:
     """The comment behind a value, and the lines below it that hold a comment alone, indented."""
     if value.start_mark.line != value.end_mark.line:
         return ""
-    _, sign, comment = lines[value.end_mark.line][value.end_mark.column :].partition("#")
-    if not sign:
+    _, hash_sign, comment = lines[value.end_mark.line][value.end_mark.column :].partition("#")
+    if not hash_sign:
         return ""
     comment_lines = [comment.strip()]
     for line in lines[value.end_mark.line + 1 :]:

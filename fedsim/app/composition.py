@@ -1,4 +1,4 @@
-"""Configurations composed by Hydra from overrides, outside of Hydra's own application."""
+"""Configurations composed by Hydra from overrides, without running Hydra's application."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from fedsim.app import per_choice
@@ -14,9 +15,14 @@ from fedsim.app.config import config_folder
 
 @contextlib.contextmanager
 def hydra_context() -> Iterator[None]:
-    """Hydra, ready to compose our configurations."""
-    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        yield
+    """Hydra, ready to compose our configurations, also inside of Hydra's own application."""
+    application = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = application
 
 
 def compose(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What may be in a configuration, and what of it a run is: groups, keys, the names of run folders."""
+"""The content of configurations: groups, keys, the identity of a run and the names of run folders."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.app.folders import job_folder
-from fedsim.core.settings import flatten
-from fedsim.core.targets import current_names
+from fedsim.core.settings import flatten_settings
+from fedsim.core.targets import with_current_targets
 
 # Settings that decide where and how a run is computed, but not what.
 KEYS_WITHOUT_EFFECT = (
@@ -40,8 +40,8 @@ KEYS_FREE_ON_RESUME = (*KEYS_WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite
 def config_folder() -> Path:
     """The folder of the YAML files: inside an installed wheel, else beside the package in the checkout."""
     package = Path(fedsim.__file__).parent
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    installed_folder = package / "configs"
+    return installed_folder if installed_folder.is_dir() else package.parent / "configs"
 
 
 def register_resolvers() -> None:
@@ -73,7 +73,7 @@ def choice_target(group: str, choice: str) -> str:
 
 
 def top_level() -> list[str]:
-    """What may stand at the top of a configuration: keys, and groups that are not within others."""
+    """The keys at the top level of a configuration, and the groups that are not inside others."""
     return [*_top_level(), *(name for name in groups() if "/" not in name)]
 
 
@@ -110,16 +110,17 @@ def keys() -> dict[str, list[str]]:
 
 
 def run_identity(cfg: DictConfig, free_keys: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
-    """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
-    settings = current_names(dict(flatten(resolved_settings(cfg))))
+    """The settings that identify a run, as dotted keys: all but the free ones; by default those that a resumed run must
+    share."""
+    settings = with_current_targets(dict(flatten_settings(resolved_settings(cfg))))
     return {name: value for name, value in settings.items() if not name.startswith(free_keys)}
 
 
 def resolved_settings(cfg: DictConfig) -> dict[str, Any]:
     """All settings, interpolations resolved."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items()}
+    plain_settings = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain_settings, dict)
+    return {str(k): v for k, v in plain_settings.items()}
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fedsim.app import commands
 from fedsim.app.comments import comments_by_key
 from fedsim.app.config import config_folder, groups, keys
 from fedsim.core import checks
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 
 INTERPOLATION_ERRORS = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
 # Launchers and sweepers that an extra brings → its name.
@@ -48,7 +48,7 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
         group_choices = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
         exact = [option for option in group_choices if option.endswith(f"={match[1]}")]
-        suggestion_text = checks.suggestion(exact) or checks.nearest(
+        suggestion_text = checks.did_you_mean(exact) or checks.nearest_name_hint(
             match[1], [*commands.COMMAND_DESCRIPTIONS, *keys(), *groups(), *group_choices]
         )
         return f"{match[1]!r} lacks a value; give key=value or group=choice{suggestion_text}"
@@ -56,21 +56,25 @@ def explain(error: BaseException) -> str:
 
 
 def unresolved_reason(cfg: DictConfig) -> str | None:
-    """Of the settings that are those of others, or of the environment, the one that leads nowhere, in one sentence."""
+    """One sentence about a setting that refers to another setting or to the environment, and cannot be resolved."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
     interpolations = {
-        key: v for key, v in flatten({str(k): v for k, v in raw.items()}) if isinstance(v, str) and "${" in v
+        key: v for key, v in flatten_settings({str(k): v for k, v in raw.items()}) if isinstance(v, str) and "${" in v
     }
-    broken: dict[str, OmegaConfBaseException] = {}
+    unresolved_errors: dict[str, OmegaConfBaseException] = {}
     for key in interpolations:
         try:
             OmegaConf.select(cfg, key)
         except OmegaConfBaseException as error:
-            broken[key] = error
-    for key, reason in sorted(broken.items(), key=lambda item: f"${{{item[0]}}}" not in interpolations[item[0]]):
+            unresolved_errors[key] = error
+    for key, reason in sorted(
+        unresolved_errors.items(), key=lambda item: f"${{{item[0]}}}" not in interpolations[item[0]]
+    ):
         references = re.findall(r"\$\{([\w.]+)\}", interpolations[key])
-        if not any(reference in broken and reference != key for reference in references) or "Recursive" in str(reason):
+        if not any(
+            reference in unresolved_errors and reference != key for reference in references
+        ) or "Recursive" in str(reason):
             return f"{key}={interpolations[key]}: {_interpolation_text(reason)}"
     return None
 
@@ -84,7 +88,10 @@ def _interpolation_text(error: BaseException) -> str:
             "what to take then"
         )
     if match := re.search(r"Interpolation key '([^']+)' not found", text):
-        return f"{match[1]} is not a setting{checks.nearest(match[1], keys()) or '; give one that is, or a value'}"
+        return (
+            f"{match[1]} is not a "
+            f"setting{checks.nearest_name_hint(match[1], keys()) or '; give one that is, or a value'}"
+        )
     if "Recursive" in text:
         return "this leads back to itself; give a value"
     if match := re.search(r"Unsupported interpolation type (\S+)", text):
@@ -108,7 +115,7 @@ def without_line_breaks(text: str) -> str:
 
 
 def composition_error_text(error: ValueError | OSError) -> str:
-    """What stopped Hydra from composing the configuration or from making the run folder."""
+    """One sentence about the error that kept Hydra from composing the configuration or from creating the run folder."""
     if isinstance(error, OSError):
         return f"out={error.filename} cannot be made ({error.strerror}); choose another folder"
     return f"the command cannot be composed ({without_line_breaks(str(error))}); fedsim --help lists groups and keys"
@@ -123,12 +130,12 @@ def _missing_extra_text(extra: str, feature: str) -> str:
     return f"{feature} is an extra; pip install 'fedsim-torch[{extra}]'"
 
 
-def _unknown_choice_text(group: str, choice: str, existing: list[str]) -> str:
+def _unknown_choice_text(group: str, choice: str, existing_choices: list[str]) -> str:
     if f"{group}/{choice}" in EXTRA_BY_CHOICE:
         return _missing_extra_text(EXTRA_BY_CHOICE[f"{group}/{choice}"], f"{group}={choice}")
     extras = [name.rpartition("/")[2] for name in EXTRA_BY_CHOICE if name.startswith(f"{group}/")]
-    options = sorted({*groups().get(group, []), *existing, *extras})
-    return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
+    options = sorted({*groups().get(group, []), *existing_choices, *extras})
+    return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest_name_hint(choice, options)}"
 
 
 def _unknown_key_text(name: str) -> str:
@@ -142,32 +149,41 @@ def _unknown_key_text(name: str) -> str:
 
 def _misplaced_group_text(name: str) -> str:
     """availability/base goes with what lists `base` among its defaults."""
-    outer, _, inner = name.rpartition("/")
-    if not outer:
+    outer_group, _, inner_group = name.rpartition("/")
+    if not outer_group:
         return f"{name} takes the name of a choice, one of {', '.join(groups()[name])}; keys in it go by {name}.KEY="
     fitting_choices = []
-    for choice in groups().get(outer, []):
-        with open(config_folder() / outer / f"{choice}.yaml", encoding="utf-8") as file:
+    for choice in groups().get(outer_group, []):
+        with open(config_folder() / outer_group / f"{choice}.yaml", encoding="utf-8") as file:
             defaults = (yaml.safe_load(file) or {}).get("defaults", [])
-        if any(isinstance(entry, dict) and inner in entry for entry in defaults):
+        if any(isinstance(entry, dict) and inner_group in entry for entry in defaults):
             fitting_choices.append(choice)
-    return f"{name} does not belong to the chosen {outer}; it goes with {outer}={', '.join(fitting_choices)}"
+    return (
+        f"{name} does not belong to the chosen {outer_group}; it goes with {outer_group}={', '.join(fitting_choices)}"
+    )
 
 
 def _nearest_key(name: str) -> str:
     """'; did you mean …?' for a key: of the top level, or one of the same last word, or one that looks alike."""
     options = [*keys(), *groups()]
-    top_level_keys, last = [option for option in options if not {".", "/"} & set(option)], name.rpartition(".")[2]
-    if "." not in name and (suggestion_text := checks.nearest(name, top_level_keys)):
+    top_level_keys, last_component = (
+        [option for option in options if not {".", "/"} & set(option)],
+        name.rpartition(".")[2],
+    )
+    if "." not in name and (suggestion_text := checks.nearest_name_hint(name, top_level_keys)):
         return suggestion_text
-    deeper = [option for option in keys() if option.rpartition(".")[2] == last]
-    siblings = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
+    nested_matches = [option for option in keys() if option.rpartition(".")[2] == last_component]
+    matches_in_section = [option for option in nested_matches if option.partition(".")[0] == name.partition(".")[0]]
     similar_keys = [
         key
         for key, comment in comments_by_key(config_folder() / "config.yaml").items()
         if _key_as_words(name) in comment
     ]
-    return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(similar_keys)
+    return (
+        checks.did_you_mean(matches_in_section or nested_matches)
+        or checks.nearest_name_hint(name, options)
+        or checks.did_you_mean(similar_keys)
+    )
 
 
 def _key_as_words(name: str) -> str:

@@ -31,7 +31,7 @@ PLAIN_VALUE_PATTERN = re.compile(
 
 
 def run_folder(out: Any, resume: Any) -> Path:
-    """Where a run writes; `resume` may name the folder itself. One by a name of ours is made now.
+    """The folder to which a run writes; `resume` may name the folder itself. One by a name of ours is made now.
 
     Raises:
         ConfigError: what is given names no folder, or none can be made.

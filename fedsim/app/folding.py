@@ -1,4 +1,4 @@
-"""Which jobs of a sweep can be folded into one federation, and the configuration of that federation."""
+"""Select the jobs of a sweep that can be folded into one federation, and build the configuration of that federation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.app.build import setting_names
 from fedsim.app.config import resolved_settings
 from fedsim.core import targets
-from fedsim.core.constraints import ForEachSeed, constraints, declared_hints
+from fedsim.core.constraints import ForEachSeed, constraints_in_hint, declared_type_hints
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
     settings, names = resolved_settings(cfg), setting_names(cfg)
     keys = {}
     for group in PER_SEED_GROUPS:
-        for component in targets.parse(group, settings[group], KINDS[group]).nested_parts():
-            if not component.call.__module__.startswith("fedsim."):
+        for component in targets.parse_object(group, settings[group], KINDS[group]).nested_objects():
+            if not component.factory.__module__.startswith("fedsim."):
                 continue  # a user's class may take over the annotation, and not the list
-            for name, hint in declared_hints(component.call).items():
-                if name in component.arguments and any(isinstance(c, ForEachSeed) for c in constraints(hint)):
+            for name, hint in declared_type_hints(component.factory).items():
+                if name in component.arguments and any(isinstance(c, ForEachSeed) for c in constraints_in_hint(hint)):
                     key = f"{component.key}.{name}"
                     keys[key] = names.get(key, key)
     return keys
@@ -52,11 +52,11 @@ def shared_settings(cfg: DictConfig) -> str | None:
         keys = per_seed_keys(cfg)
     except ConfigError:
         return None  # the job itself will say so
-    settings = dict(flatten(resolved_settings(cfg)))
+    settings = dict(flatten_settings(resolved_settings(cfg)))
     without_number = sorted(key for key in keys if settings[key] is None)
     varying_keys = {*keys, *keys.values(), *KEYS_THAT_MAY_DIFFER}
-    shared = {name: value for name, value in settings.items() if name not in varying_keys}
-    return json.dumps([shared, without_number], sort_keys=True, default=str)
+    settings_in_common = {name: value for name, value in settings.items() if name not in varying_keys}
+    return json.dumps([settings_in_common, without_number], sort_keys=True, default=str)
 
 
 def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> list[list[int]]:
@@ -69,25 +69,25 @@ def foldable_groups(configs: Sequence[DictConfig], folders: Sequence[Path]) -> l
     groups: dict[tuple[str, int], list[int]] = {}
     for position, (cfg, folder) in enumerate(zip(configs, folders, strict=True)):
         rounds = 0 if cfg.resume == "overwrite" else completed_rounds(folder / NAME)
-        shared = shared_settings(cfg)
-        if shared is not None and rounds is not None:
-            groups.setdefault((shared, rounds), []).append(position)
+        settings_in_common = shared_settings(cfg)
+        if settings_in_common is not None and rounds is not None:
+            groups.setdefault((settings_in_common, rounds), []).append(position)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def combined(configs: Sequence[DictConfig]) -> DictConfig:
+def combined_config(configs: Sequence[DictConfig]) -> DictConfig:
     """Return the configuration whose replicates are those of all jobs, in their order."""
-    joint = configs[0].copy()
-    for key in dict.fromkeys(per_seed_keys(joint).values()):
+    joint_config = configs[0].copy()
+    for key in dict.fromkeys(per_seed_keys(joint_config).values()):
         values = [OmegaConf.select(cfg, key) for cfg in configs]
         if any(value != values[0] for value in values) or isinstance(values[0], Sequence):
             numbers = [
                 number for cfg, value in zip(configs, values, strict=True) for number in _values_per_seed(value, cfg)
             ]
-            OmegaConf.update(joint, key, numbers)
-    joint.seeds = [seed for cfg in configs for seed in cfg.seeds]
-    joint.out, joint.resume, joint.tracking.progress = None, None, "none"
-    return joint
+            OmegaConf.update(joint_config, key, numbers)
+    joint_config.seeds = [seed for cfg in configs for seed in cfg.seeds]
+    joint_config.out, joint_config.resume, joint_config.tracking.progress = None, None, "none"
+    return joint_config
 
 
 def _values_per_seed(value: Any, cfg: DictConfig) -> list[float]:

@@ -13,12 +13,12 @@ def import_simulator() -> None:
     Objects of modules are not garbage. Looking for garbage among them takes 0.4 s while PyTorch is imported, and 0.3 s
     at the end of the process; it is left out, and `gc.freeze` exempts them from later collections.
     """
-    enabled = gc.isenabled()
+    gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
         import fedsim.run  # noqa: F401
 
         gc.freeze()
     finally:
-        if enabled:
+        if gc_was_enabled:
             gc.enable()

@@ -51,19 +51,19 @@ class JobProgress:
 
     Args:
         total: how many jobs there are.
-        noun: what they are called.
-        clock, say: for tests.
+        job_noun: what they are called.
+        clock, log_line: for tests.
     """
 
     def __init__(
         self,
         total: int,
-        noun: str = "jobs",
+        job_noun: str = "jobs",
         clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = log.info,
+        log_line: Callable[[str], None] = log.info,
     ) -> None:
-        self.total, self.noun, self.done_jobs = total, noun, 0
-        self._clock, self._log_line = clock, say
+        self.total, self.noun, self.done_jobs = total, job_noun, 0
+        self._clock, self._log_line = clock, log_line
         self._start_time = self._last_log_time = clock()
 
     def remaining(self, share: float) -> str:
@@ -94,7 +94,7 @@ class JobProgress:
 
 
 class LockstepProgress:
-    """What `Lockstep` calls after every round that was worked on.
+    """The progress callback that `Lockstep` calls after every round.
 
     Args:
         progress: of the jobs.
@@ -125,10 +125,10 @@ def best_so_far(folders: Sequence[Path]) -> str:
             rows = read_metrics(folder / METRICS_FILENAME)
         except (OSError, ConfigError):
             continue
-        last = [row for row in rows if row["round"] == rows[-1]["round"]]
-        if last and (metric := leading_metric(last[0])):
+        last_rows = [row for row in rows if row["round"] == rows[-1]["round"]]
+        if last_rows and (metric := leading_metric(last_rows[0])):
             name = metric[0]
-            evaluated.append((name, sum(row[name] for row in last) / len(last), folder.name))
+            evaluated.append((name, sum(row[name] for row in last_rows) / len(last_rows), folder.name))
     evaluated = [entry for entry in evaluated if entry[0] == evaluated[0][0] and entry[1] == entry[1]]
     if not evaluated:
         return ""
@@ -142,9 +142,11 @@ def yield_finished_futures(
     futures: Sequence[Future[T]], progress: JobProgress, detail: Callable[[], str] = lambda: ""
 ) -> Iterator[Future[T]]:
     """The futures, each as it ends, with a word on the others every ten seconds."""
-    waiting = set(futures)
-    while waiting:
-        finished_futures, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOG_LINES / 4, return_when=FIRST_COMPLETED)
+    pending_futures = set(futures)
+    while pending_futures:
+        finished_futures, pending_futures = wait(
+            pending_futures, timeout=SECONDS_BETWEEN_LOG_LINES / 4, return_when=FIRST_COMPLETED
+        )
         yield from finished_futures
         if not finished_futures:
             progress.log_heartbeat(detail=detail)

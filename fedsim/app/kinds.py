@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.availability import Availability, Probability, Trajectory
 from fedsim.availability.clock import Clock, Delay, Work
-from fedsim.core.targets import Kind
+from fedsim.core.targets import TargetKind
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets.dataset_kinds import AUGMENTATION_KIND, DATASET_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND
 from fedsim.data.drift import Drift
@@ -26,15 +26,15 @@ from fedsim.uplink import Stage, Uplink
 from fedsim.uplink.attack import Attack
 
 
-def _kind_of(base: type[Any], module: str, **options: Any) -> Kind:
+def _kind_of(base: type[Any], module: str, **options: Any) -> TargetKind:
     article = "an" if base.__name__[0] in "AEIOU" else "a"
-    return Kind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
+    return TargetKind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
 
 
 OBSERVER_KIND = _kind_of(Observer, "fedsim.run.tracking")
 _KIND_BY_GROUP = {
     "dataset": DATASET_KIND,
-    "partition": _kind_of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER_KIND}),
+    "partition": _kind_of(Partition, "fedsim.data.partition", argument_kinds_by_name={"partitioner": PARTITIONER_KIND}),
     "availability": _kind_of(Availability, "fedsim.availability"),
     "drift": _kind_of(Drift, "fedsim.data.drift"),
     "shift": _kind_of(Shift, "fedsim.shift"),
@@ -51,7 +51,7 @@ _KIND_BY_GROUP = {
     "capacity": _kind_of(Capacity, "fedsim.models.capacity"),
     "personal": _kind_of(Personal, "fedsim.evaluation.personal"),
     "stop": _kind_of(Stop, "fedsim.run"),
-    "tracking": _kind_of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER_KIND}),
+    "tracking": _kind_of(Tracking, "fedsim.run.tracking", argument_kinds_by_name={"observers": OBSERVER_KIND}),
 }
 _ARGUMENT_KINDS = (
     *_KIND_BY_GROUP.values(),
@@ -60,7 +60,7 @@ _ARGUMENT_KINDS = (
     _kind_of(Schedule, "fedsim.local"),
     _kind_of(Stage, "fedsim.uplink"),
     AUGMENTATION_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND, OBSERVER_KIND,
-    Kind("an object of your own"),
+    TargetKind("an object of your own"),
 )  # fmt: skip
 # Group → the kind of its object; the user's own classes may have objects of every kind among their arguments.
 KINDS = {group: dataclasses.replace(kind, argument_kinds=_ARGUMENT_KINDS) for group, kind in _KIND_BY_GROUP.items()}

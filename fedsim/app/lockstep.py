@@ -16,9 +16,9 @@ from omegaconf import DictConfig, open_dict
 
 from fedsim.app import cli
 from fedsim.app.build import build
-from fedsim.app.folding import combined, foldable_groups
+from fedsim.app.folding import combined_config, foldable_groups
 from fedsim.app.job_progress import JobProgress, LockstepProgress
-from fedsim.run.determinism import deterministic
+from fedsim.run.determinism import deterministic_algorithms
 from fedsim.run.fold import Fold, Job, foldable_steps
 from fedsim.run.simulation import Simulation
 from fedsim.run.together import Lockstep
@@ -57,14 +57,18 @@ class CachingConfigLoader:
 
 
 def launch(
-    context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, at_once: int | None
+    context: HydraContext,
+    config: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    first_job_number: int,
+    at_once: int | None,
 ) -> list[JobReturn]:
     """Carry out a sweep's jobs, or those of one batch of a sweeper.
 
     Args:
         context, config: of the sweep.
         job_overrides: of every job.
-        first: number of the first one.
+        first_job_number: number of the first one.
         at_once: how many go together; None: all.
 
     Returns:
@@ -74,15 +78,19 @@ def launch(
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     log.info("%d jobs in lockstep", len(job_overrides))
-    waiting, job_returns, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
-    while batch := list(itertools.islice(waiting, at_once)):
+    pending_overrides, job_returns, progress = (
+        iter(enumerate(job_overrides, first_job_number)),
+        [],
+        JobProgress(len(job_overrides)),
+    )
+    while batch := list(itertools.islice(pending_overrides, at_once)):
         shared: dict[str, Any] = {}
         jobs = [ComposedJob(context, config, list(overrides), number, shared) for number, overrides in batch]
-        job_returns += [job.returned for job in jobs]
-        with deterministic(any(job.config.deterministic is True for job in jobs)):
-            failed = run_batch(jobs, progress)
-        if failed:  # when all have come to their end: a signal stops each of them after the same round
-            raise failed[0]
+        job_returns += [job.job_return for job in jobs]
+        with deterministic_algorithms(any(job.config.deterministic is True for job in jobs)):
+            failed_job = run_batch(jobs, progress)
+        if failed_job:  # when all have come to their end: a signal stops each of them after the same round
+            raise failed_job[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return job_returns
 
@@ -96,7 +104,7 @@ class ComposedJob(Job[Any]):
         shared: data sets of the jobs that advance together.
 
     Attributes:
-        returned: what Hydra's own launcher returns of the job, but for its value.
+        job_return: what Hydra's own launcher returns of the job, but for its value.
         config: of the job.
         folder: of its run.
         foldable: if this is set before the first step, the steps are `foldable_steps`.
@@ -110,25 +118,25 @@ class ComposedJob(Job[Any]):
         with open_dict(job_config):
             job_config.hydra.job.id = job_config.hydra.job.num = number
         self.foldable = False
-        self.returned = run_job(
+        self.job_return = run_job(
             hydra_context=context,
-            task_function=functools.partial(cli.sweep_run_steps, shared=shared, drive=self._drive),
+            task_function=functools.partial(cli.sweep_run_steps, shared=shared, run_rounds=self._drive),
             config=job_config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
-        assert self.returned.cfg is not None
-        assert self.returned.hydra_cfg is not None
-        self.config, self.folder = self.returned.cfg, Path(str(self.returned.hydra_cfg.hydra.runtime.output_dir))
-        super().__init__(self.returned.return_value)
+        assert self.job_return.cfg is not None
+        assert self.job_return.hydra_cfg is not None
+        self.config, self.folder = self.job_return.cfg, Path(str(self.job_return.hydra_cfg.hydra.runtime.output_dir))
+        super().__init__(self.job_return.return_value)
 
     def _drive(self, simulation: Simulation, *arguments: Any) -> TaskGenerator[Result]:
-        return foldable_steps(simulation, *arguments) if self.foldable else simulation.steps(*arguments)
+        return foldable_steps(simulation, *arguments) if self.foldable else simulation.run_steps(*arguments)
 
-    def end(self, outcome: Any) -> None:
-        super().end(outcome)
+    def record_outcome(self, outcome: Any) -> None:
+        super().record_outcome(outcome)
         if not isinstance(outcome, BaseException):
-            self.returned.return_value = outcome
+            self.job_return.return_value = outcome
 
 
 def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseException]:
@@ -137,24 +145,31 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
     Returns:
         The errors that end the sweep.
     """
-    watch = LockstepProgress(progress, [job.folder for job in jobs], [int(job.config.rounds) for job in jobs])
+    lockstep_progress = LockstepProgress(
+        progress, [job.folder for job in jobs], [int(job.config.rounds) for job in jobs]
+    )
     errors: list[BaseException] = []
     try:
         folds = _foldable_job_groups(jobs)
         in_folds = {job for fold in folds for job in fold.jobs}
-        alone = [job for job in jobs if job not in in_folds and not job.ended]
-        progress.jobs_finished(sum(job.ended for job in jobs))
-        while folds or alone:
-            runs = [fold.steps for fold in folds] + [functools.partial(lambda job: job.steps, job) for job in alone]
-            counts = [len(fold.jobs) for fold in folds] + [1] * len(alone)
-            for number, outcome in Lockstep[Any](watch=watch, counts=counts)(runs):
+        unfolded_jobs = [job for job in jobs if job not in in_folds and not job.has_ended]
+        progress.jobs_finished(sum(job.has_ended for job in jobs))
+        while folds or unfolded_jobs:
+            runs = [fold.round_steps for fold in folds] + [
+                functools.partial(lambda job: job.steps, job) for job in unfolded_jobs
+            ]
+            counts = [len(fold.jobs) for fold in folds] + [1] * len(unfolded_jobs)
+            for number, outcome in Lockstep[Any](report_progress=lockstep_progress, counts=counts)(runs):
                 if number >= len(folds):
-                    alone[number - len(folds)].end(outcome)
+                    unfolded_jobs[number - len(folds)].record_outcome(outcome)
                 elif isinstance(outcome, BaseException):
                     errors.append(outcome)
                 progress.jobs_finished(counts[number])
             errors += [job.outcome for job in jobs if isinstance(job.outcome, BaseException)]
-            folds, alone = [], [job for job in jobs if not job.ended and not errors]  # whose federation has failed
+            folds, unfolded_jobs = (
+                [],
+                [job for job in jobs if not job.has_ended and not errors],
+            )  # whose federation has failed
     finally:
         for job in jobs:
             job.steps.close()
@@ -168,21 +183,27 @@ def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
         group = [jobs[position] for position in positions]
         for job in group:
             job.foldable = True
-            job.begin()
-        waiting = [job for job in group if job.run is not None]
-        obstacle = waiting[0].run.obstacle() if waiting and waiting[0].run is not None else None
-        if len(waiting) > 1 and obstacle is None:
-            log.info("%d jobs differ only in numbers of their rows: they run as one federation", len(waiting))
-            folds.append(Fold(waiting, functools.partial(_combined_composition, [job.config for job in waiting])))
+            job.start()
+        waiting_jobs = [job for job in group if job.waiting_run is not None]
+        obstacle = (
+            waiting_jobs[0].waiting_run.unfoldable_reason()
+            if waiting_jobs and waiting_jobs[0].waiting_run is not None
+            else None
+        )
+        if len(waiting_jobs) > 1 and obstacle is None:
+            log.info("%d jobs differ only in numbers of their rows: they run as one federation", len(waiting_jobs))
+            folds.append(
+                Fold(waiting_jobs, functools.partial(_combined_composition, [job.config for job in waiting_jobs]))
+            )
             continue
         if obstacle is not None:
-            log.info("%d jobs are not folded into one federation, because of %s", len(waiting), obstacle)
-        for job in waiting:
-            job.send(False)
+            log.info("%d jobs are not folded into one federation, because of %s", len(waiting_jobs), obstacle)
+        for job in waiting_jobs:
+            job.resume(False)
     return folds
 
 
 def _combined_composition(configs: Sequence[DictConfig]) -> Simulation:
-    """What has the replicates of them all."""
-    simulation, _, _ = build(combined(configs))
+    """The composition whose replicates are those of all jobs."""
+    simulation, _, _ = build(combined_config(configs))
     return simulation

@@ -25,7 +25,7 @@ from fedsim.app.config import groups
 from fedsim.app.folders import override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 
 WHEN_KEY = "when"
 KEYS_NOT_PER_CHOICE = (
@@ -82,38 +82,39 @@ def _current_settings(
         if choices.get(group) != choice:
             continue
         path = f"{WHEN_KEY}.{group.replace('/', '.')}.{choice}"
-        for key, value in flatten(content):
-            if _is_overridden(f"{path}.{key}", override_keys) or not _is_overridden(key, override_keys):
+        for key, value in flatten_settings(content):
+            if _override_sets(f"{path}.{key}", override_keys) or not _override_sets(key, override_keys):
                 yield key, value, f"{path}.{key}"
 
 
-def _is_overridden(key: str, override_keys: set[str]) -> bool:
+def _override_sets(key: str, override_keys: set[str]) -> bool:
     """Whether an override sets the key or a mapping that contains it."""
     return any(key == name or key.startswith(f"{name}.") for name in override_keys)
 
 
-def _entries_by_choice(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _entries_by_choice(block: Any, outer_path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
-    location = ".".join([WHEN_KEY, *filter(None, [outer.replace("/", ".")])])
+    location = ".".join([WHEN_KEY, *filter(None, [outer_path.replace("/", ".")])])
     if not isinstance(block, dict):
         raise ConfigError(f"{location}={block!r} names no choice; {USAGE_EXAMPLE}")
     for entry_key, content in block.items():
-        inner = f"{outer}/{entry_key}" if outer else str(entry_key)
-        if inner in groups():
-            yield from _entries_by_choice(content, inner)
-        elif not outer:
+        inner_path = f"{outer_path}/{entry_key}" if outer_path else str(entry_key)
+        if inner_path in groups():
+            yield from _entries_by_choice(content, inner_path)
+        elif not outer_path:
             raise ConfigError(
                 f"{location}.{entry_key}: {entry_key} is not a "
-                f"group{checks.nearest(str(entry_key), groups())}; {USAGE_EXAMPLE}"
+                f"group{checks.nearest_name_hint(str(entry_key), groups())}; {USAGE_EXAMPLE}"
             )
-        elif str(entry_key) not in (options := _choices_of_group(outer)):
+        elif str(entry_key) not in (options := _choices_of_group(outer_path)):
             raise ConfigError(
-                f"{location}.{entry_key}: {outer}={entry_key} is unknown{checks.nearest(str(entry_key), options)}"
+                f"{location}.{entry_key}: {outer_path}={entry_key} is "
+                f"unknown{checks.nearest_name_hint(str(entry_key), options)}"
             )
         elif not isinstance(content, dict):
             raise ConfigError(f"{location}.{entry_key}={content!r} is not a setting; {USAGE_EXAMPLE}")
         else:
-            yield outer, str(entry_key), {str(key): value for key, value in content.items()}
+            yield outer_path, str(entry_key), {str(key): value for key, value in content.items()}
 
 
 def _choices_of_group(group: str) -> list[str]:
@@ -140,9 +141,9 @@ def _check_choice_key(cfg: DictConfig, key: str, source: str, choices: Mapping[s
         raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; set it for all runs")
     if _is_custom(key, choices):
         return
-    node, _, last = key.rpartition(".")
+    node, _, last_component = key.rpartition(".")
     parent_node = OmegaConf.select(cfg, node) if node else cfg
-    if not isinstance(parent_node, DictConfig) or last not in parent_node:
+    if not isinstance(parent_node, DictConfig) or last_component not in parent_node:
         content: Any = OmegaConf.to_container(cfg, resolve=False)
-        names = [name for name, _ in flatten(content) if not name.startswith(f"{WHEN_KEY}.")]
-        raise ConfigError(f"{source}: {key} is not a setting of this run{checks.nearest(key, names)}")
+        names = [name for name, _ in flatten_settings(content) if not name.startswith(f"{WHEN_KEY}.")]
+        raise ConfigError(f"{source}: {key} is not a setting of this run{checks.nearest_name_hint(key, names)}")

@@ -43,11 +43,11 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
                 f"{describe_hint(annotation)}{size}{_quoting_advice(value, annotation)}"
             )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
-            checks.whole_number(names.get(name, name), value, minimum=0)
+            checks.check_whole_number(names.get(name, name), value, minimum=0)
 
 
 def _quoting_advice(value: Any, hint: Any) -> str:
-    """What to do about a number that is text, as all is in the environment."""
+    """The advice for a number that is text, as all values of the environment are."""
     if not isinstance(value, str) or str in (hint, *typing.get_args(hint)):
         return ""
     parsed_value = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
@@ -72,32 +72,38 @@ def argument_hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits_hint(value: Any, hint: Any) -> bool:
-    """Is the value what the annotation says, as far as it is looked at?"""
+    """Whether the value has the annotated type, as far as this is checked."""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return any(fits_hint(value, alternative) for alternative in typing.get_args(hint))
+        return any(fits_hint(value, alternative_hint) for alternative_hint in typing.get_args(hint))
     if too_large(value):
         return False
     if hint in (int, float):
         kind = numbers.Integral if hint is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
     if typing.get_origin(hint) in (list, Sequence, tuple):
-        inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
+        element_hints = [
+            alternative_hint for alternative_hint in typing.get_args(hint) if alternative_hint is not Ellipsis
+        ] or [Any]
         return isinstance(value, (list, tuple)) and all(
-            any(fits_hint(v, alternative) for alternative in inner) for v in value
+            any(fits_hint(v, alternative_hint) for alternative_hint in element_hints) for v in value
         )
     return isinstance(value, hint) if hint in TYPE_DESCRIPTIONS else True
 
 
 def too_large(value: Any) -> bool:
-    """Is it a whole number that 64 bits do not hold?"""
+    """Whether it is an integer that does not fit into 64 bits."""
     return isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63
 
 
 def describe_hint(hint: Any) -> str:
     """An annotation in words."""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe_hint(alternative) for alternative in typing.get_args(hint)))
+        return " or ".join(dict.fromkeys(describe_hint(alternative_hint) for alternative_hint in typing.get_args(hint)))
     if typing.get_origin(hint) in (list, Sequence, tuple):
-        inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
-        return "a list, each entry " + " or ".join(describe_hint(alternative) for alternative in inner)
+        element_hints = [
+            alternative_hint for alternative_hint in typing.get_args(hint) if alternative_hint is not Ellipsis
+        ] or [Any]
+        return "a list, each entry " + " or ".join(
+            describe_hint(alternative_hint) for alternative_hint in element_hints
+        )
     return TYPE_DESCRIPTIONS.get(hint, "something else")

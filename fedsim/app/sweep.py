@@ -50,7 +50,8 @@ STATUS_DESCRIPTIONS = {
     "stopped": "stopped",
     "running": "unfinished",
 }
-ASKED_TO_STOP = "it was asked to stop"  # what broke a sweep off, where a signal did
+TUNE_SWEEPER = "hydra_plugins.fedsim_tune.TuneSweeper"  # whose trials are no jobs of the sweep, and leave no records
+ASKED_TO_STOP = "stopped by a signal"  # why a sweep ended early
 RECORDS_FOLDER = ".runs"  # folder of a sweep's records
 OPTUNA_RESULTS_FILE = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 # which keys are left out of the names of runs' folders
@@ -90,7 +91,7 @@ class Record:
 
 
 def sweep_job(
-    cfg: DictConfig, folder: Path, run: Callable[[], TaskGenerator[Result]], show: Callable[[Result], str]
+    cfg: DictConfig, folder: Path, run: Callable[[], TaskGenerator[Result]], format_result: Callable[[Result], str]
 ) -> TaskGenerator[float | None]:
     """One run of a sweep, its local work handed out; what comes of it is its objective, None without one or where it
     failed.
@@ -99,18 +100,18 @@ def sweep_job(
         cfg: of the run.
         folder: of the run.
         run: does it.
-        show: what is printed of its result.
+        format_result: what is printed of its result.
     """
     hydra = HydraConfig.get()  # of this run; when its steps are taken it may be another one's
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
-    return _run_sweep_job(cfg, folder, run, show, hydra, record)
+    return _run_sweep_job(cfg, folder, run, format_result, hydra, record)
 
 
 def _run_sweep_job(
     cfg: DictConfig,
     folder: Path,
     run: Callable[[], TaskGenerator[Result]],
-    show: Callable[[Result], str],
+    format_result: Callable[[Result], str],
     hydra: Any,
     record: Record,
 ) -> TaskGenerator[float | None]:
@@ -122,22 +123,22 @@ def _run_sweep_job(
     try:
         record.write(records)
         check_objective(cfg.objective, hydra.sweeper._target_, resolved_settings(cfg)["metrics"])
-        final = finished_result(cfg, folder) if cfg.resume == "auto" else None
-        if final is None:
+        final_metrics = finished_result(cfg, folder) if cfg.resume == "auto" else None
+        if final_metrics is None:
             try:
                 result = yield from run()
-            except Stopped as stopped:
-                stop = stopped
-                result = _result_before_stop(stopped)
-            final = result.final
+            except Stopped as stop_error:
+                stop = stop_error
+                result = _result_before_stop(stop_error)
+            final_metrics = result.final
             record.status = "done"
             direction = hydra.sweeper.get("direction") if cfg.objective else None
             best = sweep_progress.best_run_text(records, folder, record.overrides, cfg.objective, direction)
-            print(f"{sweep_progress.progress_text(records, record.number)} {show(result)}{best}", flush=True)
+            print(f"{sweep_progress.progress_text(records, record.number)} {format_result(result)}{best}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
-        value = _objective(cfg.objective, final)
+        value = _objective_value(cfg.objective, final_metrics)
     except (Stopped, Exception) as error:
         record.status, record.message = _failure(error, folder)
     except (KeyboardInterrupt, GeneratorExit):  # at once: by a second signal, or outside of the rounds
@@ -152,8 +153,8 @@ def _run_sweep_job(
 
 
 def _result_before_stop(stop: Stopped) -> Result:
-    """What a run measured that was asked to stop in its last round; where it failed instead, or had further rounds to
-    do, that is raised."""
+    """The result of a run that was asked to stop in its last round; its error is raised if it failed or had further
+    rounds to do."""
     if stop.__cause__ is not None:
         raise stop.__cause__ from None
     if stop.result is None:
@@ -186,14 +187,16 @@ def _grid_size(overrides: list[Any]) -> int:
 
 
 def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
-    """What a run of exactly this configuration measured in this folder; None where it has not come to its end."""
+    """The result of a run of exactly this configuration in this folder; None if it is not finished."""
     try:
-        final = json.loads((folder / SUMMARY).read_text())["final"]
+        final_metrics = json.loads((folder / SUMMARY).read_text())["final"]
         stored_config = OmegaConf.load(folder / CONFIG)
         assert isinstance(stored_config, DictConfig)
         if run_identity(stored_config, KEYS_WITHOUT_EFFECT) != run_identity(cfg, KEYS_WITHOUT_EFFECT):
             return None
-        results = {name: (summary["mean"], summary["std"]) for name, summary in final.items()}  # null: not a number
+        results = {
+            name: (summary["mean"], summary["std"]) for name, summary in final_metrics.items()
+        }  # null: not a number
         return {
             name: (float(nan if m is None else m), float(nan if s is None else s)) for name, (m, s) in results.items()
         }
@@ -214,17 +217,17 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
     metric_names = {*COLUMN_DESCRIPTIONS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
     if name is not None and str(name) not in metric_names:
         raise ConfigError(
-            f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), metric_names)}"
+            f"objective={name} is no metric; test_accuracy is one{checks.nearest_name_hint(str(name), metric_names)}"
         )
 
 
-def _objective(name: str | None, final: FinalMetrics) -> float | None:
-    """What the sweeper is told: the metric's mean over the replicates."""
+def _objective_value(name: str | None, final_metrics: FinalMetrics) -> float | None:
+    """The value that the sweeper optimises: the metric's mean over the replicates."""
     if name is None:
         return None
-    if name not in final:
-        raise ConfigError(f"objective={name} is not measured in this run; choose one of {', '.join(final)}")
-    mean = final[name][0]
+    if name not in final_metrics:
+        raise ConfigError(f"objective={name} is not measured in this run; choose one of {', '.join(final_metrics)}")
+    mean = final_metrics[name][0]
     if not isfinite(mean):
         raise DivergenceError(f"objective={name} ended as {mean}")
     return mean
@@ -239,7 +242,7 @@ class SweepCallback(Callback):
     """Hydra's callback as a sweep begins, in the process that was started; config.yaml names it.
 
     Attributes:
-        records: folder of the sweep that has begun here; None without one.
+        records: folder of the records of the sweep that has begun here; None without one.
         tuned: does Optuna's sweeper look for an objective's best value?
         lock: of the sweep's folder, which is this process's until the sweep has ended.
     """
@@ -274,6 +277,8 @@ class SweepCallback(Callback):
             sys.exit(f"fedsim: {without_line_breaks(str(error))}")
         except OSError as error:
             sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
+        if config.hydra.sweeper._target_ == TUNE_SWEEPER:
+            return
         SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS_FOLDER
         SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in SweepCallback.records.glob("*"):
@@ -290,6 +295,13 @@ class SweepCallback(Callback):
                     file.write(json.dumps([total, time.time()]))
 
 
+def release_sweep_folder() -> None:
+    """Let other processes have the folder of the sweep that began here."""
+    if SweepCallback.lock is not None:
+        SweepCallback.lock.release()
+        SweepCallback.lock = None
+
+
 def report_sweep_end(problem: str | None = None) -> bool:
     """Say how the sweep that began here ended; True where every run did well.
 
@@ -298,9 +310,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
     """
     assert SweepCallback.records is not None
     folder = SweepCallback.records.parent
-    if SweepCallback.lock is not None:
-        SweepCallback.lock.release()
-        SweepCallback.lock = None
+    release_sweep_folder()
     records = [Record(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
     records.sort(key=lambda record: record.number)
     if not records:
@@ -310,7 +320,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
         return False
     counts = Counter(record.status for record in records)
     counts_text = ", ".join(
-        f"{counts[status]} {word}" for status, word in STATUS_DESCRIPTIONS.items() if counts[status]
+        f"{counts[status]} {status_text}" for status, status_text in STATUS_DESCRIPTIONS.items() if counts[status]
     )
     total = max(len(records), sweep_progress.total_runs(SweepCallback.records) or 0)
     if total > len(records):
@@ -324,19 +334,19 @@ def report_sweep_end(problem: str | None = None) -> bool:
         best = OmegaConf.load(folder / OPTUNA_RESULTS_FILE)
         best_settings_text = " ".join(f"{name}={value}" for name, value in best.best_params.items())
         print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {best_settings_text}")
-    missing = [record for record in records if record.status not in ("done", "kept")]
-    for record in missing:
+    unfinished_records = [record for record in records if record.status not in ("done", "kept")]
+    for record in unfinished_records:
         reason = without_line_breaks(record.message) or "its process died without reporting, or still runs elsewhere"
         print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_override_label(record, records)}: {reason}")
     if problem is not None and not (problem == ASKED_TO_STOP and counts["stopped"]):  # whose lines name the signal
-        print_to_stderr(f"fedsim: the sweep broke off: {problem}")
-    if missing or problem:
+        print_to_stderr(f"fedsim: the sweep ended early: {problem}")
+    if unfinished_records or problem:
         print_to_stderr(f"the same command with out={folder} runs the missing ones")
-    return not missing and problem is None
+    return not unfinished_records and problem is None
 
 
 def _override_label(record: Record, other_records: list[Record]) -> str:
     """The overrides in which a run differs from some other of its sweep."""
-    shared = set(record.overrides).intersection(*(sibling.overrides for sibling in other_records))
-    differing_overrides = [override for override in record.overrides if override not in shared]
+    common_overrides = set(record.overrides).intersection(*(other_record.overrides for other_record in other_records))
+    differing_overrides = [override for override in record.overrides if override not in common_overrides]
     return " ".join(differing_overrides) or Path(record.folder).name

@@ -1,4 +1,5 @@
-"""What a sweep says as each of its runs ends: done of how many, the time that is left, and the best run so far."""
+"""The progress of a sweep, printed as each run ends: number of finished runs, remaining time, and the best run so
+far."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ def progress_text(records: Path, number: int) -> str:
 
     try:
         total, start_time = _total_and_start(records)
-        siblings = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
+        other_records = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
     except (OSError, ValueError):
         return f"[{number + 1}]"
-    done_jobs = 1 + sum(sibling["status"] != "running" for sibling in siblings)
-    unfinished = any(sibling["status"] == "running" for sibling in siblings)
+    done_jobs = 1 + sum(other_record["status"] != "running" for other_record in other_records)
+    has_running_jobs = any(other_record["status"] == "running" for other_record in other_records)
     seconds_left = (time.time() - start_time) * (total - done_jobs) / done_jobs
     return f"[{done_jobs}/{total}]" + (
-        f", about {duration_text(seconds_left)} left:" if done_jobs < total and not unfinished else ""
+        f", about {duration_text(seconds_left)} left:" if done_jobs < total and not has_running_jobs else ""
     )
 
 
@@ -74,16 +75,20 @@ def best_run_text(
     from fedsim.evaluation.columns import is_higher_better
 
     runs = [(folder, overrides), *_ended_records(records, folder)]
-    final_metrics = [(final, texts) for run_folder, texts in runs if (final := _final_metrics(run_folder))]
-    first = leading_metric(final_metrics[0][0]) if final_metrics else None
-    name = objective or (first[0] if first else None)
-    values = [(final[name], texts) for final, texts in final_metrics if name in final and math.isfinite(final[name])]
+    final_metrics = [(run_metrics, texts) for run_folder, texts in runs if (run_metrics := _final_metrics(run_folder))]
+    metric_name = leading_metric(final_metrics[0][0]) if final_metrics else None
+    name = objective or (metric_name[0] if metric_name else None)
+    values = [
+        (run_metrics[name], texts)
+        for run_metrics, texts in final_metrics
+        if name in run_metrics and math.isfinite(run_metrics[name])
+    ]
     if name is None or len(values) < 2:
         return ""
-    upwards = is_higher_better(name) if direction is None else "max" in str(direction).lower()
-    value, texts = (max if upwards else min)(values, key=lambda entry: entry[0])
-    shared = set(texts).intersection(*(run_texts for _, run_texts in runs))
-    differing_overrides = [text for text in texts if text not in shared and override_key(text) != "out"]
+    higher_is_better = is_higher_better(name) if direction is None else "max" in str(direction).lower()
+    value, texts = (max if higher_is_better else min)(values, key=lambda entry: entry[0])
+    common_overrides = set(texts).intersection(*(run_texts for _, run_texts in runs))
+    differing_overrides = [text for text in texts if text not in common_overrides and override_key(text) != "out"]
     return f"; best so far: {metric_text(name, value)} ({' '.join(differing_overrides)})"
 
 
@@ -106,10 +111,10 @@ def _ended_records(records: Path, folder: Path) -> Iterable[tuple[Path, list[str
 def _final_metrics(folder: Path) -> dict[str, float]:
     """Return metric → its mean over replicates after the last round; empty if there is no summary."""
     try:
-        final = json.loads((folder / SUMMARY_FILE).read_text())["final"]
+        final_by_metric = json.loads((folder / SUMMARY_FILE).read_text())["final"]
         return {
             name: math.nan if statistics["mean"] is None else float(statistics["mean"])
-            for name, statistics in final.items()
+            for name, statistics in final_by_metric.items()
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

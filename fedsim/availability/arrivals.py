@@ -14,10 +14,10 @@ from fedsim.availability.processes import Bernoulli
 from fedsim.availability.trajectories import Trajectory
 from fedsim.core import rng
 from fedsim.core.constraints import Count, CountOrZero, Fraction, NonNegative, OneOf, Positive
-from fedsim.core.effects import EffectiveIf
+from fedsim.core.effects import EffectiveIf, RoundsOfRun
 from fedsim.core.errors import ClientCountError, ConfigError
 
-ORDERS = ("random", "number")
+JOINING_ORDERS = ("random", "number")
 LIFETIMES = ("exponential", "lognormal", "weibull", "constant")
 
 
@@ -63,6 +63,7 @@ class Arrivals(Bernoulli):
             "batch", lambda component, run: component.joins is None and component.rate > 0, "{at}.rate above 0"
         ),
         EffectiveIf("order", _drawn_arrivals, "{at}.joins=null, which gives all rounds"),
+        RoundsOfRun("leaves", measured=True, per_client=True),
         EffectiveIf("lifetime", lambda component, run: component.leaves is None, "{at}.leaves=null"),
         EffectiveIf("law", _drawn_lifetimes, "{at}.lifetime", attribute="lifetimes"),
         EffectiveIf(
@@ -88,7 +89,7 @@ class Arrivals(Bernoulli):
         law: Annotated[str, OneOf(*LIFETIMES)] = "exponential",
         shape: NonNegative = 1.0,
         leaves: Sequence[CountOrZero] | None = None,
-        order: Annotated[str, OneOf(*ORDERS)] = "random",
+        order: Annotated[str, OneOf(*JOINING_ORDERS)] = "random",
     ) -> None:
         super().__init__(base, trajectory, floor)
         self.initial, self.rate, self.batch, self.joins, self.order = initial, rate, batch, joins, order
@@ -100,45 +101,47 @@ class Arrivals(Bernoulli):
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        draws = rng.draws_by_seed(population.seeds, self._times, rng.Purpose.ARRIVAL)  # [R, 2, m]
-        self._joins = self._given("joins", self.joins, draws[:, 0])
-        self._leaves = self._given("leaves", self.leaves, self._joins + draws[:, 1])
+        draws = rng.draws_by_seed(population.seeds, self._join_times_and_lifetimes, rng.Purpose.ARRIVAL)  # [R, 2, m]
+        self._join_rounds = self._configured_rounds("joins", self.joins, draws[:, 0])
+        self._leave_rounds = self._configured_rounds("leaves", self.leaves, self._join_rounds + draws[:, 1])
 
-    def _times(self, draw: np.random.Generator) -> np.ndarray:
+    def _join_times_and_lifetimes(self, draw: np.random.Generator) -> np.ndarray:
         """[2, m] rounds in which the clients of a replicate join, and their lifetimes."""
         clients = self.population.clients
-        order = np.arange(clients) if self.order == "number" else draw.permutation(clients)
-        gaps, u = draw.standard_exponential(clients), draw.random(clients)
+        join_order = np.arange(clients) if self.order == "number" else draw.permutation(clients)
+        join_gaps, u = draw.standard_exponential(clients), draw.random(clients)
         count = int(np.rint(self.initial * clients))
         number = np.arange(clients - count) // self.batch  # of the batch
-        times = np.full(clients, np.inf)
-        times[order[:count]] = 0.0
+        join_times = np.full(clients, np.inf)
+        join_times[join_order[:count]] = 0.0
         if self.rate:
-            times[order[count:]] = (np.cumsum(gaps) / self.rate)[number]
+            join_times[join_order[count:]] = (np.cumsum(join_gaps) / self.rate)[number]
         if self.lifetime is None:
-            return np.stack([times, np.full(clients, np.inf)])
-        lengths = np.ones(clients) if self.lifetimes == "constant" else self._lengths(u)
-        return np.stack([times, self.lifetime * lengths])
+            return np.stack([join_times, np.full(clients, np.inf)])
+        lengths = np.ones(clients) if self.lifetimes == "constant" else self._standard_lengths(u)
+        return np.stack([join_times, self.lifetime * lengths])
 
-    def _lengths(self, u: np.ndarray) -> np.ndarray:
+    def _standard_lengths(self, u: np.ndarray) -> np.ndarray:
         return standard_lengths(self.lifetimes, self.shape, u)
 
-    def _given(self, name: str, rounds: Sequence[int] | None, drawn: np.ndarray) -> np.ndarray:
+    def _configured_rounds(
+        self, parameter_name: str, rounds: Sequence[int] | None, drawn_rounds: np.ndarray
+    ) -> np.ndarray:
         """[R, m] the rounds of a setting, or those that were drawn."""
         if rounds is None:
-            return drawn
+            return drawn_rounds
         if len(rounds) != self.population.clients:
             raise ClientCountError(
-                f"availability.{name} has {len(rounds)} entries, but {{clients}}; give one round per client",
+                f"availability.{parameter_name} has {len(rounds)} entries, but {{clients}}; give one round per client",
                 clients=self.population.clients,
             )
-        return np.broadcast_to(np.asarray(rounds, dtype=np.float64), drawn.shape)
+        return np.broadcast_to(np.asarray(rounds, dtype=np.float64), drawn_rounds.shape)
 
     def present(self, t: int) -> np.ndarray:
-        return np.asarray((self._joins <= t) & (t < self._leaves))
+        return np.asarray((self._join_rounds <= t) & (t < self._leave_rounds))
 
     def departed(self, t: int) -> np.ndarray:
-        return np.asarray((self._joins <= t) & (self._leaves <= t))
+        return np.asarray((self._join_rounds <= t) & (self._leave_rounds <= t))
 
     def probabilities(self, t: int) -> np.ndarray:
         return super().probabilities(t) * self.present(t)

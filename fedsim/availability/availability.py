@@ -40,7 +40,7 @@ class Population:
         return len(self.seeds), self.clients
 
 
-def uniforms(
+def draw_uniforms(
     population: Population, purpose: rng.Purpose, *counters: int, size: int | tuple[int, ...] | None = None
 ) -> np.ndarray:
     """[R, *size] numbers in [0, 1) by replicate, keyed by its seed, the purpose and the counters; one for each client
@@ -54,13 +54,13 @@ def groups_of(clients: int, groups: int) -> np.ndarray:
     return np.arange(clients) * groups // clients
 
 
-def by_group(key: str, values: Sequence[float], clients: int) -> np.ndarray:
+def by_group(key: str, group_values: Sequence[float], clients: int) -> np.ndarray:
     """[m] every client's value: one for all, or one for each of as many groups in order."""
-    if not values:
+    if not group_values:
         raise ConfigError(f"{key}=[] is empty; give one number, or one for each of several groups")
-    if len(values) > clients:
-        raise ClientCountError(f"{key} has {len(values)} groups, more than {{clients}}", clients=clients)
-    return np.asarray(values, dtype=np.float64)[groups_of(clients, len(values))]
+    if len(group_values) > clients:
+        raise ClientCountError(f"{key} has {len(group_values)} groups, more than {{clients}}", clients=clients)
+    return np.asarray(group_values, dtype=np.float64)[groups_of(clients, len(group_values))]
 
 
 class Availability(Validated, ABC):
@@ -123,8 +123,8 @@ class Availability(Validated, ABC):
 
         `names_by_replicate` are R lists of m names of clients, where replicates do not share them.
         """
-        weights = federation.data_fractions.reshape(federation.replicates, federation.clients)
-        fractions, names = federation.class_fractions, federation.names
+        weights = federation.data_fractions.reshape(federation.num_replicates, federation.clients)
+        fractions, names = federation.class_fractions, federation.client_names
         self.population = Population(
             federation.seeds, federation.clients, fractions, weights, names, names_by_replicate
         )
@@ -139,30 +139,33 @@ class Availability(Validated, ABC):
         probabilities, counts = self.probabilities(t), self.counts(t)
         self.check_numbers(t, "probabilities", probabilities)
         self.check_numbers(t, "counts", counts)
-        return self.federation.cohort(counts, probabilities, t)
+        return self.federation.make_cohort(counts, probabilities, t)
 
-    def check_numbers(self, t: int, name: str, values: np.ndarray) -> None:
+    def check_numbers(self, t: int, quantity_name: str, quantity_values: np.ndarray) -> None:
         """Refuse probabilities that are none, and counts below 0, of round t."""
-        upper_bound = 1.0 if name == "probabilities" and self.law != "multiset" else np.inf
-        shape = values.shape if isinstance(values, np.ndarray) else None
+        upper_bound = 1.0 if quantity_name == "probabilities" and self.law != "multiset" else np.inf
+        shape = quantity_values.shape if isinstance(quantity_values, np.ndarray) else None
         if shape != self.population.shape:
             raise ConfigError(
-                f"availability={type(self).__name__}: {name}({t}) must be an array {list(self.population.shape)}, one "
-                f"row per seed, and is {type(values).__name__ if shape is None else list(shape)}"
+                f"availability={type(self).__name__}: {quantity_name}({t}) must be an array "
+                f"{list(self.population.shape)}, one "
+                f"row per seed, and is {type(quantity_values).__name__ if shape is None else list(shape)}"
             )
-        if values.dtype.kind not in "biuf":
+        if quantity_values.dtype.kind not in "biuf":
             raise ConfigError(
-                f"availability={type(self).__name__}: {name}({t}) must be numbers, and is an array of {values.dtype}"
+                f"availability={type(self).__name__}: {quantity_name}({t}) must be numbers, and is an array of "
+                f"{quantity_values.dtype}"
             )
-        if values.size and not (values.min() >= 0 and values.max() <= upper_bound):
-            position = np.argwhere(~((values >= 0) & (values <= upper_bound)))[0]
+        if quantity_values.size and not (quantity_values.min() >= 0 and quantity_values.max() <= upper_bound):
+            bad_position = np.argwhere(~((quantity_values >= 0) & (quantity_values <= upper_bound)))[0]
             raise ConfigError(
-                f"availability={type(self).__name__}: {name}({t}) of client {position[1]} is "
-                f"{values[tuple(position)]:g}, which is not {'in [0, 1]' if upper_bound == 1 else '0 or more'}"
+                f"availability={type(self).__name__}: {quantity_name}({t}) of client {bad_position[1]} is "
+                f"{quantity_values[tuple(bad_position)]:g}, which is not "
+                f"{'in [0, 1]' if upper_bound == 1 else '0 or more'}"
             )
-        if name == "counts" and values.dtype.kind == "f" and (values % 1).any():
-            position = np.argwhere(values % 1)[0]
+        if quantity_name == "counts" and quantity_values.dtype.kind == "f" and (quantity_values % 1).any():
+            bad_position = np.argwhere(quantity_values % 1)[0]
             raise ConfigError(
-                f"availability={type(self).__name__}: {name}({t}) of client {position[1]} is "
-                f"{values[tuple(position)]:g}, and a client participates a whole number of times"
+                f"availability={type(self).__name__}: {quantity_name}({t}) of client {bad_position[1]} is "
+                f"{quantity_values[tuple(bad_position)]:g}, and a client participates a whole number of times"
             )

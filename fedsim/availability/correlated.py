@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedsim.availability.availability import Population, groups_of, uniforms
+from fedsim.availability.availability import Population, draw_uniforms, groups_of
 from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli, Walk, bernoulli
 from fedsim.availability.trajectories import Trajectory
@@ -68,22 +68,22 @@ class CommonShock(_GroupedAvailability):
         self.shock = shock
         self.persistence = persistence
         if self.shock == 1:
-            raise ConfigError(key="shock", value=1, needs="lets nobody come, ever; give less")
+            raise ConfigError(key="shock", value=1, needs="makes no client available in any round; give less")
         if self.persistence == 1:
             raise ConfigError(key="persistence", value=1, needs="freezes the first round's outages for ever; give less")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
         upper_bound = 1 - self.shock
-        above = np.argwhere(self.base_probabilities > upper_bound + 1e-12)
-        if len(above) or self.floor > upper_bound:
-            replicate, client = above[0] if len(above) else (0, 0)
+        exceeding_entries = np.argwhere(self.base_probabilities > upper_bound + 1e-12)
+        if len(exceeding_entries) or self.floor > upper_bound:
+            replicate, client = exceeding_entries[0] if len(exceeding_entries) else (0, 0)
             probability = max(float(self.base_probabilities[replicate, client]), self.floor)
             raise ConfigError(
                 f"availability.shock={self.shock:g} leaves a client at most the probability {upper_bound:g}, and "
                 f"client {client} is to have {probability:.4g}; lower shock, or availability.base (and floor)"
             )
-        self._walk = Walk(self._next)
+        self._walk = Walk(self._next_state)
 
     def probabilities(self, t: int) -> np.ndarray:
         return np.minimum(super().probabilities(t), 1 - self.shock)
@@ -92,9 +92,9 @@ class CommonShock(_GroupedAvailability):
         unshocked_mask = ~self._walk.at(t)[:, self._group]
         return bernoulli(self.probabilities(t) / (1 - self.shock) * unshocked_mask, self.population, t)
 
-    def _next(self, outage: np.ndarray | None, t: int) -> np.ndarray:
+    def _next_state(self, outage: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] which groups have an outage."""
-        draws = uniforms(self.population, rng.Purpose.COMMON, t, size=(2, self.groups))
+        draws = draw_uniforms(self.population, rng.Purpose.COMMON, t, size=(2, self.groups))
         new_outage = draws[:, 0] < self.shock
         return new_outage if outage is None else np.where(draws[:, 1] < self.persistence, outage, new_outage)
 
@@ -140,7 +140,7 @@ class CommonFactor(_GroupedAvailability):
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        self._walk = Walk(self._next)
+        self._walk = Walk(self._next_state)
 
     def counts(self, t: int) -> np.ndarray:
         """Given the factor all coins are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
@@ -151,10 +151,10 @@ class CommonFactor(_GroupedAvailability):
             return (threshold > 0).astype(np.int8)
         return bernoulli(ndtr(threshold / math.sqrt(1 - self.correlation)), self.population, t)
 
-    def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
+    def _next_state(self, common_factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""
         seeds = self.population.seeds
         new_factor = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
-        if factor is None:
+        if common_factor is None:
             return new_factor
-        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * new_factor
+        return self.persistence * common_factor + math.sqrt(1 - self.persistence**2) * new_factor

@@ -66,18 +66,20 @@ class Cyclic(Availability):
         return group_probability * (1.0 if self.k is None else self.k / sizes[self._group])
 
     def counts(self, t: int) -> np.ndarray:
-        mask = self._present_mask(t)
+        present_mask = self._present_mask(t)
         if self.k is None:
-            return mask.astype(np.int8)
-        counts = np.zeros(mask.shape, dtype=np.int8)
+            return present_mask.astype(np.int8)
+        counts = np.zeros(present_mask.shape, dtype=np.int8)
         for replicate, seed in enumerate(self.population.seeds):
             draw = rng.generator(seed, rng.Purpose.AVAILABILITY, t)
-            counts[replicate, draw.choice(np.flatnonzero(mask[replicate]), self.k, replace=False, shuffle=False)] = 1
+            counts[
+                replicate, draw.choice(np.flatnonzero(present_mask[replicate]), self.k, replace=False, shuffle=False)
+            ] = 1
         return counts
 
     def _present_mask(self, t: int) -> np.ndarray:
         """[R, m] whose turn it is."""
-        cycle, group_turn = divmod(t // self.length, self.groups)
+        cycle_index, group_turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
             return np.broadcast_to(self._group == group_turn, self.population.shape)
 
@@ -86,4 +88,4 @@ class Cyclic(Availability):
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
             return np.asarray(members == group)
 
-        return rng.draws_by_seed(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle)
+        return rng.draws_by_seed(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle_index)

@@ -13,26 +13,34 @@ SHAPE_RANGE_BY_LAW = {
 }  # and what `shape` may be
 
 
-def check_shape(law: str, shape: float) -> None:
+def check_shape(distribution_name: str, shape_parameter: float) -> None:
     """Refuse a shape parameter that the law does not have.
 
     Raises:
         ConfigError: naming what it may be.
     """
-    minimum, maximum = SHAPE_RANGE_BY_LAW[law]
-    if law != "exponential" and not minimum <= shape <= maximum:
-        raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
+    minimum, maximum = SHAPE_RANGE_BY_LAW[distribution_name]
+    if distribution_name != "exponential" and not minimum <= shape_parameter <= maximum:
+        raise ConfigError(
+            key="shape",
+            value=shape_parameter,
+            needs=f"must lie between {minimum:g} and {maximum:g} for {distribution_name}",
+        )
 
 
-def standard_lengths(law: str, shape: float, u: np.ndarray, biased: bool = False) -> np.ndarray:
-    """Lengths of mean 1, by inversion of uniform numbers; `biased`: of the one that covers a given moment, of density ∝
-    x f(x).
+def standard_lengths(
+    distribution_name: str, shape_parameter: float, u: np.ndarray, length_biased: bool = False
+) -> np.ndarray:
+    """Lengths of mean 1, by inversion of uniform numbers; `length_biased`: of the one that covers a given moment, of
+    density ∝ x f(x).
     """
     from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
 
-    if law == "lognormal":
+    if distribution_name == "lognormal":
         normal = ndtri(np.clip(u, 1e-300, None))
-        return np.asarray(np.exp(shape * normal + (shape**2 / 2 if biased else -(shape**2) / 2)))
-    k = shape if law == "weibull" else 1.0
-    power = gammaincinv(1 + 1 / k, u) if biased else -np.log1p(-u)
+        return np.asarray(
+            np.exp(shape_parameter * normal + (shape_parameter**2 / 2 if length_biased else -(shape_parameter**2) / 2))
+        )
+    k = shape_parameter if distribution_name == "weibull" else 1.0
+    power = gammaincinv(1 + 1 / k, u) if length_biased else -np.log1p(-u)
     return np.asarray(power ** (1 / k) / gamma(1 + 1 / k))

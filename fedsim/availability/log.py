@@ -67,27 +67,34 @@ class TraceLog(Recorded):
 
     def _read(
         self,
-        table: Columns,
-        start: str,
-        end: str,
+        session_table: Columns,
+        start_column: str,
+        end_column: str,
         client_index: np.ndarray,
-        round: float | str,
-        begin: float | str | None,
-        until: float | str | None,
+        round_length: float | str,
+        recording_start: float | str | None,
+        recording_end: float | str | None,
     ) -> None:
         """Sessions, sorted and united, and the rounds that they fill."""
-        first, last = time_column(table, start), time_column(table, end)
-        if first.kind != last.kind:
+        start_times, end_times = time_column(session_table, start_column), time_column(session_table, end_column)
+        if start_times.kind != end_times.kind:
             raise ConfigError(
-                f"{self.source}: {start!r} and {end!r} are times of different kinds; use the same kind for both"
+                f"{self.source}: {start_column!r} and {end_column!r} are times of different kinds; use the same "
+                "kind for both"
             )
-        is_reversed = last.of < first.of
+        is_reversed = end_times.values < start_times.values
         if is_reversed.any():
             row = int(is_reversed.argmax())
-            raise ConfigError(f"{self.source}: {table.row_label(row)}: the session ends before it begins")
-        self._step = round_duration("round", round, first.kind)
-        log_start = first.of.min() if begin is None else parse_instant("begin", begin, first.kind)
-        log_end = last.of.max() if until is None else parse_instant("until", until, first.kind)
+            raise ConfigError(f"{self.source}: {session_table.row_label(row)}: the session ends before it begins")
+        self._step = round_duration("round", round_length, start_times.kind)
+        log_start = (
+            start_times.values.min()
+            if recording_start is None
+            else parse_instant("begin", recording_start, start_times.kind)
+        )
+        log_end = (
+            end_times.values.max() if recording_end is None else parse_instant("until", recording_end, start_times.kind)
+        )
         if not log_end > log_start:
             raise ConfigError(
                 f"{self.source}: no time lies between its beginning and end; see availability.begin and until"
@@ -96,41 +103,49 @@ class TraceLog(Recorded):
         self.length = max(1, math.ceil(rounds - 1e-9))
         if self.length > 2**31:
             raise ConfigError(
-                key="round", value=round, needs=f"cuts {self.source} into {self.length} rounds; give more"
+                key="round", value=round_length, needs=f"cuts {self.source} into {self.length} rounds; give more"
             )
-        low, high = (np.clip(times.of, log_start, log_end) - log_start for times in (first, last))
-        self._unite(client_index, low.astype(np.float64), high.astype(np.float64))
-        share = (
+        relative_start, relative_end = (
+            np.clip(times.values, log_start, log_end) - log_start for times in (start_times, end_times)
+        )
+        self._merge_sessions(client_index, relative_start.astype(np.float64), relative_end.astype(np.float64))
+        present_share = (
             float((self._session_ends - self._session_starts).sum())
             / float(log_end - log_start)
             / len(self.names or [])
         )
         log.info(
             "%s: %d clients, %d sessions, %d rounds; a client is available %.1f %% of the time",
-            self.source, len(self.names or []), len(client_index), self.length, 100 * share,
+            self.source, len(self.names or []), len(client_index), self.length, 100 * present_share,
         )  # fmt: skip
 
-    def _unite(self, client_index: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+    def _merge_sessions(self, client_index: np.ndarray, session_starts: np.ndarray, session_ends: np.ndarray) -> None:
         """Each client's sessions that overlap or touch become one; those of no length go.
 
         A session is known by its client and by the rank of its time among all times: whole numbers, compared exactly.
         """
-        nonempty_mask = end > start
-        client_index, start, end = client_index[nonempty_mask], start[nonempty_mask], end[nonempty_mask]
-        moments = np.unique(end)
-        order = np.lexsort((end, start, client_index))
-        client_index, start, end = client_index[order], start[order], end[order]
-        rank = np.maximum.accumulate(client_index * len(moments) + np.searchsorted(moments, end)) - client_index * len(
-            moments
+        nonempty_mask = session_ends > session_starts
+        client_index, session_starts, session_ends = (
+            client_index[nonempty_mask],
+            session_starts[nonempty_mask],
+            session_ends[nonempty_mask],
         )
-        latest = moments[rank] if len(client_index) else end  # the end so far of the client's sessions
+        end_instants = np.unique(session_ends)
+        order = np.lexsort((session_ends, session_starts, client_index))
+        client_index, session_starts, session_ends = client_index[order], session_starts[order], session_ends[order]
+        rank = np.maximum.accumulate(
+            client_index * len(end_instants) + np.searchsorted(end_instants, session_ends)
+        ) - client_index * len(end_instants)
+        latest_end = (
+            end_instants[rank] if len(client_index) else session_ends
+        )  # the end so far of the client's sessions
         opens_mask = np.ones(len(client_index), dtype=bool)
-        opens_mask[1:] = (client_index[1:] != client_index[:-1]) | (start[1:] > latest[:-1])
+        opens_mask[1:] = (client_index[1:] != client_index[:-1]) | (session_starts[1:] > latest_end[:-1])
         closes_mask = np.append(opens_mask[1:], True)[: len(client_index)]
         self._session_clients, self._session_starts, self._session_ends = (
             client_index[opens_mask],
-            start[opens_mask],
-            latest[closes_mask],
+            session_starts[opens_mask],
+            latest_end[closes_mask],
         )
         self._distinct_starts = np.unique(self._session_starts)
         self._keys = self._session_clients * (len(self._distinct_starts) + 1) + np.searchsorted(
@@ -142,19 +157,21 @@ class TraceLog(Recorded):
             np.searchsorted(self._session_clients, np.arange(len(self.names or []))),
         )
 
-    def _time_present_before(self, moment: float) -> np.ndarray:
+    def _time_present_before(self, instant: float) -> np.ndarray:
         """[n] how long each client was there before this moment."""
         clients = np.arange(len(self.names or []))
-        query = clients * (len(self._distinct_starts) + 1) + np.searchsorted(self._distinct_starts, moment, "right")
-        session = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
-        started_mask = session >= self._first_session
+        query = clients * (len(self._distinct_starts) + 1) + np.searchsorted(self._distinct_starts, instant, "right")
+        session_index = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
+        started_mask = session_index >= self._first_session
         if not len(self._session_clients):
             return np.zeros(len(clients))
-        session = np.where(started_mask, session, 0)
-        completed_time = self._time_before_session[session] - self._time_before_session[self._first_session]
+        session_index = np.where(started_mask, session_index, 0)
+        completed_time = self._time_before_session[session_index] - self._time_before_session[self._first_session]
         return np.where(
             started_mask,
-            completed_time + np.minimum(moment, self._session_ends[session]) - self._session_starts[session],
+            completed_time
+            + np.minimum(instant, self._session_ends[session_index])
+            - self._session_starts[session_index],
             0.0,
         )
 
@@ -167,18 +184,20 @@ class TraceLog(Recorded):
         )
 
 
-def check_roles(table: Columns, source: str, roles: dict[str, str | None]) -> None:
+def check_roles(session_table: Columns, source: str, column_by_role: dict[str, str | None]) -> None:
     """Refuse a table without the columns that keys name, and keys that name one column twice; None names none."""
-    for key, name in roles.items():
-        if name is not None and name not in table.of:
+    for role_name, column_name in column_by_role.items():
+        if column_name is not None and column_name not in session_table.arrays:
             raise ConfigError(
-                f"{source} has no column {name!r} (availability.{key}); it has {', '.join(table.of)}"
-                f"{checks.nearest(str(name), table.of)}"
+                f"{source} has no column {column_name!r} (availability.{role_name}); it has "
+                f"{', '.join(session_table.arrays)}{checks.nearest_name_hint(str(column_name), session_table.arrays)}"
             )
-    if len(set(roles.values())) < len(roles):
-        *first_roles, last_role = (f"{{{key}}}={name}" for key, name in roles.items())
+    if len(set(column_by_role.values())) < len(column_by_role):
+        *first_roles, last_role = (
+            f"{{{role_name}}}={column_name}" for role_name, column_name in column_by_role.items()
+        )
         raise ConfigError(
-            f"{', '.join(first_roles)} and {last_role} must be columns of their own", mentions=tuple(roles)
+            f"{', '.join(first_roles)} and {last_role} must be columns of their own", mentions=tuple(column_by_role)
         )
 
 
@@ -190,12 +209,13 @@ def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
     return names, np.array([index_of[client] for client in line_clients])
 
 
-def _clients_of_lines(table: Columns, name: str) -> list[str]:
+def _clients_of_lines(session_table: Columns, column_name: str) -> list[str]:
     """[N] whose line it is."""
-    client_names = [entry_name(value) for value in table[name].tolist()]
+    client_names = [entry_name(value) for value in session_table[column_name].tolist()]
     nameless_line = next((row for row, value in enumerate(client_names) if value is None), None)
     if nameless_line is not None:
         raise ConfigError(
-            f"{table.source}: {table.row_label(nameless_line)} has no {name!r}; name a client, or leave it out"
+            f"{session_table.source}: {session_table.row_label(nameless_line)} has no {column_name!r}; name a "
+            "client, or leave it out"
         )
     return [str(value) for value in client_names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability.availability import Availability, Population, by_group, uniforms
+from fedsim.availability.availability import Availability, Population, by_group, draw_uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.processes import Walk
 from fedsim.core import checks, rng
@@ -34,37 +34,43 @@ class Markov(Availability):
 
     def __init__(self, base: Probability | None = None, persistence: float | list[float] = 0.8) -> None:
         self.base = base or Uniform()
-        coefficients = persistence if isinstance(persistence, (list, tuple)) else [persistence]
-        if not coefficients:
+        persistence_values = persistence if isinstance(persistence, (list, tuple)) else [persistence]
+        if not persistence_values:
             raise ConfigError(key="persistence", value=[], needs="must hold one number per group of clients")
-        for coefficient in coefficients:
-            if abs(checks.finite_number("persistence", coefficient)) >= 1:
+        for persistence_value in persistence_values:
+            if abs(checks.check_finite("persistence", persistence_value)) >= 1:
                 raise ConfigError(
-                    f"{{persistence}}={coefficient!r} must lie above -1 and below 1, which freezes the first "
+                    f"{{persistence}}={persistence_value!r} must lie above -1 and below 1, which freezes the first "
                     "round for ever",
                     mentions=("persistence",),
                 )
-        self.persistence = [float(coefficient) for coefficient in coefficients]
+        self.persistence = [float(persistence_value) for persistence_value in persistence_values]
 
     def setup(self, population: Population) -> None:
         super().setup(population)
         self.base_probabilities = self.base.base(population)
         self.correlations = by_group("availability.persistence", self.persistence, population.clients)
         self._refuse_impossible()
-        self._walk = Walk(self._next)
+        self._walk = Walk(self._next_state)
 
     def _refuse_impossible(self) -> None:
         """A chain that changes more often than it stays needs room on both sides."""
-        p, correlation = self.base_probabilities, self.correlations
-        interior_mask = (p > 0) & (p < 1)  # at 0 and 1 a chain never moves, whatever λ
+        base_probabilities, lag_correlation = self.base_probabilities, self.correlations
+        interior_mask = (base_probabilities > 0) & (
+            base_probabilities < 1
+        )  # at 0 and 1 a chain never moves, whatever λ
         impossible_indices = np.argwhere(
-            interior_mask & ((correlation + (1 - correlation) * p < 0) | ((1 - correlation) * p > 1))
+            interior_mask
+            & (
+                (lag_correlation + (1 - lag_correlation) * base_probabilities < 0)
+                | ((1 - lag_correlation) * base_probabilities > 1)
+            )
         )
         if len(impossible_indices):
             replicate, client = impossible_indices[0]
-            probability = p[replicate, client]
+            probability = base_probabilities[replicate, client]
             raise ConfigError(
-                f"availability.persistence={correlation[client]:g} cannot be for client {client}, "
+                f"availability.persistence={lag_correlation[client]:g} cannot be for client {client}, "
                 f"whose p is {probability:g}; "
                 "give "
                 f"{-min(probability / (1 - probability), (1 - probability) / probability):.4g} or more"
@@ -77,11 +83,11 @@ class Markov(Availability):
     def counts(self, t: int) -> np.ndarray:
         return self._walk.at(t).astype(np.int8)
 
-    def _next(self, state: np.ndarray | None, t: int) -> np.ndarray:
-        draws = uniforms(self.population, rng.Purpose.AVAILABILITY, t, size=(2, self.population.clients))
+    def _next_state(self, previous_state: np.ndarray | None, t: int) -> np.ndarray:
+        uniform_draws = draw_uniforms(self.population, rng.Purpose.AVAILABILITY, t, size=(2, self.population.clients))
         p, correlation = self.base_probabilities, self.correlations
-        if state is None:
-            return draws[:, 0] < p
-        changing = (1 - correlation) * p + np.where(state, correlation, 0.0)
-        becomes_available = draws[:, 0] < np.where(correlation < 0, changing, p)
-        return np.where(draws[:, 1] < correlation, state, becomes_available)
+        if previous_state is None:
+            return uniform_draws[:, 0] < p
+        activation_probability = (1 - correlation) * p + np.where(previous_state, correlation, 0.0)
+        becomes_available = uniform_draws[:, 0] < np.where(correlation < 0, activation_probability, p)
+        return np.where(uniform_draws[:, 1] < correlation, previous_state, becomes_available)

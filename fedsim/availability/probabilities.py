@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim.availability.availability import Population, uniforms
+from fedsim.availability.availability import Population, draw_uniforms
 from fedsim.core import rng
 from fedsim.core.constraints import Fraction, NonNegative, Validated
 from fedsim.core.effects import EffectiveIf
@@ -79,16 +79,16 @@ class ClassCorrelated(Probability):
         self.low = low
 
     def base(self, population: Population) -> np.ndarray:
-        fractions = population.class_fractions
-        if fractions is None:
+        label_fractions = population.class_fractions
+        if label_fractions is None:
             raise ConfigError(
                 "availability/base=class_correlated needs class labels and this data set has none; "
                 "use availability/base=uniform or groups"
             )
-        classes = fractions.shape[-1]
+        classes = label_fractions.shape[-1]
         bound = np.where(np.arange(classes) < (classes + 1) // 2, self.high, self.low)
-        phi = bound * uniforms(population, rng.Purpose.PROBABILITY, size=classes)
-        return np.einsum("rmc,rc->rm", fractions, phi)
+        phi = bound * draw_uniforms(population, rng.Purpose.PROBABILITY, size=classes)
+        return np.einsum("rmc,rc->rm", label_fractions, phi)
 
 
 class LabelOrdered(Probability):
@@ -104,8 +104,8 @@ class LabelOrdered(Probability):
         fractions = population.class_fractions
         if fractions is None:
             raise ConfigError("availability/base=label_ordered needs class labels and this data set has none")
-        smallest = (fractions > 0).argmax(2)
-        return self.low + (1 - self.low) * smallest / max(fractions.shape[2] - 1, 1)
+        smallest_label = (fractions > 0).argmax(2)
+        return self.low + (1 - self.low) * smallest_label / max(fractions.shape[2] - 1, 1)
 
 
 class Lognormal(Probability):

@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from fedsim.availability.availability import Availability, Population, uniforms
+from fedsim.availability.availability import Availability, Population, draw_uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ClientCountError
 
 
@@ -64,10 +64,10 @@ class Bernoulli(Availability):
         base_probabilities: [R, m] p_i.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf(
             "floor",
-            lambda component, run: run.some_probability(lambda p: p <= component.floor),
+            lambda component, run: run.has_probability(lambda p: p <= component.floor),
             "smaller probabilities of some client",
         ),
     )
@@ -94,7 +94,7 @@ class Bernoulli(Availability):
 
 def bernoulli(probabilities: np.ndarray, population: Population, t: int) -> np.ndarray:
     """[R, m] independent coins of round t."""
-    return (uniforms(population, rng.Purpose.AVAILABILITY, t) < probabilities).astype(np.int8)
+    return (draw_uniforms(population, rng.Purpose.AVAILABILITY, t) < probabilities).astype(np.int8)
 
 
 class Multiset(Availability):

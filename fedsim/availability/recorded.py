@@ -57,7 +57,7 @@ class Recorded(Availability):
         self.path, self.repeat = Path(path).expanduser() if isinstance(path, (str, Path)) else path, repeat
         self.source = f"availability.path={self.path}" if isinstance(self.path, Path) else "availability.path"
         self.match = match
-        self.strangers = unknown
+        self.unmatched_policy = unknown
         self.missing = missing
 
     @abstractmethod
@@ -69,47 +69,47 @@ class Recorded(Availability):
         return {name: value for name, value in arrays.items() if value.dtype.kind in "biuf"}
 
     def setup(self, population: Population) -> None:
-        names = population.names_by_replicate or [population.names] * len(population.seeds)
+        names_by_replicate = population.names_by_replicate or [population.names] * len(population.seeds)
         record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
-        for replicate_names in names:
+        for replicate_names in names_by_replicate:
             if replicate_names not in record_indices and self.match != "draw":
                 record_indices[replicate_names] = self._indices_of(replicate_names, population.clients)
         if self.match == "draw":
             self._record_index = np.stack([self._draw_records(seed, population.clients) for seed in population.seeds])
         else:
-            self._record_index = np.stack([record_indices[replicate_names] for replicate_names in names])
+            self._record_index = np.stack([record_indices[replicate_names] for replicate_names in names_by_replicate])
         super().setup(population)
 
     def _draw_records(self, seed: int, clients: int) -> np.ndarray:
         """[m] records for the clients of a replicate."""
-        recorded = len(self.recorded_probabilities(0))
-        if recorded < clients:
+        num_records = len(self.recorded_probabilities(0))
+        if num_records < clients:
             raise ClientCountError(
-                f"{self.source} has {recorded} clients, too few to draw {{clients}} from; set clients={{settable}}",
+                f"{self.source} has {num_records} clients, too few to draw {{clients}} from; set clients={{settable}}",
                 clients=clients,
-                settable=recorded,
+                settable=num_records,
             )
-        return rng.generator(seed, rng.Purpose.ROSTER).permutation(recorded)[:clients]
+        return rng.generator(seed, rng.Purpose.ROSTER).permutation(num_records)[:clients]
 
     def _indices_of(self, names: tuple[str, ...] | None, clients: int) -> np.ndarray:
         """[m] the record of each client, −1 for none."""
-        recorded = self.names
-        if recorded is None or self.match == "order":
-            count = len(self.recorded_probabilities(0))
-            is_mismatch_refused = (count > clients and self.strangers == "refuse") or (
-                count < clients and self.missing == "refuse"
+        recorded_names = self.names
+        if recorded_names is None or self.match == "order":
+            num_records = len(self.recorded_probabilities(0))
+            is_mismatch_refused = (num_records > clients and self.unmatched_policy == "refuse") or (
+                num_records < clients and self.missing == "refuse"
             )
             if is_mismatch_refused:
-                option = "availability.unknown=ignore" if count > clients else "availability.missing=away"
+                option = "availability.unknown=ignore" if num_records > clients else "availability.missing=away"
                 raise ClientCountError(
-                    f"{self.source} has {count} clients, but {{clients}}; set clients={{settable}}, or {option}",
+                    f"{self.source} has {num_records} clients, but {{clients}}; set clients={{settable}}, or {option}",
                     clients=clients,
-                    settable=count,
+                    settable=num_records,
                 )
             numbers = np.arange(clients)
-            return np.where(numbers < count, numbers, -1)
+            return np.where(numbers < num_records, numbers, -1)
         client_names = [str(number) for number in range(clients)] if names is None else list(names)
-        index_by_name = {name: record_index for record_index, name in enumerate(recorded)}
+        index_by_name = {name: record_index for record_index, name in enumerate(recorded_names)}
         record_index = np.array([index_by_name.get(name, -1) for name in client_names])
         self._refuse_unmatched(client_names, names is not None, record_index)
         return record_index
@@ -118,20 +118,21 @@ class Recorded(Availability):
         """Refuse records that are nobody's, and clients that have none."""
         assert self.names is not None
         client_names = set(client_list)
-        strangers = [name for name in self.names if name not in client_names]
+        unmatched_names = [name for name in self.names if name not in client_names]
         clients_without_record = [name for name, record in zip(client_list, record_index, strict=True) if record < 0]
-        theirs = (
+        client_names_text = (
             f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless_text(len(client_list))
         )
         if len(clients_without_record) == len(client_list):
             raise ConfigError(
-                f"{self.source} has none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
+                f"{self.source} has none of the run's clients: it has {_first_names(self.names)}, and "
+                f"{client_names_text}; "
                 "use the same names, or set availability.match=order or draw"
             )
-        if strangers and self.strangers == "refuse":
-            suggestion_text = checks.nearest(strangers[0], clients_without_record)
+        if unmatched_names and self.unmatched_policy == "refuse":
+            suggestion_text = checks.nearest_name_hint(unmatched_names[0], clients_without_record)
             raise ConfigError(
-                f"{self.source} has {_first_names(strangers)}, and {theirs}{suggestion_text or '; '}"
+                f"{self.source} has {_first_names(unmatched_names)}, and {client_names_text}{suggestion_text or '; '}"
                 f"{' else ' if suggestion_text else ''}availability.unknown=ignore excludes such records"
             )
         if clients_without_record and self.missing == "refuse":
@@ -161,6 +162,6 @@ class Recorded(Availability):
 
 def _first_names(names: list[str]) -> str:
     """The first of them, and how many more."""
-    listing = ", ".join(repr(name) for name in names[:MAX_NAMES_IN_MESSAGE])
+    quoted_names = ", ".join(repr(name) for name in names[:MAX_NAMES_IN_MESSAGE])
     remaining_count = len(names) - MAX_NAMES_IN_MESSAGE
-    return listing if remaining_count <= 0 else f"{listing} and {remaining_count} more"
+    return quoted_names if remaining_count <= 0 else f"{quoted_names} and {remaining_count} more"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.availability.availability import Population, uniforms
+from fedsim.availability.availability import Population, draw_uniforms
 from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli, Walk
 from fedsim.availability.trajectories import Stationary, Trajectory
@@ -21,9 +21,9 @@ class _SeparationState:
     rounds [separation, R, m] with their place for the next one, where they are needed."""
 
     active: np.ndarray
-    last: np.ndarray
+    last_active_round: np.ndarray
     marginal: np.ndarray
-    recent: np.ndarray | None = None
+    recent_probabilities: np.ndarray | None = None
 
 
 class MinimumSeparation(Bernoulli):
@@ -61,7 +61,7 @@ class MinimumSeparation(Bernoulli):
         self.separation = separation
         self.k = k
         if self.k is not None:
-            self.unknown_reason = "with k draws clients by who came before, so that nobody knows these"
+            self.unknown_reason = "with k draws clients by their past participation, so that these are unknown"
 
     def setup(self, population: Population) -> None:
         if self.k is not None and self.k * (self.separation + 1) > population.clients:
@@ -71,7 +71,7 @@ class MinimumSeparation(Bernoulli):
                 clients=population.clients,
             )
         super().setup(population)
-        self._walk = Walk(self._next)
+        self._walk = Walk(self._next_state)
 
     def conditional_probability(self, t: int) -> np.ndarray:
         """[R, m] p_i^t of clients that do not rest."""
@@ -84,42 +84,59 @@ class MinimumSeparation(Bernoulli):
     def counts(self, t: int) -> np.ndarray:
         return self._walk.at(t).active.astype(np.int8)
 
-    def _next(self, previous: _SeparationState | None, t: int) -> _SeparationState:
-        p = self.conditional_probability(t)
-        previous = previous or self._initial_state(p)
-        rested_mask = t - previous.last > self.separation
-        coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
+    def _next_state(self, previous_state: _SeparationState | None, t: int) -> _SeparationState:
+        participation_probabilities = self.conditional_probability(t)
+        previous_state = previous_state or self._initial_state(participation_probabilities)
+        rested_mask = t - previous_state.last_active_round > self.separation
+        uniform_numbers = draw_uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
-            active = self._drawn_clients(np.where(rested_mask, p, 0.0), coins)
-            return _SeparationState(active, np.where(active, t, previous.last), p)
-        active = rested_mask & (coins < p)
-        last = np.where(active, t, previous.last)
-        if previous.recent is None:
-            return _SeparationState(active, last, previous.marginal)
-        marginal = p * (1 - previous.recent.sum(0))
-        recent = np.concatenate([previous.recent[1:], marginal[None]])
-        return _SeparationState(active, last, marginal, recent)
+            active = self._drawn_clients(np.where(rested_mask, participation_probabilities, 0.0), uniform_numbers)
+            return _SeparationState(
+                active, np.where(active, t, previous_state.last_active_round), participation_probabilities
+            )
+        active = rested_mask & (uniform_numbers < participation_probabilities)
+        last_active_round = np.where(active, t, previous_state.last_active_round)
+        if previous_state.recent_probabilities is None:
+            return _SeparationState(active, last_active_round, previous_state.marginal)
+        marginal = participation_probabilities * (1 - previous_state.recent_probabilities.sum(0))
+        recent_probabilities = np.concatenate([previous_state.recent_probabilities[1:], marginal[None]])
+        return _SeparationState(active, last_active_round, marginal, recent_probabilities)
 
-    def _initial_state(self, p: np.ndarray) -> _SeparationState:
+    def _initial_state(self, participation_probabilities: np.ndarray) -> _SeparationState:
         """Before round 0: with coins as if p had been that of round 0 for ever, else nobody rests."""
-        last = np.full(p.shape, -self.separation - 1)
-        marginal = p / (1 + self.separation * p)
+        last_active_round = np.full(participation_probabilities.shape, -self.separation - 1)
+        marginal_probabilities = participation_probabilities / (1 + self.separation * participation_probabilities)
         if self.k is None:
-            uniform_numbers = uniforms(self.population, rng.Purpose.SPELL)
-            rounds_since = 1 + np.floor(uniform_numbers / np.where(marginal > 0, marginal, 1.0))
-            rests = uniform_numbers < self.separation * marginal
-            last = np.where(rests, -np.minimum(rounds_since, self.separation), last).astype(np.int64)
+            uniform_numbers = draw_uniforms(self.population, rng.Purpose.SPELL)
+            rounds_since = 1 + np.floor(
+                uniform_numbers / np.where(marginal_probabilities > 0, marginal_probabilities, 1.0)
+            )
+            is_resting = uniform_numbers < self.separation * marginal_probabilities
+            last_active_round = np.where(
+                is_resting, -np.minimum(rounds_since, self.separation), last_active_round
+            ).astype(np.int64)
         needs_no_history = isinstance(self.trajectory, Stationary) or not self.separation
-        recent = (
-            None if self.k is not None or needs_no_history else np.broadcast_to(marginal, (self.separation, *p.shape))
+        recent_probabilities = (
+            None
+            if self.k is not None or needs_no_history
+            else np.broadcast_to(marginal_probabilities, (self.separation, *participation_probabilities.shape))
         )
-        return _SeparationState(np.zeros(p.shape, dtype=bool), last, marginal, recent)
+        return _SeparationState(
+            np.zeros(participation_probabilities.shape, dtype=bool),
+            last_active_round,
+            marginal_probabilities,
+            recent_probabilities,
+        )
 
-    def _drawn_clients(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
+    def _drawn_clients(self, participation_probabilities: np.ndarray, uniform_numbers: np.ndarray) -> np.ndarray:
         """[R, m] k of each replicate, ∝ p without replacement: those whose exponential times of rate p end first."""
         assert self.k is not None
-        times = np.where(p > 0, -np.log1p(-coins) / np.where(p > 0, p, 1.0), np.inf)
-        first = np.argpartition(times, self.k - 1, axis=1)[:, : self.k]
-        drawn_mask = np.zeros(p.shape, dtype=bool)
-        np.put_along_axis(drawn_mask, first, True, axis=1)
-        return drawn_mask & (p > 0)
+        times = np.where(
+            participation_probabilities > 0,
+            -np.log1p(-uniform_numbers) / np.where(participation_probabilities > 0, participation_probabilities, 1.0),
+            np.inf,
+        )
+        first_clients = np.argpartition(times, self.k - 1, axis=1)[:, : self.k]
+        drawn_mask = np.zeros(participation_probabilities.shape, dtype=bool)
+        np.put_along_axis(drawn_mask, first_clients, True, axis=1)
+        return drawn_mask & (participation_probabilities > 0)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedsim.availability.availability import Availability, Population, uniforms
+from fedsim.availability.availability import Availability, Population, draw_uniforms
 from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape, standard_lengths
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.processes import Walk
@@ -80,7 +80,7 @@ class DeviceSessions(Availability):
         super().setup(population)
         self.base_probabilities = p = self.base.base(population)
         self._mean_absence = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
-        self._walk = Walk(self._next)
+        self._walk = Walk(self._next_state)
 
     def probabilities(self, t: int) -> np.ndarray:
         probabilities = self.trajectory.at(t, self.base_probabilities, self.population)
@@ -90,32 +90,36 @@ class DeviceSessions(Availability):
         session_state, p = self._walk.at(t), self.base_probabilities
         return (session_state.in_session & (session_state.level * p < self.probabilities(t))).astype(np.int8)
 
-    def _next(self, previous: _SessionState | None, t: int) -> _SessionState:
-        if previous is None:
+    def _next_state(self, previous_state: _SessionState | None, t: int) -> _SessionState:
+        if previous_state is None:
             return self._initial_state()
-        on, until, level = previous.in_session.copy(), previous.stretch_end.copy(), previous.level.copy()
+        in_session, stretch_end, activity_level = (
+            previous_state.in_session.copy(),
+            previous_state.stretch_end.copy(),
+            previous_state.level.copy(),
+        )
         for replicate, seed in enumerate(self.population.seeds):
             num_changes = 0
-            while (end_mask := until[replicate] <= t).any():
+            while (end_mask := stretch_end[replicate] <= t).any():
                 draws = rng.generator(seed, rng.Purpose.SPELL, t, num_changes).random((2, self.population.clients))
-                on[replicate] ^= end_mask
-                mean = np.where(on[replicate], self.length, self._mean_absence[replicate])
-                until[replicate] += np.where(end_mask, self._session_lengths(mean, draws[0]), 0.0)
-                level[replicate] = np.where(end_mask, draws[1], level[replicate])
+                in_session[replicate] ^= end_mask
+                mean = np.where(in_session[replicate], self.length, self._mean_absence[replicate])
+                stretch_end[replicate] += np.where(end_mask, self._session_lengths(mean, draws[0]), 0.0)
+                activity_level[replicate] = np.where(end_mask, draws[1], activity_level[replicate])
                 num_changes += 1
-        return _SessionState(on, until, level)
+        return _SessionState(in_session, stretch_end, activity_level)
 
     def _initial_state(self) -> _SessionState:
-        draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
-        on = draws[:, 0] < self.base_probabilities
-        mean = np.where(on, self.length, self._mean_absence)
+        uniform_draws = draw_uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
+        in_session = uniform_draws[:, 0] < self.base_probabilities
+        mean = np.where(in_session, self.length, self._mean_absence)
         # the stretch that covers round 0 is a long one; of it, what comes after is uniform
-        remaining_length = draws[:, 1] * self._session_lengths(mean, draws[:, 2], biased=True)
+        remaining_length = uniform_draws[:, 1] * self._session_lengths(mean, uniform_draws[:, 2], length_biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
-        return _SessionState(on, remaining_length, draws[:, 3])
+        return _SessionState(in_session, remaining_length, uniform_draws[:, 3])
 
-    def _session_lengths(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
-        """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
+    def _session_lengths(self, mean: np.ndarray, u: np.ndarray, length_biased: bool = False) -> np.ndarray:
+        """Lengths of these means; `length_biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            lengths = mean * standard_lengths(self.lengths, self.shape, u, biased)
+            lengths = mean * standard_lengths(self.lengths, self.shape, u, length_biased)
         return np.where(np.isinf(mean), np.inf, lengths)

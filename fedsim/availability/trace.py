@@ -56,7 +56,7 @@ class Trace(Recorded):
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         if not isinstance(header, bool):
-            checks.choice("header", header, ("auto", "true", "false"))
+            checks.check_choice("header", header, ("auto", "true", "false"))
         self.header = {"true": True, "false": False}.get(str(header).lower())
         self.names: list[str] | None = None
         self._possible_names: list[str] | None = None
@@ -92,20 +92,19 @@ class Trace(Recorded):
                 )
         super().setup(population)
 
-    def _checked_table(self, table: np.ndarray, row_label: Callable[[int], str], first: int) -> np.ndarray:
+    def _checked_table(self, presence_table: np.ndarray, row_label: Callable[[int], str], first_row: int) -> np.ndarray:
         """A table [rounds, clients] of probabilities."""
-        if table.ndim != 2 or 0 in table.shape:
-            raise ConfigError(f"{self.source} has shape {list(table.shape)}; expected [rounds, clients]")
-        invalid_indices = np.argwhere(~((table >= 0) & (table <= 1)))
+        if presence_table.ndim != 2 or 0 in presence_table.shape:
+            raise ConfigError(f"{self.source} has shape {list(presence_table.shape)}; expected [rounds, clients]")
+        invalid_indices = np.argwhere(~((presence_table >= 0) & (presence_table <= 1)))
         if len(invalid_indices):
             row, column = invalid_indices[0]
             hint = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
-                f"{self.source}, {row_label(row + first)}, column {column + 1}: {table[row, column]:g} is not between "
-                "0 "
-                f"and 1{hint}"
+                f"{self.source}, {row_label(row + first_row)}, column {column + 1}: "
+                f"{presence_table[row, column]:g} is not between 0 and 1{hint}"
             )
-        return table
+        return presence_table
 
     def _read_npy(self) -> np.ndarray:
         try:
@@ -116,62 +115,64 @@ class Trace(Recorded):
         except (ValueError, OSError, EOFError) as error:
             raise ConfigError(f"{self.source} is not a numeric .npy array ({error})") from error
 
-    def _table_from_columns(self, table: Columns, round: str | None) -> np.ndarray:
+    def _table_from_columns(self, trace_columns: Columns, round: str | None) -> np.ndarray:
         """[T, n] of a table whose columns are the clients, and one perhaps the rounds."""
-        order = np.arange(len(table))
+        line_order = np.arange(len(trace_columns))
         if round is not None:
-            if round not in table.of:
+            if round not in trace_columns.arrays:
                 raise ConfigError(
-                    f"{self.source} has no column {round!r} (availability.round){checks.nearest(round, table.of)}"
+                    f"{self.source} has no column {round!r} "
+                    f"(availability.round){checks.nearest_name_hint(round, trace_columns.arrays)}"
                 )
-            round_numbers = round_column(table, round)
-            order = np.argsort(round_numbers, kind="stable")
-            gap = np.diff(round_numbers[order]) != 1
+            round_numbers = round_column(trace_columns, round)
+            line_order = np.argsort(round_numbers, kind="stable")
+            gap = np.diff(round_numbers[line_order]) != 1
             if gap.any():
-                row = int(order[int(gap.argmax()) + 1])
+                row = int(line_order[int(gap.argmax()) + 1])
                 raise ConfigError(
-                    f"{self.source}: {table.row_label(row)}: the rounds in {round!r} must follow one another, each "
-                    "once; "
-                    f"{round_numbers[row]} does not"
+                    f"{self.source}: {trace_columns.row_label(row)}: the rounds in {round!r} must follow one "
+                    f"another, each once; {round_numbers[row]} does not"
                 )
-        clients = [name for name in table.of if name != round]
+        clients = [name for name in trace_columns.arrays if name != round]
         if not clients:
             raise ConfigError(f"{self.source} has no column of a client")
         self.names = [entry_name(name) or name for name in clients]
-        return np.stack([probability_column(table, name) for name in clients], axis=1)[order]
+        return np.stack([probability_column(trace_columns, name) for name in clients], axis=1)[line_order]
 
-    def _read_csv(self, round: str | None) -> np.ndarray:
+    def _read_csv(self, round_column: str | None) -> np.ndarray:
         """[T, n] of a file of words."""
         try:
             with open(check_regular_path(self.path), newline="", encoding="utf-8-sig") as file:
-                first = file.readline()
+                header_line = file.readline()
                 file.seek(0)
-                lines = list(csv.reader(file, delimiter=max(CSV_SEPARATORS, key=first.count)))
+                csv_lines = list(csv.reader(file, delimiter=max(CSV_SEPARATORS, key=header_line.count)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"{self.source} cannot be read as CSV ({error})") from error
-        if lines and not lines[0]:
+        if csv_lines and not csv_lines[0]:
             raise ConfigError(f"{self.source}, line 1 is empty; expected one column per client")
-        if self._begins_with_names(lines):
-            self._check_names([name.strip() for name in lines[0]])
-            self.names = [name.strip() for name in lines.pop(0)]
-        head = 1 + (self.names is not None)
-        for number, line in enumerate(lines, start=head):
-            num_columns = len(lines[0] if self.names is None else self.names)
-            if len(line) != num_columns:
-                raise ConfigError(f"{self.source}, line {number}: {len(line)} columns, expected {num_columns}")
-            for column, cell in enumerate(line, start=1):
+        if self._begins_with_names(csv_lines):
+            self._check_names([name.strip() for name in csv_lines[0]])
+            self.names = [name.strip() for name in csv_lines.pop(0)]
+        first_line_number = 1 + (self.names is not None)
+        for line_number, csv_line in enumerate(csv_lines, start=first_line_number):
+            num_columns = len(csv_lines[0] if self.names is None else self.names)
+            if len(csv_line) != num_columns:
+                raise ConfigError(f"{self.source}, line {line_number}: {len(csv_line)} columns, expected {num_columns}")
+            for column, cell in enumerate(csv_line, start=1):
                 if _parse_number(cell) is None:
-                    raise ConfigError(f"{self.source}, line {number}, column {column}: {cell!r} is not a number")
-        if self.names is not None and round is not None and lines:
-            cells = np.array(lines, dtype=object)
+                    raise ConfigError(f"{self.source}, line {line_number}, column {column}: {cell!r} is not a number")
+        if self.names is not None and round_column is not None and csv_lines:
+            cells = np.array(csv_lines, dtype=object)
             column_by_name = {name: cells[:, column_index] for column_index, name in enumerate(self.names)}
-            return self._table_from_columns(Columns(self.source, column_by_name, lambda n: f"line {n + head}"), round)
-        table = np.array([[_parse_number(cell) for cell in line] for line in lines], dtype=np.float64)
-        return self._checked_table(table, "line {}".format, head)
+            return self._table_from_columns(
+                Columns(self.source, column_by_name, lambda n: f"line {n + first_line_number}"), round_column
+            )
+        table = np.array([[_parse_number(cell) for cell in csv_line] for csv_line in csv_lines], dtype=np.float64)
+        return self._checked_table(table, "line {}".format, first_line_number)
 
-    def _begins_with_names(self, lines: list[list[str]]) -> bool:
+    def _begins_with_names(self, csv_lines: list[list[str]]) -> bool:
         """Is the first line one of names? Where it may be both, `setup` asks who the clients are."""
-        cells = [cell.strip() for cell in lines[0]] if lines else []
+        cells = [cell.strip() for cell in csv_lines[0]] if csv_lines else []
         if self.header is not None or not cells:
             return bool(self.header and cells)
         if "" in cells:
@@ -181,31 +182,31 @@ class Trace(Recorded):
         if all(_parse_number(cell) in (0.0, 1.0) for cell in cells) and len(set(cells)) == len(cells):
             self._possible_names = cells
         numbers = [_parse_number(cell) for cell in cells]
-        if None not in numbers and len(lines) == 1:
+        if None not in numbers and len(csv_lines) == 1:
             return False
         return any(number is None or (cell.lstrip("+-").isdecimal() and number not in (0.0, 1.0))
                    for cell, number in zip(cells, numbers, strict=True))  # fmt: skip
 
-    def _check_names(self, names: list[str]) -> None:
-        duplicate_name = next((name for name in names if names.count(name) > 1), None)
+    def _check_names(self, client_names: list[str]) -> None:
+        duplicate_name = next((name for name in client_names if client_names.count(name) > 1), None)
         if duplicate_name is not None:
             raise ConfigError(
                 f"{self.source}, line 1: several columns are named {duplicate_name!r}; name each client once"
             )
-        if "" in names:
-            raise ConfigError(f"{self.source}, line 1, column {names.index('') + 1}: a client has no name")
+        if "" in client_names:
+            raise ConfigError(f"{self.source}, line 1, column {client_names.index('') + 1}: a client has no name")
 
 
 def _parse_number(cell: str) -> float | None:
     """What an entry is, if it is a number, or a word for 0 or 1."""
-    word = cell.strip().lower()
+    cell_text = cell.strip().lower()
     try:
-        return {"true": 1.0, "false": 0.0}.get(word) if word in ("true", "false") else float(word)
+        return {"true": 1.0, "false": 0.0}.get(cell_text) if cell_text in ("true", "false") else float(cell_text)
     except ValueError:
         return None
 
 
-def _numeric_array(values: np.ndarray | Tensor | list[Any], source: str) -> np.ndarray:
+def _numeric_array(values: np.ndarray | Tensor | list[Any], source_label: str) -> np.ndarray:
     """An array, tensor or nested list as float64."""
     try:
         array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
@@ -213,4 +214,4 @@ def _numeric_array(values: np.ndarray | Tensor | list[Any], source: str) -> np.n
             raise ValueError(f"it holds {array.dtype}")
         return array.astype(np.float64)
     except ValueError as error:
-        raise ConfigError(f"{source} is not a numeric array [rounds, clients] ({error})") from error
+        raise ConfigError(f"{source_label} is not a numeric array [rounds, clients] ({error})") from error

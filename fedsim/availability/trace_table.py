@@ -44,28 +44,31 @@ class TraceTable(Recorded):
         missing: MissingRecordsPolicy = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
-        table = read_columns(self.path, key="availability.path")
-        check_roles(table, self.source, {"client": client, "round": round, "available": available})
-        names, client_index = numbered_clients(table, client)
-        self.names = names
-        round_numbers = round_column(table, round)
-        values = np.ones(len(table)) if available is None else probability_column(table, available)
-        self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(values, (0.0, 1.0)).all() else ""
+        trace_columns = read_columns(self.path, key="availability.path")
+        check_roles(trace_columns, self.source, {"client": client, "round": round, "available": available})
+        client_names, client_index = numbered_clients(trace_columns, client)
+        self.names = client_names
+        round_numbers = round_column(trace_columns, round)
+        line_probabilities = (
+            np.ones(len(trace_columns)) if available is None else probability_column(trace_columns, available)
+        )
+        self.unknown_reason = UNKNOWN_PROBABILITIES_REASON if np.isin(line_probabilities, (0.0, 1.0)).all() else ""
         round_numbers = round_numbers - round_numbers.min()
         self.length = int(round_numbers.max()) + 1
-        order = np.lexsort((client_index, round_numbers))
+        line_order = np.lexsort((client_index, round_numbers))
         self._line_clients, self._line_rounds, self._line_probabilities = (
-            client_index[order],
-            round_numbers[order],
-            values[order],
+            client_index[line_order],
+            round_numbers[line_order],
+            line_probabilities[line_order],
         )
         duplicate_mask = (self._line_clients[1:] == self._line_clients[:-1]) & (
             self._line_rounds[1:] == self._line_rounds[:-1]
         )
         if duplicate_mask.any():
-            row = int(order[1:][duplicate_mask].min())
+            row = int(line_order[1:][duplicate_mask].min())
             raise ConfigError(
-                f"{self.source}: {table.row_label(row)} is another of {names[client_index[row]]!r} in the same round"
+                f"{self.source}: {trace_columns.row_label(row)} is another of "
+                f"{client_names[client_index[row]]!r} in the same round"
             )
 
     def recorded_probabilities(self, t: int) -> np.ndarray:
@@ -75,47 +78,47 @@ class TraceTable(Recorded):
         return record_values
 
 
-def round_column(table: Columns, name: str) -> np.ndarray:
+def round_column(trace_columns: Columns, column_name: str) -> np.ndarray:
     """[N] int64, the rounds of the lines."""
-    numbers = as_numbers(table[name], is_missing(table[name]))
-    if numbers is None:
-        numbers = np.full(len(table), np.nan)
-        for row, value in enumerate(table[name].tolist()):
-            numbers[row] = float(value) if str(value).strip().lstrip("+-").isdecimal() else np.nan
-    invalid_mask = ~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53))
+    column_numbers = as_numbers(trace_columns[column_name], is_missing(trace_columns[column_name]))
+    if column_numbers is None:
+        column_numbers = np.full(len(trace_columns), np.nan)
+        for row, value in enumerate(trace_columns[column_name].tolist()):
+            column_numbers[row] = float(value) if str(value).strip().lstrip("+-").isdecimal() else np.nan
+    invalid_mask = ~(
+        np.isfinite(column_numbers) & (column_numbers == np.floor(column_numbers)) & (np.abs(column_numbers) < 2**53)
+    )
     if invalid_mask.any():
         row = int(invalid_mask.argmax())
         raise ConfigError(
-            f"{table.source}: {table.row_label(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are "
-            "whole "
-            "numbers"
+            f"{trace_columns.source}: {trace_columns.row_label(row)}: {str(trace_columns[column_name][row])!r} "
+            f"in {column_name!r} is no round; rounds are whole numbers"
         )
-    return numbers.astype(np.int64)
+    return column_numbers.astype(np.int64)
 
 
-def probability_column(table: Columns, name: str) -> np.ndarray:
+def probability_column(trace_columns: Columns, column_name: str) -> np.ndarray:
     """[N] numbers from 0 to 1, or words for both ends."""
-    values = table[name]
-    numbers = as_numbers(values, is_missing(values))
-    if numbers is None:
-        numbers = np.array([_parse_probability(value) for value in values.tolist()])
-    invalid_mask = ~((numbers >= 0) & (numbers <= 1))
+    column_values = trace_columns[column_name]
+    column_numbers = as_numbers(column_values, is_missing(column_values))
+    if column_numbers is None:
+        column_numbers = np.array([_parse_probability(value) for value in column_values.tolist()])
+    invalid_mask = ~((column_numbers >= 0) & (column_numbers <= 1))
     if invalid_mask.any():
         row = int(invalid_mask.argmax())
         raise ConfigError(
-            f"{table.source}: {table.row_label(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor "
-            "true "
-            "or false"
+            f"{trace_columns.source}: {trace_columns.row_label(row)}: {str(column_values[row])!r} in "
+            f"{column_name!r} is neither between 0 and 1 nor true or false"
         )
-    return numbers
+    return column_numbers
 
 
 def _parse_probability(value: Any) -> float:
     """NaN where it is none."""
-    word = str(value).strip().lower()
-    if word in PROBABILITY_BY_WORD:
-        return PROBABILITY_BY_WORD[word]
+    cell_text = str(value).strip().lower()
+    if cell_text in PROBABILITY_BY_WORD:
+        return PROBABILITY_BY_WORD[cell_text]
     try:
-        return float(word)
+        return float(cell_text)
     except ValueError:
         return np.nan

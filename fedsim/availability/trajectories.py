@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim.availability.availability import Population, uniforms
+from fedsim.availability.availability import Population, draw_uniforms
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction, Validated
 from fedsim.core.effects import EffectiveIf
@@ -17,12 +17,12 @@ class Trajectory(Validated, ABC):
     """A factor on base probabilities that depends on the round."""
 
     @abstractmethod
-    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+    def at(self, t: int, base_probabilities: np.ndarray, population: Population) -> np.ndarray:
         """[R, m] p_i^t before clipping to [0, 1].
 
         Args:
             t: round, from 0.
-            base: [R, m] p_i.
+            base_probabilities: [R, m] p_i.
             population: for trajectories that draw.
         """
 
@@ -30,8 +30,8 @@ class Trajectory(Validated, ABC):
 class Stationary(Trajectory):
     """f(t) = 1."""
 
-    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        return base
+    def at(self, t: int, base_probabilities: np.ndarray, population: Population) -> np.ndarray:
+        return base_probabilities
 
 
 class _Periodic(Trajectory):
@@ -48,8 +48,8 @@ class _Periodic(Trajectory):
 
     def period_position(self, t: int, population: Population) -> np.ndarray:
         """[m] in [0, period): how far every client's own period is when round t begins."""
-        zone = np.arange(population.clients) * self.zones // population.clients
-        return (t + zone * self.period / self.zones) % self.period
+        zone_number = np.arange(population.clients) * self.zones // population.clients
+        return (t + zone_number * self.period / self.zones) % self.period
 
 
 class Staircase(_Periodic):
@@ -84,8 +84,12 @@ class Staircase(_Periodic):
         self.low = low
         self.share = share
 
-    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        return np.where(self.period_position(t, population) < self.share * self.period, base, base * self.low)
+    def at(self, t: int, base_probabilities: np.ndarray, population: Population) -> np.ndarray:
+        return np.where(
+            self.period_position(t, population) < self.share * self.period,
+            base_probabilities,
+            base_probabilities * self.low,
+        )
 
 
 class Sine(_Periodic):
@@ -95,11 +99,11 @@ class Sine(_Periodic):
         super().__init__(period, zones)
         self.gamma = gamma
 
-    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+    def at(self, t: int, base_probabilities: np.ndarray, population: Population) -> np.ndarray:
         if self.zones == 1:
-            return base * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
+            return base_probabilities * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
         angle = 2 * math.pi * self.period_position(t, population) / self.period
-        return base * (self.gamma * np.sin(angle) + (1 - self.gamma))
+        return base_probabilities * (self.gamma * np.sin(angle) + (1 - self.gamma))
 
 
 class InterleavedSine(Sine):
@@ -108,7 +112,7 @@ class InterleavedSine(Sine):
     effective_if = (
         EffectiveIf(
             "cutoff",
-            lambda component, run: run.some_probability(lambda p: p < component.cutoff),
+            lambda component, run: run.has_probability(lambda p: p < component.cutoff),
             "smaller probabilities of some client",
         ),
     )
@@ -117,8 +121,8 @@ class InterleavedSine(Sine):
         super().__init__(gamma, period, zones)
         self.cutoff = cutoff
 
-    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        probabilities = super().at(t, base, population)
+    def at(self, t: int, base_probabilities: np.ndarray, population: Population) -> np.ndarray:
+        probabilities = super().at(t, base_probabilities, population)
         return np.where(probabilities >= self.cutoff, probabilities, 0.0)
 
 
@@ -128,5 +132,5 @@ class Jitter(Trajectory):
     def __init__(self, width: Fraction = 0.02) -> None:
         self.width = width
 
-    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        return base + self.width * (2.0 * uniforms(population, rng.Purpose.TRAJECTORY, t) - 1.0)
+    def at(self, t: int, base_probabilities: np.ndarray, population: Population) -> np.ndarray:
+        return base_probabilities + self.width * (2.0 * draw_uniforms(population, rng.Purpose.TRAJECTORY, t) - 1.0)

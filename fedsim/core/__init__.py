@@ -1,4 +1,4 @@
-"""What everything else stands on: rows and their sums, randomness, ranks, and the errors a person meets.
+"""The basis of the other layers: rows and their sums, randomness, ranks, and errors.
 
 Imports PyTorch only where rows are asked for: help and shell completion do without.
 """

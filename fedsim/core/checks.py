@@ -16,55 +16,59 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """'; did you mean …?' for the known word that looks most like `word`, else those that contain it, or nothing."""
-    lower, options = word.lower(), {option.lower(): option for option in choices}
-    matches = difflib.get_close_matches(lower, options, n=1, cutoff=0.6)
-    if not matches and len(word) > 2:
-        matches = sorted((option for option in options if lower in option), key=len)
-    return suggestion(options[option] for option in matches)
+def nearest_name_hint(name: str, choices: Iterable[str]) -> str:
+    """'; did you mean …?' for the known word that looks most like `name`, else those that contain it, or nothing."""
+    lower_case_name, options = name.lower(), {option.lower(): option for option in choices}
+    close_matches = difflib.get_close_matches(lower_case_name, options, n=1, cutoff=0.6)
+    if not close_matches and len(name) > 2:
+        close_matches = sorted((option for option in options if lower_case_name in option), key=len)
+    return did_you_mean(options[option] for option in close_matches)
 
 
-def suggestion(words: Iterable[str]) -> str:
+def did_you_mean(words: Iterable[str]) -> str:
     """'; did you mean …?' for at most three words, or nothing."""
     quoted = [repr(word) for word in words][:3]
     return f"; did you mean {' or '.join(filter(None, [', '.join(quoted[:-1]), quoted[-1]]))}?" if quoted else ""
 
 
-def choice(key: str, value: Any, options: Iterable[str]) -> str:
+def check_choice(config_key: str, config_value: Any, options: Iterable[str]) -> str:
     """One of the options."""
     options = list(options)
-    if value not in options:
+    if config_value not in options:
         options_text = ", ".join(options)
         raise ConfigError(
-            key=key, value=value, needs=f"is unknown; choose one of {options_text}{nearest(str(value), options)}"
+            key=config_key,
+            value=config_value,
+            needs=f"is unknown; choose one of {options_text}{nearest_name_hint(str(config_value), options)}",
         )
-    return str(value)
+    return str(config_value)
 
 
-def whole_number(key: str, value: Any, minimum: int = 1) -> int:
+def check_whole_number(key: str, value: Any, minimum: int = 1) -> int:
     """A whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ConfigError(key=key, value=value, needs=f"must be a whole number of at least {minimum}")
     return int(value)
 
 
-def finite_number(key: str, value: Any) -> float:
+def check_finite(key: str, value: Any) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(float(value)) < float("inf"):
         raise ConfigError(key=key, value=value, needs="must be a finite number")
     return float(value)
 
 
-def number_per_client(label: str, values: Any, n: int, whole: bool = False, minimum: float = 0) -> np.ndarray:
+def check_number_per_client(
+    label: str, values: Any, n: int, whole_numbers: bool = False, minimum: float = 0
+) -> np.ndarray:
     """An array [n] of numbers of at least `minimum`, whole ones if asked for; `label` says whose answer it is."""
     import numpy as np  # here: the command line's help imports these checks, and no library of numbers
 
-    kind = "whole numbers" if whole else "numbers"
+    kind = "whole numbers" if whole_numbers else "numbers"
     if (
         not isinstance(values, np.ndarray)
         or values.shape != (n,)
-        or values.dtype.kind not in ("iu" if whole else "iuf")
+        or values.dtype.kind not in ("iu" if whole_numbers else "iuf")
     ):
         description = (
             f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
@@ -75,22 +79,22 @@ def number_per_client(label: str, values: Any, n: int, whole: bool = False, mini
     return values
 
 
-def positive(key: str, value: Any) -> float:
+def check_positive(key: str, value: Any) -> float:
     """A finite number above zero."""
-    if not finite_number(key, value) > 0:
+    if not check_finite(key, value) > 0:
         raise ConfigError(key=key, value=value, needs="must be positive")
     return float(value)
 
 
-def not_negative(key: str, value: Any) -> float:
+def check_not_negative(key: str, value: Any) -> float:
     """A finite number of at least zero."""
-    if not finite_number(key, value) >= 0:
+    if not check_finite(key, value) >= 0:
         raise ConfigError(key=key, value=value, needs="must not be negative")
     return float(value)
 
 
-def fraction(key: str, value: Any) -> float:
+def check_fraction(key: str, value: Any) -> float:
     """A number in [0, 1]."""
-    if not 0.0 <= finite_number(key, value) <= 1.0:
+    if not 0.0 <= check_finite(key, value) <= 1.0:
         raise ConfigError(key=key, value=value, needs="must lie between 0 and 1")
     return float(value)

@@ -15,8 +15,8 @@ FORMATS_WITH_CHECKSUMS = ("fedsim-constants",)  # formats that never were withou
 CHECKSUMS_KEY = "sums"  # the header's entry; there the header's own sum has no name
 
 
-def _checksum(tensor: Tensor) -> int:
-    """Of what the tensor's bytes are."""
+def _tensor_checksum(tensor: Tensor) -> int:
+    """The checksum of the tensor's bytes."""
     return zlib.crc32(tensor.reshape(-1).view(uint8).numpy().data) if tensor.numel() else 0
 
 
@@ -24,25 +24,27 @@ def _header_checksum(header: dict[str, str]) -> int:
     return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != CHECKSUMS_KEY)).encode())
 
 
-def with_checksums(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
+def add_checksums(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
     """The header with the sums of itself and of these tensors on the host."""
-    sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _header_checksum(header)}
+    sums = {name: _tensor_checksum(value) for name, value in tensors.items()} | {"": _header_checksum(header)}
     return header | {CHECKSUMS_KEY: json.dumps(sums)}
 
 
-def damaged_name(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
-    """What is not as it was written: a tensor's name, or the header; None where all is well, or nothing was signed.
+def find_damaged_entry(file_header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
+    """The name of a damaged tensor, or of the header; None if nothing is damaged, or nothing was signed.
 
     Args:
-        header: of the file.
+        file_header: of the file.
         tensors: those that are to be looked at.
 
     Raises:
         ValueError: the entry is damaged itself.
     """
-    if CHECKSUMS_KEY not in header:
-        return "the header" if header.get("format") in FORMATS_WITH_CHECKSUMS else None
-    if not isinstance(sums := json.loads(header[CHECKSUMS_KEY]), dict):
+    if CHECKSUMS_KEY not in file_header:
+        return "the header" if file_header.get("format") in FORMATS_WITH_CHECKSUMS else None
+    if not isinstance(sums := json.loads(file_header[CHECKSUMS_KEY]), dict):
         raise ValueError("an entry is no mapping")
-    actual_sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _header_checksum(header)}
+    actual_sums = {name: _tensor_checksum(value) for name, value in tensors.items()} | {
+        "": _header_checksum(file_header)
+    }
     return next((name or "the header" for name in sorted(actual_sums) if sums.get(name) != actual_sums[name]), None)

@@ -1,4 +1,4 @@
-"""Which columns of a client's row travel, and how: what a strategy sees of a row, and what is kept beside it."""
+"""The division of a client's row into columns: those that a strategy sees, and those that are kept beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 
-OWN, AVERAGED = "own columns", "averaged columns"  # names in a memory
+OWN_COLUMNS_ENTRY, AVERAGED_COLUMNS_ENTRY = "own columns", "averaged columns"  # names in a memory
 
 
 def slice_if_contiguous(numbers: Tensor) -> Tensor | slice:
@@ -37,7 +37,7 @@ class ParameterPartition:
     averaged: Tensor
 
     @classmethod
-    def of(cls, sizes: dict[str, int], statistics: set[str], private_names: set[str]) -> ParameterPartition:
+    def from_sizes(cls, sizes: dict[str, int], statistics: set[str], private_names: set[str]) -> ParameterPartition:
         """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
         statistics that travel are averaged."""
         count = torch.tensor(list(sizes.values()))
@@ -49,56 +49,58 @@ class ParameterPartition:
         return cls(columns[~home_mask & ~statistics_mask], columns[home_mask], columns[~home_mask & statistics_mask])
 
     @property
-    def is_divided(self) -> bool:
-        """Is there more to a row than what strategies see?"""
+    def has_hidden_columns(self) -> bool:
+        """Whether rows have columns that strategies do not see."""
         return bool(len(self.private) or len(self.averaged))
 
-    def join(self, shared: Tensor, private: Tensor, averaged: Tensor) -> Tensor:
+    def merge_parts(self, shared: Tensor, private: Tensor, averaged: Tensor) -> Tensor:
         """[…, d_s], […, d_o], […, d_a] → rows […, d]."""
         rows = torch.cat([shared, private, averaged], dim=-1)
-        return rows if self._order is None else rows[..., self._order]
+        return rows if self._column_order is None else rows[..., self._column_order]
 
     @functools.cached_property
-    def _order(self) -> Tensor | None:
-        """Where each column is among the three parts; None where they follow one another."""
+    def _column_order(self) -> Tensor | None:
+        """The position of each column in the three concatenated parts; None if the parts are contiguous."""
         columns = torch.cat([self.shared, self.private, self.averaged])
         return None if bool((columns.diff() == 1).all()) else columns.argsort()
 
     @functools.cached_property
-    def _shared(self) -> Tensor | slice:
+    def _shared_columns(self) -> Tensor | slice:
         return slice_if_contiguous(self.shared)
 
-    def shared_part(self, rows: Tensor) -> Tensor:
+    def select_shared(self, rows: Tensor) -> Tensor:
         """[…, d] → […, d_s], what strategies see."""
-        return rows[..., self._shared]
+        return rows[..., self._shared_columns]
 
-    def memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
+    def add_initial_memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
         """Add to a memory what is kept of initial rows [R, d] beside the shared columns."""
         if len(self.private):
-            memory.clients[OWN] = federation.broadcast(initial[:, self.private])
+            memory.clients[OWN_COLUMNS_ENTRY] = federation.broadcast(initial[:, self.private])
         if len(self.averaged):
-            memory.server[AVERAGED] = initial[:, self.averaged]
+            memory.server[AVERAGED_COLUMNS_ENTRY] = initial[:, self.averaged]
 
-    def full_rows(self, shared: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
+    def full_rows(self, shared_rows: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
         """[n, d_s] of a cohort's clients → their rows [n, d]."""
-        if not self.is_divided:
-            return shared
-        none = shared[:, :0]
-        private_columns = cohort.gather(memory.clients[OWN]) if len(self.private) else none
-        averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
-        return self.join(shared, private_columns, averaged)
+        if not self.has_hidden_columns:
+            return shared_rows
+        no_columns = shared_rows[:, :0]
+        private_columns = cohort.gather(memory.clients[OWN_COLUMNS_ENTRY]) if len(self.private) else no_columns
+        averaged = cohort.broadcast(memory.server[AVERAGED_COLUMNS_ENTRY]) if len(self.averaged) else no_columns
+        return self.merge_parts(shared_rows, private_columns, averaged)
 
-    def server_rows(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
+    def server_rows(self, shared_rows: Tensor, memory: Memory, federation: Federation) -> Tensor:
         """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
         evaluated; nobody has it."""
-        if not self.is_divided:
-            return shared
-        none = shared[:, :0]
-        private_columns = federation.mean_over_clients(memory.clients[OWN]) if len(self.private) else none
-        averaged = memory.server[AVERAGED] if len(self.averaged) else none
-        return self.join(shared, private_columns, averaged)
+        if not self.has_hidden_columns:
+            return shared_rows
+        no_columns = shared_rows[:, :0]
+        private_columns = (
+            federation.mean_over_clients(memory.clients[OWN_COLUMNS_ENTRY]) if len(self.private) else no_columns
+        )
+        averaged = memory.server[AVERAGED_COLUMNS_ENTRY] if len(self.averaged) else no_columns
+        return self.merge_parts(shared_rows, private_columns, averaged)
 
-    def expand(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
+    def expand_carry(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
         gradients of columns that it does not see."""
         rows = self.full_rows(carry["params"], cohort, memory)
@@ -111,18 +113,18 @@ class ParameterPartition:
             full_carry["proximal"] = carry["proximal"][:, None] * mask
         return full_carry
 
-    def restrict(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a strategy sees of a carry after the local steps: entries it had `handed` in their own shapes."""
+    def restrict_carry(self, end: dict[str, Tensor], carry_before: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The carry that a strategy sees after the local steps: entries of `carry_before` in their own shapes."""
         strategy_carry = dict(end)
-        for name in handed:
-            if end[name].shape != handed[name].shape:
-                strategy_carry[name] = handed[name] if name == "proximal" else self.shared_part(end[name])
+        for name in carry_before:
+            if end[name].shape != carry_before[name].shape:
+                strategy_carry[name] = carry_before[name] if name == "proximal" else self.select_shared(end[name])
         return strategy_carry
 
-    def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
+    def store_hidden_columns(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
         """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
         if len(self.private):
-            memory.scatter_entry(cohort, OWN, rows[:, self.private])
+            memory.scatter_entry(cohort, OWN_COLUMNS_ENTRY, rows[:, self.private])
         if len(self.averaged) and memory.writable:
             mean = cohort.mean(rows[:, self.averaged], cohort.weights(cohort.federation.weighting))
-            memory.server[AVERAGED] = cohort.unless_empty(mean, memory.server[AVERAGED])
+            memory.server[AVERAGED_COLUMNS_ENTRY] = cohort.where_nonempty(mean, memory.server[AVERAGED_COLUMNS_ENTRY])

@@ -1,4 +1,5 @@
-"""What a parameter may be, declared once beside it: `def __init__(self, k: Count = 10, bias: Fraction = 0.0)`.
+"""Constraints on parameters, declared once in the annotation: `def __init__(self, k: Count = 10, bias: Fraction =
+0.0)`.
 
 A constructor of a class derived from `Validated`, and whatever is decorated with `@validated`, checks its annotated
 arguments before its body runs, those of base classes included, and refuses one with a `ConfigError` that carries the
@@ -39,12 +40,12 @@ _VALIDATED_ATTRIBUTE = "_checks_its_arguments"  # of functions that `validated` 
 
 
 @dataclass
-class _MadeDataclass:
-    made: list[int] = field(default_factory=list)
+class _ExampleDataclass:
+    default_list: list[int] = field(default_factory=list)
 
 
 _DEFAULT_FACTORY_MARKER = (
-    inspect.signature(_MadeDataclass).parameters["made"].default
+    inspect.signature(_ExampleDataclass).parameters["default_list"].default
 )  # stands for a default that is made when it is needed
 
 
@@ -63,7 +64,7 @@ class AtLeast(Constraint):
     minimum: int
 
     def check(self, key: str, value: Any) -> int:
-        return checks.whole_number(key, value, self.minimum)
+        return checks.check_whole_number(key, value, self.minimum)
 
     def __str__(self) -> str:
         return f"≥ {self.minimum}, whole"
@@ -89,7 +90,7 @@ class Finite(Constraint):
     """A number that is neither infinite nor NaN."""
 
     def check(self, key: str, value: Any) -> float:
-        return checks.finite_number(key, value)
+        return checks.check_finite(key, value)
 
     def __str__(self) -> str:
         return "finite"
@@ -100,7 +101,7 @@ class AboveZero(Constraint):
     """A finite number > 0."""
 
     def check(self, key: str, value: Any) -> float:
-        return checks.positive(key, value)
+        return checks.check_positive(key, value)
 
     def __str__(self) -> str:
         return "> 0"
@@ -111,7 +112,7 @@ class ZeroOrMore(Constraint):
     """A finite number ≥ 0."""
 
     def check(self, key: str, value: Any) -> float:
-        return checks.not_negative(key, value)
+        return checks.check_not_negative(key, value)
 
     def __str__(self) -> str:
         return "≥ 0"
@@ -125,10 +126,10 @@ class WithinUnit(Constraint):
     below_one: bool = False
 
     def check(self, key: str, value: Any) -> float:
-        number = checks.fraction(key, value)
+        number = checks.check_fraction(key, value)
         if self.below_one and number == 1:
             raise ConfigError(key=key, value=value, needs="must be below 1")
-        return checks.positive(key, value) if self.above_zero else number
+        return checks.check_positive(key, value) if self.above_zero else number
 
     def __str__(self) -> str:
         return f"{'(' if self.above_zero else '['}0, 1{')' if self.below_one else ']'}"
@@ -141,7 +142,7 @@ class OneOf(Constraint):
         self.options = options
 
     def check(self, key: str, value: Any) -> str:
-        return checks.choice(key, value, self.options)
+        return checks.check_choice(key, value, self.options)
 
     def __str__(self) -> str:
         return ", ".join(self.options)
@@ -174,27 +175,39 @@ NonNegativePerSeed = Annotated[NonNegative | list[NonNegative], ForEachSeed()]
 FractionPerSeed = Annotated[Fraction | list[Fraction], ForEachSeed()]
 
 
-def validated(call: F) -> F:
+def validated(decorated_function: F) -> F:
     """The same function, or class, which checks its annotated arguments before its body runs.
 
     Annotations are looked up when it is called first, so that they may name what the module defines later; one that
     cannot be looked up (a name that only a type checker sees) declares nothing. Defaults are held to the declarations,
     too.
     """
-    if isinstance(call, type):
-        _validate_constructor(call)
-        return call
-    parameters: _Parameters | None = None
+    if isinstance(decorated_function, type):
+        _validate_constructor(decorated_function)
+        return decorated_function
+    parameters: _ParameterChecks | None = None
 
-    @functools.wraps(call)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(decorated_function)
+    def checked_call(*args: Any, **kwargs: Any) -> Any:
         nonlocal parameters
         if parameters is None:
-            parameters = _Parameters(call)
-        return call(*parameters.checked(args, kwargs), **kwargs)
+            parameters = _ParameterChecks(decorated_function)
+        checked_args = parameters.check_arguments(args, kwargs)
+        for name in kwargs:
+            if name not in parameters.parameter_names and not parameters.takes_any_name:
+                remedies = getattr(type(args[0]), "config_key_by_argument", {}) if args else {}
+                remedy = (
+                    f"; {remedies[name]}"
+                    if name in remedies
+                    else checks.nearest_name_hint(name, parameters.parameter_names)
+                )
+                raise TypeError(
+                    f"{decorated_function.__qualname__}() got an unexpected keyword argument {name!r}{remedy}"
+                )
+        return decorated_function(*checked_args, **kwargs)
 
-    vars(checked)[_VALIDATED_ATTRIBUTE] = True
-    return typing.cast("F", checked)
+    vars(checked_call)[_VALIDATED_ATTRIBUTE] = True
+    return typing.cast("F", checked_call)
 
 
 def _validate_constructor(cls: type) -> None:
@@ -244,18 +257,27 @@ class Validated:
         _validate_constructor(cls)
 
 
-class _Parameters:
+class _ParameterChecks:
     """The parameters of a function that declare something.
 
     Attributes:
-        declared: name, place among positional arguments or −1, check, and the default as the check returns it where
-            that is another object; else `_NO_DEFAULT`.
+        declared_parameters: name, place among positional arguments or −1, check, and the default as the check returns
+            it where that is another object; else `_NO_DEFAULT`.
+        parameter_names: of all parameters that can be given by name, in order.
+        takes_any_name: whether the function has a parameter `**kwargs`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        hints = hints_of(function)
-        self.declared: list[tuple[str, int, CheckFunction, Any]] = []
-        for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        hints = resolved_type_hints(function)
+        self.declared_parameters: list[tuple[str, int, CheckFunction, Any]] = []
+        parameters = inspect.signature(function).parameters.values()
+        self.takes_any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self.parameter_names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and parameter.name != "self"
+        ]
+        for parameter_index, parameter in enumerate(parameters):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             if (check := _check_for_hint(hints.get(parameter.name))) is None:
@@ -264,101 +286,108 @@ class _Parameters:
             if default is not _NO_DEFAULT:
                 checked_default = check(parameter.name, default)
                 default = _NO_DEFAULT if checked_default is default else checked_default
-            position = -1 if parameter.kind is parameter.KEYWORD_ONLY else index
-            self.declared.append((parameter.name, position, check, default))
+            position = -1 if parameter.kind is parameter.KEYWORD_ONLY else parameter_index
+            self.declared_parameters.append((parameter.name, position, check, default))
 
-    def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The positional arguments checked; those by name are checked where they are."""
         positional_count = len(args)
         checked_args = list(args)
-        for name, position, check, default in self.declared:
+        for parameter_name, position, check, default_value in self.declared_parameters:
             if 0 <= position < positional_count:
-                checked_args[position] = check(name, args[position])
-            elif name in kwargs:
-                kwargs[name] = check(name, kwargs[name])
-            elif default is not _NO_DEFAULT:
-                kwargs[name] = default
+                checked_args[position] = check(parameter_name, args[position])
+            elif parameter_name in kwargs:
+                kwargs[parameter_name] = check(parameter_name, kwargs[parameter_name])
+            elif default_value is not _NO_DEFAULT:
+                kwargs[parameter_name] = default_value
         return checked_args
 
 
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+def resolved_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Parameter → annotation, `Annotated` included, of those that can be looked up."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
         pass  # one of them is for type checkers alone; the others count
-    hints: dict[str, Any] = {}
+    type_hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         annotation_holder = type("alone", (), {"__annotations__": {name: annotation}})
         try:
             scope = inspect.unwrap(function).__globals__
-            hints |= typing.get_type_hints(annotation_holder, globalns=scope, include_extras=True)
+            type_hints |= typing.get_type_hints(annotation_holder, globalns=scope, include_extras=True)
         except (NameError, TypeError, AttributeError):
             continue
-    return hints
+    return type_hints
 
 
-def declared_hints(target: Callable[..., Any]) -> dict[str, Any]:
+def declared_type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter → annotation, for those that a function or a class takes and that are constrained; of a class also
     those that its constructor hands on to its bases as `**options`."""
-    hints: dict[str, Any] = {}
+    type_hints: dict[str, Any] = {}
     for owner in inspect.getmro(target) if inspect.isclass(target) else [target]:
         function = vars(owner).get("__init__") if inspect.isclass(owner) else owner
         if not isinstance(function, types.FunctionType):
             continue
-        hints = {name: hint for name, hint in hints_of(function).items() if any(constraints(hint))} | hints
+        type_hints = {
+            name: hint for name, hint in resolved_type_hints(function).items() if any(constraints_in_hint(hint))
+        } | type_hints
         if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
             break
-    return hints
+    return type_hints
 
 
-def constraints(hint: Any) -> Iterator[Constraint]:
+def constraints_in_hint(type_hint: Any) -> Iterator[Constraint]:
     """All that stand in an annotation, the outermost last."""
-    if typing.get_origin(hint) is Annotated:
-        inner, *markers = typing.get_args(hint)
-        yield from constraints(inner)
+    if typing.get_origin(type_hint) is Annotated:
+        base_hint, *markers = typing.get_args(type_hint)
+        yield from constraints_in_hint(base_hint)
         yield from (marker for marker in markers if isinstance(marker, Constraint))
     else:
-        for argument in typing.get_args(hint):
-            yield from constraints(argument)
+        for argument in typing.get_args(type_hint):
+            yield from constraints_in_hint(argument)
 
 
-def allowed_text(hint: Any) -> str:
-    """In a few words, what the constraints of an annotation allow."""
-    hint_text = _allowed_text(hint)
+def describe_allowed_values(hint: Any) -> str:
+    """The values that the constraints of an annotation allow, in a few words."""
+    hint_text = _hint_text(hint)
     return f"{hint_text}; or null" if type(None) in typing.get_args(hint) else hint_text
 
 
-def _allowed_text(hint: Any) -> str:
-    if typing.get_origin(hint) is Annotated:
-        inner, *markers = typing.get_args(hint)
-        descriptions = [_allowed_text(inner), *(str(marker) for marker in markers if isinstance(marker, Constraint))]
-        return ", ".join(filter(None, descriptions))
-    if _is_list(hint):
-        entries = _allowed_text(typing.get_args(hint)[0])
+def _hint_text(type_hint: Any) -> str:
+    if typing.get_origin(type_hint) is Annotated:
+        base_hint, *markers = typing.get_args(type_hint)
+        constraint_descriptions = [
+            _hint_text(base_hint),
+            *(str(marker) for marker in markers if isinstance(marker, Constraint)),
+        ]
+        return ", ".join(filter(None, constraint_descriptions))
+    if _is_list(type_hint):
+        entries = _hint_text(typing.get_args(type_hint)[0])
         return entries and f"each {entries}"
-    descriptions = [description for description in map(_allowed_text, typing.get_args(hint)) if description]
+    constraint_descriptions = [
+        description for description in map(_hint_text, typing.get_args(type_hint)) if description
+    ]
     return " or ".join(
         description
-        for description in descriptions
-        if description.removeprefix("each ") == description or description[5:] not in descriptions
+        for description in constraint_descriptions
+        if description.removeprefix("each ") == description or description[5:] not in constraint_descriptions
     )
 
 
-def _check_for_hint(hint: Any) -> CheckFunction | None:
+def _check_for_hint(type_hint: Any) -> CheckFunction | None:
     """The check that an annotation asks for; None where it asks for none."""
-    if not any(constraints(hint)):
+    if not any(constraints_in_hint(type_hint)):
         return None
-    origin = typing.get_origin(hint)
-    if origin is Annotated:
-        inner, *markers = typing.get_args(hint)
+    hint_origin = typing.get_origin(type_hint)
+    if hint_origin is Annotated:
+        base_hint, *markers = typing.get_args(type_hint)
         steps = [marker.check for marker in markers if isinstance(marker, Constraint)]
-        of_inner = _check_for_hint(inner)
+        of_inner = _check_for_hint(base_hint)
         return _chain_checks([*([of_inner] if of_inner else []), *steps])
-    if origin in (Union, types.UnionType):
-        return _alternatives_check(typing.get_args(hint))
-    if _is_list(hint):
-        inner_check = _check_for_hint(typing.get_args(hint)[0])
+    if hint_origin in (Union, types.UnionType):
+        return _alternatives_check(typing.get_args(type_hint))
+    if _is_list(type_hint):
+        inner_check = _check_for_hint(typing.get_args(type_hint)[0])
         assert inner_check is not None
         return _list_check(inner_check)
     return None
@@ -369,7 +398,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _is_list_like(value: Any) -> bool:
-    """Is it a list, or what can stand for one: a tuple, a range, an array?"""
+    """Whether it is a list, or a tuple, a range or an array in its place."""
     return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
@@ -395,13 +424,13 @@ def _list_check(check: CheckFunction) -> CheckFunction:
     return check_entries
 
 
-def _alternatives_check(alternatives: tuple[Any, ...]) -> CheckFunction:
+def _alternatives_check(union_members: tuple[Any, ...]) -> CheckFunction:
     """Of a list, that of lists; of other values that of single ones, unless they are of a class that is not
     constrained."""
-    of_lists = next((_check_for_hint(hint) for hint in alternatives if _is_list(hint)), None)
-    of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_for_hint(hint))), None)
+    of_lists = next((_check_for_hint(hint) for hint in union_members if _is_list(hint)), None)
+    of_single = next((check for hint in union_members if not _is_list(hint) and (check := _check_for_hint(hint))), None)
     scalar_types = tuple(
-        hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint)
+        hint for hint in union_members if isinstance(hint, type) and not _is_list(hint)
     )  # NoneType among them
 
     def check_one(key: str, value: Any) -> Any:

@@ -1,8 +1,9 @@
 """Settings that change nothing in the run they are given for.
 
-A class declares, beside its constructor, under which condition a parameter has an effect (`EffectiveIf`), and which
-values of it stop all training (`StopsTraining`). `sentences_without_effect` and `sentences_stopping_training` read
-these declarations for a run; nothing outside the class has to know of them. A class of one's own may declare some too:
+A class declares, beside its constructor, under which condition a parameter has an effect (`EffectiveIf`), which
+parameters are rounds of the run (`RoundsOfRun`), and which values stop all training (`StopsTraining`).
+`sentences_without_effect` and `sentences_stopping_training` read these declarations for a run; nothing outside the
+class has to know of them. A class of one's own may declare some too:
 
     >>> class Discount:
     ...     effective_if = (EffectiveIf("b", lambda component, run: component.kind == "hinge", "{at}.kind=hinge"),)
@@ -31,19 +32,60 @@ class EffectiveIf:
     Args:
         parameter: its name; the object keeps its value in the attribute of that name.
         condition: `(object, run)` → whether the value can change anything; `run` is the `Simulation`, wired up.
-        needs: what would make it so, after the words "has no effect without"; `{at}` stands for the object's place in
-            the configuration, such as `strategy`.
+        requirement: what would make it so, after the words "has no effect without"; `{at}` stands for the object's
+            place in the configuration, such as `strategy`.
         attribute: where the object keeps the value, if not in the attribute of the parameter's name; dots lead into
             further objects and dictionaries.
     """
 
     parameter: str
     condition: Callable[[Any, Any], Any]
-    needs: str
+    requirement: str
     attribute: str = ""
 
 
-Declarations: TypeAlias = tuple[EffectiveIf, ...]
+@dataclass(frozen=True)
+class RoundsOfRun:
+    """A constructor's parameter is a round in which something begins, or a list of rounds: those after the last round
+    of the run have no effect. This is reported of defaults too.
+
+    Args:
+        parameter, attribute: as in `EffectiveIf`.
+        measured: the models of the last round are still evaluated with what the next round would begin with, such as
+            drifted test samples.
+        per_client: the list has an entry for each client, and is reported where no client's round is reached.
+        added_to_round: `object` → the round from which the parameter is counted; it then is a number of rounds.
+    """
+
+    parameter: str
+    measured: bool = False
+    per_client: bool = False
+    added_to_round: Callable[[Any], int] | None = None
+    attribute: str = ""
+
+    def warning_sentences(self, config_path: str, component: Any, simulation: Any) -> Iterator[str]:
+        """A sentence for each round that the run does not reach, or one where the parameter has no effect at all."""
+        value = _declared_value(component, self)
+        if value is None:
+            return
+        last_round = simulation.rounds if self.measured else simulation.rounds - 1
+        setting_text = _setting_text(config_path, self.parameter, value)
+        if self.added_to_round is not None:
+            end = self.added_to_round(component) + value
+            if end > simulation.rounds and differs_from_default(type(component), self.parameter, value):
+                last_effective = simulation.rounds - self.added_to_round(component)
+                yield f"{setting_text} has no effect above {last_effective}, since rounds={simulation.rounds}"
+            return
+        entries = list(value) if isinstance(value, (list, tuple)) else [value]
+        late = [entry for entry in entries if entry > last_round]
+        if len(late) == len(entries):
+            yield f"{setting_text} has no effect without more than {min(late) - self.measured} rounds"
+        elif not self.per_client:
+            for entry in late:
+                yield f"{setting_text} has no effect in round {entry} without more than {entry - self.measured} rounds"
+
+
+EffectDeclarations: TypeAlias = tuple[EffectiveIf | RoundsOfRun, ...]
 
 
 @dataclass(frozen=True)
@@ -53,32 +95,41 @@ class StopsTraining:
     Args:
         parameter: its name, as in `EffectiveIf`.
         condition: `(object, run)` → whether its value is one of them.
-        because: why, after the words "trains nothing: "; may hold `{at}`.
+        explanation: why, after the words "trains nothing: "; may hold `{at}`.
         attribute: as in `EffectiveIf`.
     """
 
     parameter: str
     condition: Callable[[Any, Any], Any]
-    because: str
+    explanation: str
     attribute: str = ""
 
 
-def sentences_without_effect(at: str, component: Any, run: Any) -> Iterator[str]:
+def sentences_without_effect(config_path: str, component: Any, simulation: Any) -> Iterator[str]:
     """A sentence for every parameter of an object, and of those inside it, that differs from its default and changes
-    nothing in this run.
+    nothing in this run, and for rounds that the run does not reach.
 
     Args:
-        at: the object's place in the configuration, such as `strategy`.
+        config_path: the object's place in the configuration, such as `strategy`.
         component: the object.
-        run: the `Simulation` it is part of.
+        simulation: the `Simulation` it is part of.
     """
-    for path, owner in _nested_objects(at, component):
-        for name, rules in _declarations_of(owner, "effective_if").items():
-            for rule in rules:
-                value = _declared_value(owner, rule)
-                if differs_from_default(type(owner), name, value) and not rule.condition(owner, run):
-                    yield f"{_setting_text(path, name, value)} has no effect without {rule.needs.replace('{at}', path)}"
+    for path, declaring_object in _nested_objects(config_path, component):
+        for parameter_name, rules in _declarations_of(declaring_object, "effective_if").items():
+            conditional_rules = [rule for rule in rules if isinstance(rule, EffectiveIf)]
+            of_rounds = [rule for rule in rules if isinstance(rule, RoundsOfRun)]
+            for rule in conditional_rules:
+                value = _declared_value(declaring_object, rule)
+                if differs_from_default(type(declaring_object), parameter_name, value) and not rule.condition(
+                    declaring_object, simulation
+                ):
+                    setting_text = _setting_text(path, parameter_name, value)
+                    yield f"{setting_text} has no effect without {rule.requirement.replace('{at}', path)}"
                     break
+            else:
+                if of_rounds and all(rule.condition(declaring_object, simulation) for rule in conditional_rules):
+                    for rounds in of_rounds:
+                        yield from rounds.warning_sentences(path, declaring_object, simulation)
 
 
 def sentences_stopping_training(at: str, component: Any, run: Any) -> Iterator[str]:
@@ -88,12 +139,12 @@ def sentences_stopping_training(at: str, component: Any, run: Any) -> Iterator[s
             for rule in rules:
                 if rule.condition(owner, run):
                     value = _declared_value(owner, rule)
-                    yield f"{_setting_text(path, name, value)} trains nothing: {rule.because.replace('{at}', path)}"
+                    yield f"{_setting_text(path, name, value)} trains nothing: {rule.explanation.replace('{at}', path)}"
 
 
-def parameters(cls: type) -> dict[str, Any]:
+def parameters_of_constructor(cls: type) -> dict[str, Any]:
     """Name → default of what a constructor takes, those handed on as `**options` included; `NO_DEFAULT` without one."""
-    defaults: dict[str, Any] = {}
+    default_values: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base) or base is object:
             continue
@@ -101,15 +152,15 @@ def parameters(cls: type) -> dict[str, Any]:
         kinds = {parameter.kind for parameter in signature}
         for parameter in list(signature)[1:]:
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                defaults.setdefault(parameter.name, parameter.default)
+                default_values.setdefault(parameter.name, parameter.default)
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
-    return defaults
+    return default_values
 
 
 def differs_from_default(cls: type, name: str, value: Any) -> bool:
-    """Is this value other than the default of a constructor's parameter?"""
-    default = parameters(cls).get(name, NO_DEFAULT)
+    """Whether the value differs from the default of a constructor's parameter."""
+    default = parameters_of_constructor(cls).get(name, NO_DEFAULT)
     if default is NO_DEFAULT:
         return True
     try:
@@ -125,7 +176,7 @@ def _declarations_of(component: Any, kind: str) -> dict[str, list[Any]]:
     for cls in type(component).__mro__:
         for rule in vars(cls).get(kind, ()):
             constructor_parameters = (
-                parameters(type(component)) if constructor_parameters is None else constructor_parameters
+                parameters_of_constructor(type(component)) if constructor_parameters is None else constructor_parameters
             )
             if rule.parameter in constructor_parameters:
                 declarations.setdefault(rule.parameter, []).append(rule)
@@ -140,7 +191,9 @@ def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
     members = getattr(component, "named_parts", None)  # of an object that was given several
     if path and members is None:
         parameter_names = (
-            {f.name for f in fields(component)} if is_dataclass(component) else parameters(type(component)).keys()
+            {f.name for f in fields(component)}
+            if is_dataclass(component)
+            else parameters_of_constructor(type(component)).keys()
         )
         members = {name: value for name, value in getattr(component, "__dict__", {}).items() if name in parameter_names}
     for name, value in (members or {}).items():
@@ -149,7 +202,7 @@ def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _declared_value(owner: Any, rule: Any) -> Any:
-    """What the object was given for the parameter of this declaration."""
+    """The value that the object was given for the parameter of this declaration."""
     value = owner
     for name in (rule.attribute or rule.parameter).split("."):
         value = value[name] if isinstance(value, dict) else getattr(value, name)

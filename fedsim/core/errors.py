@@ -45,28 +45,28 @@ class ConfigError(ValueError):
     ) -> None:
         self.message, self.key, self.value, self.needs = message, key, value, needs
         self.mentions = {name: name for name in mentions}
-        super().__init__(self._sentence())
+        super().__init__(self._message_text())
 
     def with_prefix(self, prefix: str) -> Self:
         """The same error, whose keys are those of a part that stands under `prefix`; a key that begins so is left."""
-        return self._renamed(lambda key: key if key.startswith(f"{prefix}.") else f"{prefix}.{key}")
+        return self._apply_renames(lambda key: key if key.startswith(f"{prefix}.") else f"{prefix}.{key}")
 
-    def renamed(self, names: Mapping[str, str]) -> Self:
+    def with_renamed_keys(self, names: Mapping[str, str]) -> Self:
         """The same error, where `names` has what whoever reads it calls a key; the index of an entry stays."""
 
-        def renamed(key: str) -> str:
+        def display_name(key: str) -> str:
             name, bracket, index = key.partition("[")
             return names.get(name, name) + bracket + index
 
-        return self._renamed(renamed)
+        return self._apply_renames(display_name)
 
-    def _renamed(self, rename: Callable[[str], str]) -> Self:
+    def _apply_renames(self, rename: Callable[[str], str]) -> Self:
         self.key = None if self.key is None else rename(self.key)
         self.mentions = {name: rename(key) for name, key in self.mentions.items()}
-        self.args = (self._sentence(),)
+        self.args = (self._message_text(),)
         return self
 
-    def _sentence(self) -> str:
+    def _message_text(self) -> str:
         value_text = "" if self.value is UNSET else f"={self.value!r}"
         sentence = (
             self._fill_placeholders(self.message) or f"{self.key}{value_text} {self._fill_placeholders(self.needs)}"
@@ -89,13 +89,13 @@ class ClientCountError(ConfigError):
     """
 
     def __init__(self, message: str = "", *, clients: int = 0, settable: int = 0, **options: Any) -> None:
-        self.clients, self.settable, self.newcomers = clients, settable, 0
+        self.clients, self.can_be_set, self.newcomers = clients, settable, 0
         super().__init__(message, **options)
 
     def including_newcomers(self, newcomers: int) -> Self:
         """The same error, where `clients` was set to so many more."""
         self.newcomers = newcomers
-        return self._renamed(lambda key: key)
+        return self._apply_renames(lambda key: key)
 
     def _fill_placeholders(self, text: str) -> str:
         all_clients = f"clients={self.clients + self.newcomers}"
@@ -104,7 +104,7 @@ class ClientCountError(ConfigError):
                 f"the {self.clients} of {all_clients} that are no newcomers (personal.newcomers={self.newcomers})"
             )
         text = text.replace("{clients}", all_clients)
-        return super()._fill_placeholders(text.replace("{settable}", str(self.settable + self.newcomers)))
+        return super()._fill_placeholders(text.replace("{settable}", str(self.can_be_set + self.newcomers)))
 
 
 class MissingDataError(ConfigError):
@@ -135,13 +135,13 @@ class DivergenceError(RuntimeError):
     """A model became non-finite during the run; the message names round, replicate and clients."""
 
 
-def first_line(error: BaseException, otherwise: str = "no message") -> str:
-    """The first line of an error's message, or `otherwise` where it has none."""
-    return (str(error) or otherwise).splitlines()[0]
+def first_message_line(error: BaseException, default_text: str = "no message") -> str:
+    """The first line of an error's message, or `default_text` where it has none."""
+    return (str(error) or default_text).splitlines()[0]
 
 
 @contextlib.contextmanager
-def keys_under(prefix: str) -> Iterator[None]:
+def prefix_error_keys(prefix: str) -> Iterator[None]:
     """Within the block errors name the parameters of a part that stands under `prefix`."""
     try:
         yield

@@ -1,7 +1,7 @@
 """The rows of a run: R replicates × m clients are R·m virtual clients, numbered v = r·m + i.
 
 `Cohort` is what a strategy meets: rows, sums over the rows of each replicate, and other functions of them
-(`fedsim.core.statistics`). `Federation.reduce` is the only place where clients are added. Of several ranks
+(`fedsim.core.statistics`). `Federation.weighted_sum` is the only place where clients are added. Of several ranks
 (`fedsim.core.ranks`) each has the rows of its own clients only, and the sums are those over all of them.
 """
 
@@ -41,27 +41,33 @@ class FullDataGradients:
 
 FullDataOracle = Callable[[Any, Tensor], FullDataGradients]  # of a cohort's clients, at their replicate's model [R, d]
 
+ValidationOracle = Callable[[Any, Tensor], Tensor]  # [n] of a cohort's clients, each at its row [n, d]
+
 WEIGHTINGS = ("uniform", "data")
 Weighting = Annotated[str, OneOf(*WEIGHTINGS)]
 
 
 @dataclass
 class Federation:
-    """Who exists: replicates, clients, and what is known of each virtual client.
+    """A federation: replicates, clients, and what is known of each virtual client.
 
     Attributes:
         seeds: one per replicate, R of them.
         clients: m, the same in every replicate.
-        sizes: [R·m] samples each virtual client holds (host; 0 where samples are drawn afresh).
+        num_samples: [R·m] samples each virtual client holds (host; 0 where samples are drawn afresh).
         class_fractions: [R, m, C] label distribution of every client, or None without labels.
-        shares: [m] w_i of the clients of every replicate, up to a factor; None takes the sizes, or 1/m without any.
+        client_shares: [m] w_i of the clients of every replicate, up to a factor; None takes `num_samples`, or 1/m
+            without any.
         ranks: the processes that share the run; all that is said here of clients is known to each of them.
         storage: where client memory lies, see `fedsim.core.placement`.
         weighting: of the clients in the objective that is minimised: 'uniform' 1/m, or 'data'.
-        members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
+        num_objective_clients: how many, the first ones, that objective is about; the others weigh nothing. None: all.
         num_newcomers: how many more join when training is over, who are none of the m.
-        names: what the clients are called in the data, m of them, where they have names that all replicates share.
+        client_names: what the clients are called in the data, m of them, where they have names that all replicates
+            share.
         full_data_oracle: gives loss and gradient of all data of clients, if `needs_full_gradients`; else None.
+        validation_oracle: gives the loss of a row for each client on its validation samples, NaN without any, if
+            `needs_validation_losses`; else None.
         columns: where each of the model's tensors lies in the rows of strategies, by its name.
         local_clients: [m'] numbers of this rank's clients, the same in every replicate; all m in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
@@ -70,72 +76,79 @@ class Federation:
 
     seeds: tuple[int, ...]
     clients: int
-    sizes: np.ndarray
+    num_samples: np.ndarray
     class_fractions: np.ndarray | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
-    shares: np.ndarray | None = None
+    client_shares: np.ndarray | None = None
     ranks: Ranks = field(default_factory=Ranks)
     storage: str = "device"
     weighting: str = "uniform"
-    members: int | None = None
-    names: tuple[str, ...] | None = None
+    num_objective_clients: int | None = None
+    client_names: tuple[str, ...] | None = None
     full_data_oracle: FullDataOracle | None = None
+    validation_oracle: ValidationOracle | None = None
     num_newcomers: int = 0
     columns: ColumnNames = field(default_factory=ColumnNames)
 
     def __post_init__(self) -> None:
-        checks.choice("trainer.memory", self.storage, STORAGE_PLACES)
-        if self.ranks.count > self.clients:
-            raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
+        checks.check_choice("trainer.memory", self.storage, STORAGE_PLACES)
+        if self.ranks.num_ranks > self.clients:
+            raise ConfigError(
+                f"clients={self.clients} cannot be divided among {self.ranks.num_ranks} ranks; start fewer"
+            )
         self.local_clients = np.arange(self.clients)[self.ranks.client_slice]
         self.seed_of_replicate = torch.tensor(self.seeds, dtype=torch.int64, device=self.device)
-        raw_shares = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
-        shares = np.asarray(raw_shares, dtype=np.float64).reshape(self.replicates, self.clients)
-        member_mask = np.arange(self.clients) < (self.clients if self.members is None else self.members)
+        raw_shares = (
+            self.num_samples if self.client_shares is None else np.tile(self.client_shares, self.num_replicates)
+        )
+        shares = np.asarray(raw_shares, dtype=np.float64).reshape(self.num_replicates, self.clients)
+        member_mask = np.arange(self.clients) < (
+            self.clients if self.num_objective_clients is None else self.num_objective_clients
+        )
         shares = np.where(shares.sum(1, keepdims=True) > 0, shares, 1.0) * member_mask
         self.data_fractions = (shares / shares.sum(1, keepdims=True)).reshape(-1)
         self.data_weights = torch.tensor(self.data_fractions, dtype=self.dtype, device=self.device)
-        equal_fractions = np.tile(member_mask / member_mask.sum(), (self.replicates, 1))
+        equal_fractions = np.tile(member_mask / member_mask.sum(), (self.num_replicates, 1))
         self.client_weights = (
             self.data_fractions.reshape(equal_fractions.shape) if self.weighting == "data" else equal_fractions
         )
 
     @property
-    def replicates(self) -> int:
+    def num_replicates(self) -> int:
         return len(self.seeds)
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """Number of virtual clients that have their memory here: R·m', which is R·m in a lone process."""
-        return self.replicates * len(self.local_clients)
+        return self.num_replicates * len(self.local_clients)
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """[R·m', *shape] client memory before round 0, which `Cohort.gather` and `Cohort.scatter` reach wherever it
         lies; single numbers are always on the device."""
         placement = self.storage if shape else "device"
-        return zeros_at((self.rows, *shape), dtype or self.dtype, self.device, placement)
+        return zeros_at((self.num_rows, *shape), dtype or self.dtype, self.device, placement)
 
     def broadcast(self, values: Tensor) -> Tensor:
         """[R, …] → [R·m', …]: client memory, as `zeros`, in which everybody has its replicate's value."""
         memory = self.zeros(*values.shape[1:], dtype=values.dtype)
-        memory.unflatten(0, (self.replicates, -1)).copy_(values[:, None])
+        memory.unflatten(0, (self.num_replicates, -1)).copy_(values[:, None])
         return memory
 
-    def cohort(self, counts: np.ndarray, probabilities: np.ndarray, t: int = 0) -> Cohort:
+    def make_cohort(self, counts: np.ndarray, probabilities: np.ndarray, t: int = 0) -> Cohort:
         """The cohort of all clients (of this rank) with a positive count, given how often each takes part in round t,
         [R, m] (0 or 1, or a multiset's multiplicity), and the true p_i^t [R, m]."""
         flat = counts[:, self.ranks.client_slice].reshape(-1)
         rows = np.flatnonzero(flat)
         return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.client_slice].reshape(-1)[rows], t)
 
-    def everyone(self, active: Cohort, count: int = 0) -> Cohort:
+    def full_cohort(self, active: Cohort, count: int = 0) -> Cohort:
         """All R·m' rows; those not in `active` compute too, but do not take part (count 0) unless told otherwise."""
-        counts = np.full(self.rows, float(count))
-        probabilities = np.ones(self.rows)
-        counts[active.host.rows] = active.host.count
-        probabilities[active.host.rows] = active.host.probability
-        return Cohort(self, np.arange(self.rows), counts, probabilities, active.round)
+        counts = np.full(self.num_rows, float(count))
+        probabilities = np.ones(self.num_rows)
+        counts[active.host_index.rows] = active.host_index.multiplicity
+        probabilities[active.host_index.rows] = active.host_index.probability
+        return Cohort(self, np.arange(self.num_rows), counts, probabilities, active.round)
 
     def mean_over_clients(self, rows: Tensor, weighting: str = "uniform") -> Tensor:
         """[R·m', …] → [R, …], the mean over each replicate's m clients, wherever their memory lies."""
@@ -144,35 +157,36 @@ class Federation:
     def sum_over_clients(self, rows: Tensor, weights: Tensor) -> Tensor:
         """[R·m', …] → [R, …], the sum over each replicate's m clients with weights [R·m']; rows of another type than
         these are copied."""
-        return self.reduce(
-            weights.to(rows.device), rows.to(weights.dtype), range(0, self.rows + 1, len(self.local_clients))
+        return self.weighted_sum(
+            weights.to(rows.device), rows.to(weights.dtype), range(0, self.num_rows + 1, len(self.local_clients))
         )
 
     def weights(self, weighting: str) -> Tensor:
         """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
-            fractions: Tensor = self.data_weights.unflatten(0, (self.replicates, -1))[:, self.ranks.client_slice]
+            fractions: Tensor = self.data_weights.unflatten(0, (self.num_replicates, -1))[:, self.ranks.client_slice]
             return fractions.flatten()
-        return torch.full((self.rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
+        return torch.full((self.num_rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
 
-    def rows_of(self, virtual: np.ndarray) -> np.ndarray:
+    def local_rows(self, virtual_clients: np.ndarray) -> np.ndarray:
         """[n] virtual clients, all of this rank → the rows in which their memory lies here."""
-        if self.ranks.count == 1:
-            return virtual
+        if self.ranks.num_ranks == 1:
+            return virtual_clients
         rows: np.ndarray = (
-            virtual // self.clients * len(self.local_clients) + virtual % self.clients // self.ranks.count
+            virtual_clients // self.clients * len(self.local_clients)
+            + virtual_clients % self.clients // self.ranks.num_ranks
         )
         return rows
 
     def all_gather_clients(self, values: np.ndarray) -> np.ndarray:
         """[R·m'] host numbers, one per row here → [R·m] of all virtual clients."""
-        if self.ranks.count == 1:
+        if self.ranks.num_ranks == 1:
             return values
-        gathered = np.zeros((self.replicates, self.clients))
-        gathered[:, self.ranks.client_slice] = values.reshape(self.replicates, -1)
-        return self.ranks.all_reduce_host(gathered)[0].reshape(-1)
+        gathered_values = np.zeros((self.num_replicates, self.clients))
+        gathered_values[:, self.ranks.client_slice] = values.reshape(self.num_replicates, -1)
+        return self.ranks.all_reduce_host(gathered_values)[0].reshape(-1)
 
-    def reduce(self, weights: Tensor, rows: Tensor, bounds: Sequence[int]) -> Tensor:
+    def weighted_sum(self, weights: Tensor, rows: Tensor, replicate_bounds: Sequence[int]) -> Tensor:
         """[R, …] the weighted sum of rows per replicate: the only place where clients are added.
 
         Each replicate's rows are summed on their own, so one replicate's non-finite values never reach another. Several
@@ -181,21 +195,21 @@ class Federation:
         Args:
             weights: [n], one per row.
             rows: [n, …], sorted by replicate.
-            bounds: R + 1 host integers; replicate r owns rows[bounds[r]:bounds[r + 1]].
+            replicate_bounds: R + 1 host integers; replicate r owns rows[bounds[r]:bounds[r + 1]].
         """
-        counts, width = np.diff(bounds).tolist(), math.prod(rows.shape[1:])
+        counts, width = np.diff(replicate_bounds).tolist(), math.prod(rows.shape[1:])
         weighted_rows = zip(weights.split(counts), rows.reshape(len(rows), width).split(counts), strict=True)
         local_sums = torch.cat([torch.dot(w, x[:, 0])[None] if width == 1 else w[None] @ x for w, x in weighted_rows])
-        return self.ranks.sum(local_sums.reshape(len(counts), *rows.shape[1:]).to(self.device))
+        return self.ranks.all_reduce_sum(local_sums.reshape(len(counts), *rows.shape[1:]).to(self.device))
 
 
 class Cohort(RowStatistics):
-    """The virtual clients (of this rank) that compute in one round. What `host` knows of them, the device knows under
-    the same name, made when it is first asked for.
+    """The virtual clients (of this rank) that compute in one round. What `host_index` knows of them, the device knows
+    under the same name, made when it is first asked for.
 
     Attributes:
-        host: n rows.
-        bounds: R + 1 host integers that delimit each replicate's rows.
+        host_index: n rows.
+        replicate_bounds: R + 1 host integers that delimit each replicate's rows.
         round: t.
         column_masks: [n, d] 1 where the row's client holds the column, else 0; None: each client holds all of them.
     """
@@ -212,46 +226,46 @@ class Cohort(RowStatistics):
         steps: np.ndarray | None = None,
     ) -> None:
         self.federation, self.ranks, self.round = federation, federation.ranks, t
-        self.shape = (federation.replicates, federation.clients)
-        m, virtual = len(federation.local_clients), rows
+        self.shape = (federation.num_replicates, federation.clients)
+        m, virtual_clients = len(federation.local_clients), rows
         if m < federation.clients:
-            virtual = rows // m * federation.clients + federation.local_clients[rows % m]
+            virtual_clients = rows // m * federation.clients + federation.local_clients[rows % m]
         count, probability = np.asarray(count, dtype=np.float64), np.asarray(probability, dtype=np.float64)
-        self.host = CohortIndex(rows, virtual, count, probability, steps)
-        edges = np.searchsorted(rows, np.arange(0, federation.rows + 1, m))
-        self.bounds: tuple[int, ...] = tuple(int(b) for b in edges)
+        self.host_index = CohortIndex(rows, virtual_clients, count, probability, steps)
+        edges = np.searchsorted(rows, np.arange(0, federation.num_rows + 1, m))
+        self.replicate_bounds: tuple[int, ...] = tuple(int(b) for b in edges)
 
     @functools.cached_property
     def rows(self) -> Tensor:
         """[n] int64."""
-        return torch.as_tensor(self.host.rows, dtype=torch.int64).to(self.federation.device, non_blocking=True)
+        return torch.as_tensor(self.host_index.rows, dtype=torch.int64).to(self.federation.device, non_blocking=True)
 
     @functools.cached_property
-    def virtual(self) -> Tensor:
+    def virtual_clients(self) -> Tensor:
         """[n] int64."""
-        if self.host.virtual is self.host.rows:
+        if self.host_index.virtual_clients is self.host_index.rows:
             return self.rows
-        return torch.as_tensor(self.host.virtual).to(self.federation.device)
+        return torch.as_tensor(self.host_index.virtual_clients).to(self.federation.device)
 
     @functools.cached_property
-    def replicate(self) -> Tensor:
+    def replicate_index(self) -> Tensor:
         """[n] int64 the replicate of each row."""
         return self.rows // len(self.federation.local_clients)
 
     @functools.cached_property
-    def client(self) -> Tensor:
+    def client_index(self) -> Tensor:
         """[n] int64 the client of each row, from 0 in every replicate."""
-        return self.virtual - self.replicate * self.federation.clients
+        return self.virtual_clients - self.replicate_index * self.federation.clients
 
     @functools.cached_property
-    def count(self) -> Tensor:
+    def multiplicity(self) -> Tensor:
         """[n]"""
-        return self._on_device(self.host.count)
+        return self._on_device(self.host_index.multiplicity)
 
     @functools.cached_property
     def probability(self) -> Tensor:
         """[n]"""
-        return self._on_device(self.host.probability)
+        return self._on_device(self.host_index.probability)
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         federation = self.federation
@@ -260,83 +274,92 @@ class Cohort(RowStatistics):
         return host_tensor.to(federation.device, non_blocking=True)
 
     def __len__(self) -> int:
-        return len(self.host.rows)
+        return len(self.host_index.rows)
 
     @property
-    def nonempty(self) -> Tensor:
+    def is_nonempty(self) -> Tensor:
         """[R] bool: does anybody of this replicate take part?"""
-        return self.sum(torch.ones_like(self.count)) > 0
+        return self.sum(torch.ones_like(self.multiplicity)) > 0
 
     def weights(self, weighting: str) -> Tensor:
         """[n] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
-            return self.federation.data_weights[self.virtual]
-        return torch.full_like(self.count, 1.0 / self.federation.clients)
+            return self.federation.data_weights[self.virtual_clients]
+        return torch.full_like(self.multiplicity, 1.0 / self.federation.clients)
 
-    def subset(self, keep: np.ndarray) -> Cohort:
+    def subset(self, row_positions: np.ndarray) -> Cohort:
         """The rows at the given positions (sorted)."""
-        host = self.host
-        steps = None if host.steps is None else host.steps[keep]
-        rows = Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round, steps)
+        host_index = self.host_index
+        steps = None if host_index.steps is None else host_index.steps[row_positions]
+        rows = Cohort(
+            self.federation,
+            host_index.rows[row_positions],
+            host_index.multiplicity[row_positions],
+            host_index.probability[row_positions],
+            self.round,
+            steps,
+        )
         if self.column_masks is not None:
-            rows.column_masks = self.column_masks[torch.as_tensor(keep, device=self.column_masks.device)]
+            rows.column_masks = self.column_masks[torch.as_tensor(row_positions, device=self.column_masks.device)]
         return rows
 
-    def largest(self, values: Tensor, k: int, exactly: bool = False) -> Cohort:
+    def select_largest(self, scores: Tensor, k: int, exact_count: bool = False) -> Cohort:
         """The k rows of each replicate with the largest values [n]. The host waits.
 
-        Among values that are equal up to rounding, or with `exactly` among equal ones, random numbers decide, which are
-        a function of seed, round and client (`fedsim.core.ties`).
+        Among values that are equal up to rounding, or with `exact_count` among equal ones, random numbers decide, which
+        are a function of seed, round and client (`fedsim.core.ties`).
         """
-        relative = 0.0 if exactly else ties.relative_tolerance(values.dtype)
-        host, virtual, bounds = self.all_gather_host(values.cpu().numpy())
+        relative_tolerance = 0.0 if exact_count else ties.relative_tolerance(scores.dtype)
+        host, virtual_clients, bounds = self.all_gather_host(scores.cpu().numpy())
         chosen_positions = []
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
-            clients = virtual[a:b] % self.federation.clients
+            clients = virtual_clients[a:b] % self.federation.clients
             breakers = ties.tie_breakers(self.federation.seeds[r], clients, self.round)
-            chosen_positions.append(virtual[a:b][ties.largest_positions(host[a:b], k, breakers, relative)])
-        return self.subset(np.flatnonzero(np.isin(self.host.virtual, np.concatenate(chosen_positions))))
+            chosen_positions.append(
+                virtual_clients[a:b][ties.largest_positions(host[a:b], k, breakers, relative_tolerance)]
+            )
+        return self.subset(np.flatnonzero(np.isin(self.host_index.virtual_clients, np.concatenate(chosen_positions))))
 
     @property
     def seed(self) -> Tensor:
         """[n] int64 seed of each row's replicate."""
-        return self.federation.seed_of_replicate[self.replicate]
+        return self.federation.seed_of_replicate[self.replicate_index]
 
     def gather(self, memory: Tensor) -> Tensor:
         """[R·m', …] client memory, wherever it lies → the cohort's rows [n, …] on the device."""
         if memory.device == self.rows.device:
             return memory[self.rows]
-        return memory[torch.as_tensor(self.host.rows)].to(self.rows.device)
+        return memory[torch.as_tensor(self.host_index.rows)].to(self.rows.device)
 
     def scatter(self, memory: Tensor, rows: Tensor) -> None:
         """Write the cohort's rows [n, …] into client memory [R·m', …], in place."""
         if memory.device == self.rows.device:
             memory[self.rows] = rows
         else:
-            memory[torch.as_tensor(self.host.rows)] = rows.to(memory.device)
+            memory[torch.as_tensor(self.host_index.rows)] = rows.to(memory.device)
 
     def broadcast(self, models: Tensor) -> Tensor:
         """[R, …] → [n, …]: every row receives its replicate's value."""
-        if len(models) != self.federation.replicates:
+        if len(models) != self.federation.num_replicates:
             raise ValueError(
-                f"broadcast takes one value per replicate, [{self.federation.replicates}, …], and not "
+                f"broadcast takes one value per replicate, [{self.federation.num_replicates}, …], and not "
                 f"{list(models.shape)}; rows of clients become one of each replicate by Cohort.mean or Cohort.sum"
             )
         if len(models) == 1:  # a view: n rows that are all the same need no memory of their own
             return models.expand(len(self.rows), *models.shape[1:])
-        return models[self.replicate]
+        return models[self.replicate_index]
 
     def sum(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
         """Σ count·weight·value over the rows of each replicate: [n, …] → [R, …]; zero where nobody takes part. Whole
         numbers are summed as floating-point ones."""
-        weights = self.count if weights is None else self.count * weights
+        weights = self.multiplicity if weights is None else self.multiplicity * weights
         values = values if values.is_floating_point() else values.to(weights.dtype)
-        return self.federation.reduce(weights.to(values.dtype), values, self.bounds)
+        return self.federation.weighted_sum(weights.to(values.dtype), values, self.replicate_bounds)
 
     def mean(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
         """The weighted mean over each replicate's rows that take part: [n, …] → [R, …]; zero where nobody does. Where
         clients hold only some of the columns, a column of [n, d] is averaged over those who hold it."""
-        weights = torch.ones_like(self.count) if weights is None else weights
+        weights = torch.ones_like(self.multiplicity) if weights is None else weights
         total_weight = self.broadcast(self.sum(weights))
         normalised, masks = weights / torch.where(total_weight > 0, total_weight, 1.0), self.column_masks
         if masks is None or values.shape != masks.shape:
@@ -346,6 +369,6 @@ class Cohort(RowStatistics):
         incomplete = (self.sum(1 - masks, normalised) > 0) & (weight_sums > 0)
         return total / torch.where(incomplete, weight_sums, 1.0)
 
-    def unless_empty(self, new: Tensor, old: Tensor) -> Tensor:
+    def where_nonempty(self, new: Tensor, old: Tensor) -> Tensor:
         """`new` [R, …] where somebody took part, `old` elsewhere: an empty round changes nothing."""
-        return torch.where(self.nonempty.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+        return torch.where(self.is_nonempty.reshape(-1, *[1] * (new.dim() - 1)), new, old)

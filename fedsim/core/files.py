@@ -20,32 +20,32 @@ PARTIAL_SUFFIX = ".partial"
 
 
 @contextlib.contextmanager
-def replacement_file(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO[Any]]:
+def replacement_file(path: Path, file_mode: str = "w", durable: bool = False) -> Iterator[IO[Any]]:
     """A file to write, which takes the place of `path` when the block ends; an error leaves the old one as it was.
 
     Args:
         path: of the file.
-        mode: 'w' (UTF-8, no translation of line ends) or 'wb'.
+        file_mode: 'w' (UTF-8, no translation of line ends) or 'wb'.
         durable: come through a power failure too: the content is on the disk before the name is, and the name before
             the block ends. A file that is not durable comes through the end of the process, however it ends.
 
     Raises:
         OutputError: the file cannot be written; the message names it.
     """
-    partial = path.with_suffix(PARTIAL_SUFFIX)
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    partial_path = path.with_suffix(PARTIAL_SUFFIX)
+    text = {} if "b" in file_mode else {"encoding": "utf-8", "newline": ""}
     try:
         with name_write_errors(path):
-            with open(partial, mode, opener=_new_file_opener, **text) as file:  # type: ignore[call-overload]
+            with open(partial_path, file_mode, opener=_new_file_opener, **text) as file:  # type: ignore[call-overload]
                 yield file
                 if durable:
                     flush_to_disk(file)
-            os.replace(partial, path)
+            os.replace(partial_path, path)
             if durable:
                 _flush_folder_to_disk(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+            partial_path.unlink(missing_ok=True)
         raise
 
 
@@ -103,11 +103,11 @@ def flush_to_disk(file: IO[Any]) -> None:
 def _flush_folder_to_disk(folder: Path) -> None:
     """Wait until the names in the folder are on the disk; Windows knows no such thing."""
     if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            os.fsync(descriptor)
         finally:
-            os.close(handle)
+            os.close(descriptor)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

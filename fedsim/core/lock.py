@@ -66,29 +66,29 @@ class Lock:
     def _acquire(self) -> int:
         """The file's descriptor, once it is locked and still the one of this name."""
         for _ in range(MAX_LOCK_ATTEMPTS):
-            new, file = _open_lock_file(self._path)
+            is_new_file, file_descriptor = _open_lock_file(self._path)
             try:
-                locks = _try_lock(file)
-                if not locks and not new and not self._remove_stale_lock():
+                locks = _try_lock(file_descriptor)
+                if not locks and not is_new_file and not self._remove_stale_lock():
                     raise ConfigError(
                         _in_use_error(self._path, f"or delete {self._path} if you know that it has ended")
                     )
-                if self._is_ours(file) and (locks or new):
-                    os.ftruncate(file, 0)
+                if self._is_ours(file_descriptor) and (locks or is_new_file):
+                    os.ftruncate(file_descriptor, 0)
                     with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
-                        os.write(file, json.dumps(_process_identity()).encode())
-                    return file
+                        os.write(file_descriptor, json.dumps(_process_identity()).encode())
+                    return file_descriptor
             except BlockingIOError:
-                os.close(file)
+                os.close(file_descriptor)
                 raise ConfigError(_in_use_error(self._path, "or choose another out")) from None
             except BaseException:
-                os.close(file)
+                os.close(file_descriptor)
                 raise
-            os.close(file)
+            os.close(file_descriptor)
         raise ConfigError(f"out={self._path.parent} is being taken and given back all the time; choose another folder")
 
     def _is_ours(self, file: int) -> bool:
-        """Is what was opened still what the name stands for?"""
+        """Whether the opened file is still the one that the path names."""
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
         except FileNotFoundError:
@@ -143,19 +143,19 @@ def _open_lock_file(path: Path) -> tuple[bool, int]:
             return _open_lock_file(path)
 
 
-def _try_lock(file: int) -> bool:
+def _try_lock(file_descriptor: int) -> bool:
     """Lock it; False where its file system has no locks. BlockingIOError: somebody else has."""
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(file, 2**30, os.SEEK_SET)  # a byte behind what is written, which others may read
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-            os.lseek(file, 0, os.SEEK_SET)
+            os.lseek(file_descriptor, 2**30, os.SEEK_SET)  # a byte behind what is written, which others may read
+            msvcrt.locking(file_descriptor, msvcrt.LK_NBLCK, 1)
+            os.lseek(file_descriptor, 0, os.SEEK_SET)
         else:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in LOCK_HELD_ERRNOS:
             raise BlockingIOError(error.errno, error.strerror) from None
@@ -178,23 +178,23 @@ def _start_time(pid: int) -> str | None:
         return None
 
 
-def _owner_is_gone(owner: dict[str, Any]) -> bool:
-    """Is the process that is named no more? One of another machine may live."""
-    if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
+def _owner_is_gone(lock_owner: dict[str, Any]) -> bool:
+    """Whether the named process has ended. One of another machine may live."""
+    if lock_owner.get("host") != socket.gethostname() or not isinstance(lock_owner.get("pid"), int):
         return False
     if sys.platform == "win32":  # where this signal would end the process
         return False
     try:
-        os.kill(owner["pid"], 0)
+        os.kill(lock_owner["pid"], 0)
     except (ProcessLookupError, OverflowError):  # no process has such a number
         return True
     except OSError:
         return False
-    return bool(owner.get("began") != _start_time(owner["pid"]))
+    return bool(lock_owner.get("began") != _start_time(lock_owner["pid"]))
 
 
 def _read_owner(path: Path) -> dict[str, Any]:
-    """What the file says; nothing where it is being written."""
+    """The owner that the file names; nothing while it is being written."""
     try:
         owner = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,5 @@
-"""What rules, shifts and evaluations remember between rounds, beside the strategy's state; checkpointed with it."""
+"""Client and server memory of rules, shifts and evaluations between rounds; it is checkpointed with the strategy's
+state."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Memory:
             (`fedsim.run.delayed_updates`).
         queue: name → [k] of events to come, on the host (`fedsim.run.event_clock`).
         writable: whether a round may change `clients`.
-        unwritten: where it may not: what the cohort of the last round would have remembered, name → [n, …].
+        pending_writes: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
 
     clients: dict[str, Tensor] = field(default_factory=dict)
@@ -34,9 +35,9 @@ class Memory:
     in_flight: dict[str, Tensor] = field(default_factory=dict)
     queue: dict[str, Tensor] = field(default_factory=dict)
     writable: bool = True
-    unwritten: dict[str, Tensor] = field(default_factory=dict)
+    pending_writes: dict[str, Tensor] = field(default_factory=dict)
 
-    def read_only(self) -> Memory:
+    def read_only_copy(self) -> Memory:
         """The same memory for work that is thrown away: read, never changed."""
         return Memory(self.clients, {name: value.clone() for name, value in self.server.items()}, writable=False)
 
@@ -54,10 +55,10 @@ class Memory:
         if self.writable:
             cohort.scatter(self.clients[name], rows)
         else:
-            self.unwritten[name] = rows
+            self.pending_writes[name] = rows
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Everything, by the names a checkpoint uses; a state's fields have no dots."""
+        """The tensors of the memory, by the names that a checkpoint uses; a state's fields have no dots."""
         groups = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
         groups |= {IN_FLIGHT: self.in_flight, QUEUE: self.queue}
         return {f"{group}.{name}": value for group, entries in groups.items() for name, value in entries.items()}

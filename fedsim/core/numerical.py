@@ -19,7 +19,7 @@ LIN_ALG_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[att
 
 
 def is_numerical(error: BaseException) -> bool:
-    """Did a numerical routine refuse the numbers it was given?"""
+    """Whether a numerical routine refused the numbers that it was given."""
     if isinstance(error, (LIN_ALG_ERROR, np.linalg.LinAlgError, ArithmeticError)):
         return not isinstance(error, ZeroDivisionError)
     return type(error) in (RuntimeError, ValueError) and NUMERICAL_ERROR_PATTERN.search(str(error)) is not None

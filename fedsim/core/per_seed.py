@@ -14,8 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, repr=False)
 class PerSeed:
-    """A number for every replicate (or row, see `Cohort.of_rows`). It reckons with numbers as each would, in double
-    precision, and with tensors [R, …] as each would with its own part of them.
+    """A number for every replicate (or row, see `Cohort.expand_per_seed`). It reckons with numbers as each would, in
+    double precision, and with tensors [R, …] as each would with its own part of them.
 
     Attributes:
         values: R of them.
@@ -28,7 +28,7 @@ class PerSeed:
     def __repr__(self) -> str:
         return str(list(self.values))
 
-    def of_rows(self, bounds: Sequence[int]) -> PerSeed:
+    def expand_to_rows(self, bounds: Sequence[int]) -> PerSeed:
         """A number for every row, of which replicate r has those in bounds[r]:bounds[r + 1]."""
         return PerSeed(tuple(np.repeat(self.values, np.diff(bounds)).tolist()))
 
@@ -37,7 +37,7 @@ class PerSeed:
         if not rows.dim() or len(rows) != len(self.values):
             raise ValueError(
                 f"a number for each of {len(self.values)} replicates meets a tensor {list(rows.shape)}, whose first "
-                "dimension differs; for rows of clients use cohort.of_rows(setting)"
+                "dimension differs; for rows of clients use cohort.expand_per_seed(setting)"
             )
         dtype = rows.dtype if rows.is_floating_point() else torch.get_default_dtype()
         column = torch.tensor(self.values, dtype=dtype).reshape(len(rows), *[1] * (rows.dim() - 1))
@@ -85,7 +85,7 @@ NumberOrListPerSeed: TypeAlias = float | list[float]  # what a person gives
 NumberOrPerSeed: TypeAlias = float | PerSeed  # what it becomes
 
 
-def per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
+def as_per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
     """One number, or of a list one for every seed; a list of one number is that number.
 
     The numbers are checked where the parameter is declared (`PositivePerSeed`, … of `fedsim.core.constraints`).
@@ -96,16 +96,26 @@ def per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
 
 
 def largest_value(setting: NumberOrPerSeed) -> float:
-    """Of all replicates."""
+    """The largest value over the replicates."""
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 
 
-def given_per_seed(group: str, component: object, number_class: type) -> Mapping[str, Sequence[float]]:
+def lists_per_seed(group: str, component: object, number_class: type) -> Mapping[str, Sequence[float]]:
     """Key → numbers of an object's settings that were given for each seed, and of objects of the class in it."""
     numbers_by_key: dict[str, Sequence[float]] = {}
     for name, value in vars(component).items():
         if isinstance(value, PerSeed):
             numbers_by_key[f"{group}.{name}"] = value.values
         elif isinstance(value, number_class):
-            numbers_by_key |= given_per_seed(f"{group}.{name}", value, number_class)
+            numbers_by_key |= lists_per_seed(f"{group}.{name}", value, number_class)
     return numbers_by_key
+
+
+def restrict_to_replicates(component: object, replicates: Sequence[int], number_class: type) -> None:
+    """Leave an object's settings that were given for each seed, and those of objects of the class in it, only the
+    numbers of these replicates; changes the object."""
+    for name, value in list(vars(component).items()):
+        if isinstance(value, PerSeed):
+            vars(component)[name] = as_per_seed([value.values[replicate] for replicate in replicates])
+        elif isinstance(value, number_class):
+            restrict_to_replicates(value, replicates, number_class)

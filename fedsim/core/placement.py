@@ -1,4 +1,4 @@
-"""Where per-client tensors lie between rounds: on the device, in host memory, or in a memory-mapped file.
+"""Placement of per-client tensors between rounds: on the device, in host memory, or in a memory-mapped file.
 
 `python scripts/client_memory.py` measures what that saves. A checkpoint passes through host memory as a whole, wherever
 the rows lie.
@@ -44,5 +44,5 @@ def available_bytes(device: torch.device, storage: str) -> float:
 
 
 def is_memory_mapped(tensor: Tensor) -> bool:
-    """Does it lie in a file?"""
+    """Whether the tensor is stored in a memory-mapped file."""
     return tensor.untyped_storage().filename is not None

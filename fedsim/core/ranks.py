@@ -2,9 +2,9 @@
 
 `torchrun --nproc-per-node=N -m fedsim …` starts N processes, and PyTorch's own engine joins them: NCCL between GPUs,
 gloo between CPUs. Every rank holds the same data and server's model and draws the same availability; client i, and
-all that is remembered of it, belongs to rank i mod N. Sums over clients (`Federation.reduce`) end in one all-reduce,
-so every rank goes on with the same next model. Rank 0 writes, in the layout of a single process. A lone process is
-one rank, and has nobody to talk to.
+all that is remembered of it, belongs to rank i mod N. Sums over clients (`Federation.weighted_sum`) end in one
+all-reduce, so every rank goes on with the same next model. Rank 0 writes, in the layout of a single process. A lone
+process is one rank, and has nobody to talk to.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Ranks:
 
     Attributes:
         rank: this process's number, from 0.
-        count: N.
-        local: its number on its machine.
+        num_ranks: N.
+        local_rank: its number on its machine.
     """
 
     rank: int = 0
-    count: int = 1
-    local: int = 0
+    num_ranks: int = 1
+    local_rank: int = 0
 
     @classmethod
-    def join(cls, patience: timedelta = RANK_TIMEOUT) -> Ranks:
+    def join_group(cls, timeout: timedelta = RANK_TIMEOUT) -> Ranks:
         """This process among those that torchrun started; alone where it did not. Joining again changes nothing."""
         environment = os.environ
         count = int(environment.get("WORLD_SIZE", "1"))
@@ -52,114 +52,117 @@ class Ranks:
         ranks = cls(int(environment["RANK"]), count, int(environment.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             use_nccl = torch.cuda.is_available() and dist.is_nccl_available()
-            ranks._exchange(
-                lambda: dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=patience)
+            ranks._run_collective(
+                lambda: dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=timeout)
             )
         return ranks
 
     @property
     def is_first(self) -> bool:
-        """Is this the rank that tracks and writes?"""
+        """Whether this is the rank that tracks and writes."""
         return self.rank == 0
 
     @property
     def client_slice(self) -> slice:
-        """Which clients of every replicate are this rank's: every N-th, so that a sorted population parts evenly."""
-        return slice(self.rank, None, self.count)
+        """The clients of every replicate that belong to this rank: every N-th, so that a sorted population is split
+        evenly."""
+        return slice(self.rank, None, self.num_ranks)
 
-    def device(self, name: str) -> str:
+    def local_device(self, device_name: str) -> str:
         """Of several ranks 'auto' and 'cuda' are the GPU of this rank's number on its machine; else what was given."""
-        if self.count == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
-            return name
+        if self.num_ranks == 1 or device_name not in ("auto", "cuda") or not torch.cuda.is_available():
+            return device_name
         gpus = torch.cuda.device_count()
-        if self.local >= gpus:
+        if self.local_rank >= gpus:
             raise ConfigError(
-                f"device={name}: rank {self.rank} is number {self.local + 1} on its machine, which has {gpus} GPUs; "
-                f"start torchrun with --nproc-per-node={gpus}, or set device=cpu"
+                f"device={device_name}: rank {self.rank} is number {self.local_rank + 1} on its machine, which has "
+                f"{gpus} GPUs; start torchrun with --nproc-per-node={gpus}, or set device=cpu"
             )
-        torch.cuda.set_device(self.local)
-        return f"cuda:{self.local}"
+        torch.cuda.set_device(self.local_rank)
+        return f"cuda:{self.local_rank}"
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Σ over ranks, in place; the same bits everywhere."""
-        if self.count > 1:
-            self._exchange(lambda: dist.all_reduce(values))
+        if self.num_ranks > 1:
+            self._run_collective(lambda: dist.all_reduce(values))
         return values
 
     def all_reduce_host(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """Σ over ranks of host arrays, all in one exchange."""
-        if self.count == 1:
+        if self.num_ranks == 1:
             return values
-        flat = self.sum(torch.from_numpy(np.concatenate([np.ravel(v).astype(np.float64) for v in values]))).numpy()
+        flat = self.all_reduce_sum(
+            torch.from_numpy(np.concatenate([np.ravel(v).astype(np.float64) for v in values]))
+        ).numpy()
         arrays = np.split(flat, np.cumsum([np.size(v) for v in values])[:-1])
         return tuple(array.reshape(np.shape(v)) for array, v in zip(arrays, values, strict=True))
 
-    def minimum(self, numbers: np.ndarray) -> np.ndarray:
+    def all_reduce_min(self, numbers: np.ndarray) -> np.ndarray:
         """The smallest over ranks of each of these."""
-        if self.count > 1:
+        if self.num_ranks > 1:
             minima = torch.from_numpy(numbers.copy())
-            self._exchange(lambda: dist.all_reduce(minima, dist.ReduceOp.MIN))
+            self._run_collective(lambda: dist.all_reduce(minima, dist.ReduceOp.MIN))
             return minima.numpy()
         return numbers
 
-    def gather(self, value: T) -> list[T]:
-        """What every rank has, in the order of ranks."""
-        if self.count == 1:
+    def all_gather_objects(self, value: T) -> list[T]:
+        """The values of the ranks, in the order of ranks."""
+        if self.num_ranks == 1:
             return [value]
-        gathered = [value] * self.count
-        self._exchange(lambda: dist.all_gather_object(gathered, value))
+        gathered = [value] * self.num_ranks
+        self._run_collective(lambda: dist.all_gather_object(gathered, value))
         return gathered
 
-    def rows(self, values: Tensor, lengths: list[int]) -> Tensor:
+    def all_gather_rows(self, values: Tensor, lengths: list[int]) -> Tensor:
         """[n, …] of every rank, rank after rank, given how many each has: one all-gather."""
-        if self.count == 1:
+        if self.num_ranks == 1:
             return values
         padded = values.new_zeros(max(lengths), *values.shape[1:])
         padded[: len(values)] = values
         gathered = [torch.empty_like(padded) for _ in lengths]
-        self._exchange(lambda: dist.all_gather(gathered, padded))
+        self._run_collective(lambda: dist.all_gather(gathered, padded))
         return torch.cat([rows[:length] for rows, length in zip(gathered, lengths, strict=True)])
 
     def broadcast_object(self, value: T) -> T:
-        """What rank 0 says, whatever the others say."""
-        if self.count == 1:
+        """The value of rank 0, on each rank."""
+        if self.num_ranks == 1:
             return value
         objects = [value]
-        self._exchange(lambda: dist.broadcast_object_list(objects, 0))
+        self._run_collective(lambda: dist.broadcast_object_list(objects, 0))
         return objects[0]
 
     def broadcast_tensor(self, values: Tensor | None, like: Tensor) -> Tensor:
         """The host tensor of rank 0 (None elsewhere) for every rank; `like` has its shape and dtype."""
-        shared = torch.empty(like.shape, dtype=like.dtype) if values is None else values
-        if self.count > 1:
-            self._exchange(lambda: dist.broadcast(shared, 0))
-        return shared
+        received_tensor = torch.empty(like.shape, dtype=like.dtype) if values is None else values
+        if self.num_ranks > 1:
+            self._run_collective(lambda: dist.broadcast(received_tensor, 0))
+        return received_tensor
 
-    def wait(self) -> None:
-        """Until every rank is here."""
+    def wait_for_all(self) -> None:
+        """Wait until each rank has called this."""
         self.all_reduce_host(np.zeros(1))
 
     def leave_group(self) -> None:
         """Talk no more."""
-        if self.count > 1 and dist.is_initialized():
+        if self.num_ranks > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def send(self, values: Tensor, to: int) -> None:
+    def send(self, values: Tensor, receiver: int) -> None:
         """A host tensor to one rank, which must `receive` it."""
-        self._exchange(lambda: dist.send(values, to))
+        self._run_collective(lambda: dist.send(values, receiver))
 
     def receive(self, like: Tensor, sender: int) -> Tensor:
         """A host tensor of this shape and dtype from one rank, which must `send` it."""
         received = torch.empty(like.shape, dtype=like.dtype)
-        self._exchange(lambda: dist.recv(received, sender))
+        self._run_collective(lambda: dist.recv(received, sender))
         return received
 
-    def _exchange(self, exchange: Callable[[], Any]) -> None:
+    def _run_collective(self, operation: Callable[[], Any]) -> None:
         """An exchange in which every rank takes part; gloo's and NCCL's errors become one sentence."""
         try:
-            exchange()
+            operation()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:
             reason = re.sub(r"^(\[[^\]]*\]\s*)+", "", str(error).strip().splitlines()[0]).split(". ")[0]
-            raise PeerError(f"rank {self.rank} of {self.count} lost another rank ({reason})") from error
+            raise PeerError(f"rank {self.rank} of {self.num_ranks} lost another rank ({reason})") from error

@@ -1,4 +1,4 @@
-"""What the trainer hands to the strategy after a round's local work."""
+"""The report that the trainer hands to the strategy after a round's local work."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class Report:
 
     @property
     def end(self) -> Tensor:
-        """[n, d] where each row arrived."""
+        """[n, d] the rows after the local steps, as strategies see them."""
         return self.carry["params"]
 
     @property
-    def arrived_rows(self) -> Tensor:
-        """[n, d] where each row arrived, all of it."""
+    def full_end_rows(self) -> Tensor:
+        """[n, d'] the rows after the local steps with the columns that clients keep private."""
         return self.end if self.end_with_private is None else self.end_with_private
 
     @property
     def columns(self) -> ColumnNames:
-        """Where each of the model's tensors lies in `start`, `end` and `innovation`, by its name."""
+        """The columns of each of the model's tensors in `start`, `end` and `innovation`, by name."""
         return self.cohort.federation.columns
 
     @property
@@ -79,7 +79,7 @@ class Report:
         """[n, d] G_i = start − end: positive along the descent."""
         return self.start - self.end if self.received is None else self.received
 
-    def remembered(self, name: str) -> Tensor:
+    def client_memory(self, name: str) -> Tensor:
         """[n, …] what the local rule (or the shift) remembers of each row's client under this name after the round, as
         its `memory` or `own_models` call it: APFL's 'personal', say.
 
@@ -91,6 +91,6 @@ class Report:
             names = sorted(memory.clients)
             raise ConfigError(
                 f"the strategy asks what clients remember as {name!r}, but local rule and shift of this run remember "
-                f"{', '.join(names) or 'nothing'}{checks.nearest(name, names)}; choose another local rule"
+                f"{', '.join(names) or 'nothing'}{checks.nearest_name_hint(name, names)}; choose another local rule"
             )
-        return self.cohort.gather(memory.clients[name]) if memory.writable else memory.unwritten[name]
+        return self.cohort.gather(memory.clients[name]) if memory.writable else memory.pending_writes[name]

@@ -13,13 +13,15 @@ with a module global or a class attribute, which all copies share.
 >>> count()
 1
 
-Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE_ARRAY_BYTES`,
+What an `lru_cache` of a user's function has remembered since is forgotten, with all that it remembered before. Put back
+is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE_ARRAY_BYTES`,
 slots, iterators and attributes of libraries' classes stay as they are.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -29,9 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.snapshot import IGNORED_CLASS_ATTRIBUTES, LARGE_ARRAY_BYTES, Reader, names_in
+from fedsim.core.snapshot import IGNORED_CLASS_ATTRIBUTES, LARGE_ARRAY_BYTES, SnapshotReader, names_in_code
 
 MISSING_ATTRIBUTE = object()
+_CACHED_FUNCTION_TYPE = type(functools.lru_cache(len))
 RestoreFunction = Callable[[], None]
 
 
@@ -40,27 +43,27 @@ class Rewind:
 
     Args:
         *roots: functions, modules or other objects of a user's.
-        skip: types whose instances are not looked into.
+        skipped_types: types whose instances are not looked into.
     """
 
-    def __init__(self, *roots: Any, skip: tuple[type, ...] = ()) -> None:
-        self._restores: list[RestoreFunction] = []
+    def __init__(self, *roots: Any, skipped_types: tuple[type, ...] = ()) -> None:
+        self._restore_functions: list[RestoreFunction] = []
         # One reader each: the package of its root decides what counts as a user's.
-        self._readers = [Reader(root, skip) for root in roots]
+        self._readers = [SnapshotReader(root, skipped_types) for root in roots]
         for reader, root in zip(self._readers, roots, strict=True):
             reader.read(root)  # it keeps what it met alive
-            for value in reader.kept_objects:
-                self._restores += _restore_functions(value, reader)
+            for value in reader.referenced_objects:
+                self._restore_functions += _restore_functions(value, reader)
 
     def __call__(self) -> None:
         """Put everything back."""
-        for restore in self._restores:
+        for restore in self._restore_functions:
             restore()
 
 
-def _restore_functions(value: Any, reader: Reader) -> Iterator[RestoreFunction]:
+def _restore_functions(value: Any, reader: SnapshotReader) -> Iterator[RestoreFunction]:
     """Functions that put one object's own state back, without looking into what it refers to."""
-    if isinstance(value, reader.skip):
+    if isinstance(value, reader.skipped_types):
         return
     if isinstance(value, Tensor):
         yield from _tensor_restorers(value)
@@ -68,6 +71,12 @@ def _restore_functions(value: Any, reader: Reader) -> Iterator[RestoreFunction]:
         yield from _array_restorers(value)
     elif isinstance(value, types.FunctionType):
         yield from _function_restorers(value, reader)
+    elif isinstance(value, _CACHED_FUNCTION_TYPE):
+        function = getattr(value, "__wrapped__", None)
+        if isinstance(function, types.FunctionType) and reader.is_user_module(
+            function.__module__, function.__code__.co_filename
+        ):
+            yield _cache_restorers(value)
     elif isinstance(value, type):
         if reader.is_user_class(value):
             yield _class_restorers(value)
@@ -117,32 +126,32 @@ def _array_restorers(value: np.ndarray) -> Iterator[RestoreFunction]:
         yield restore
 
 
-def _function_restorers(value: types.FunctionType, reader: Reader) -> Iterator[RestoreFunction]:
+def _function_restorers(value: types.FunctionType, reader: SnapshotReader) -> Iterator[RestoreFunction]:
     for cell in value.__closure__ or ():
         yield _cell_restorers(cell)
     yield _mapping_restorers(vars(value))
     if not reader.is_user_module(value.__module__, value.__code__.co_filename):
         return
-    names = names_in(value.__code__)
-    yield _namespace_restorers(value.__globals__, names)
-    for name in names & value.__globals__.keys():
+    global_names = names_in_code(value.__code__)
+    yield _namespace_restorers(value.__globals__, global_names)
+    for name in global_names & value.__globals__.keys():
         module = value.__globals__[name]
         is_module = isinstance(module, types.ModuleType)
         if is_module and reader.is_user_module(module.__name__, getattr(module, "__file__", None)):
-            yield _namespace_restorers(vars(module), names)
+            yield _namespace_restorers(vars(module), global_names)
 
 
 def _cell_restorers(cell: Any) -> RestoreFunction:
-    def content() -> Any:
+    def cell_content() -> Any:
         try:
             return cell.cell_contents
         except ValueError:  # an empty cell
             return MISSING_ATTRIBUTE
 
-    saved = content()
+    saved = cell_content()
 
     def restore() -> None:
-        if content() is not saved:
+        if cell_content() is not saved:
             if saved is MISSING_ATTRIBUTE:
                 del cell.cell_contents
             else:
@@ -195,7 +204,9 @@ def _sequence_restorers(value: Any) -> RestoreFunction:
     saved = list(value)
 
     def restore() -> None:
-        if len(value) != len(saved) or any(item is not old for item, old in zip(value, saved, strict=True)):
+        if len(value) != len(saved) or any(
+            item is not saved_item for item, saved_item in zip(value, saved, strict=True)
+        ):
             value.clear()
             value.extend(saved)
 
@@ -213,6 +224,19 @@ def _set_restorers(value: set[Any]) -> RestoreFunction:
     return restore
 
 
+def _cache_restorers(value: Any) -> RestoreFunction:
+    """A cache whose contents cannot be read or written: it is emptied where a value was added."""
+    misses = value.cache_info().misses
+
+    def restore() -> None:
+        nonlocal misses
+        if value.cache_info().misses != misses:
+            value.cache_clear()
+            misses = 0
+
+    return restore
+
+
 def _stream_restorers(value: Any) -> RestoreFunction:
     if isinstance(value, torch.Generator):
         tensor_state = value.get_state()
@@ -225,4 +249,4 @@ def _stream_restorers(value: Any) -> RestoreFunction:
 
 
 def _discard(_result: Any) -> None:
-    """For a call whose result says nothing."""
+    """Ignore the result of a call."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 
+@unique
 class Purpose(IntEnum):
-    """What a draw is for. Two purposes never share numbers."""
+    """The purpose of a draw. Two purposes never share numbers."""
 
     DATA = 1
     PARTITION = 2
@@ -59,6 +60,7 @@ class Purpose(IntEnum):
     ONSET = 41
     ARRIVAL = 42
     DEVICE = 43
+    CALIBRATION = 44
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
@@ -81,7 +83,7 @@ _SPLITMIX64_MULTIPLIER_2 = -0x6B2FB644ECCEEE15
 _LOWBIAS32_MULTIPLIER_1 = 0x7FEB352D  # lowbias32's multipliers (Wellons' search for 32-bit mixers)
 _LOWBIAS32_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
 _LOWBIAS32_INCREMENT = 0x9E3779B9 - (1 << 32)
-_27, _30, _31, _GAMMA_HOST, _MIX_1_HOST, _MIX_2_HOST = np.array(
+_SHIFT_27, _SHIFT_30, _SHIFT_31, _GAMMA_HOST, _MIX_1_HOST, _MIX_2_HOST = np.array(
     [27, 30, 31, _SPLITMIX64_INCREMENT, _SPLITMIX64_MULTIPLIER_1, _SPLITMIX64_MULTIPLIER_2]
 ).view(np.uint64)
 
@@ -106,9 +108,9 @@ def _mix64_host(value: int) -> int:
 def _mix64_array(x: np.ndarray) -> np.ndarray:
     """`_mix64` of host integers, uint64."""
     x = np.atleast_1d(x)  # numbers alone would warn that they wrap
-    x = (x ^ (x >> _30)) * _MIX_1_HOST
-    x = (x ^ (x >> _27)) * _MIX_2_HOST
-    mixed: np.ndarray = x ^ (x >> _31)
+    x = (x ^ (x >> _SHIFT_30)) * _MIX_1_HOST
+    x = (x ^ (x >> _SHIFT_27)) * _MIX_2_HOST
+    mixed: np.ndarray = x ^ (x >> _SHIFT_31)
     return mixed
 
 
@@ -119,7 +121,7 @@ def _mix32(x: Tensor) -> Tensor:
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
-def fold(key: Tensor, value: Tensor | int) -> Tensor:
+def fold_in(key: Tensor, value: Tensor | int) -> Tensor:
     """Derive a new 64-bit key from a key and a value (int64, broadcast; a host integer costs the device nothing)."""
     mixed = (
         _mix64(value + _SPLITMIX64_INCREMENT)
@@ -129,18 +131,18 @@ def fold(key: Tensor, value: Tensor | int) -> Tensor:
     return _mix64((key ^ _SPLITMIX64_INCREMENT) + mixed)
 
 
-def row_keys(seeds: Tensor, purpose: Purpose, clients: Tensor, *counters: int) -> Tensor:
+def row_keys(seeds: Tensor, purpose: Purpose, client_numbers: Tensor, *counters: int) -> Tensor:
     """One int64 key per row.
 
     Args:
         seeds: [n] int64, the replicate's seed of each row.
-        clients: [n] int64, the client's number of each row.
+        client_numbers: [n] int64, the client's number of each row.
         counters: round, step, …: host integers.
     """
-    key = fold(seeds, int(purpose))
+    key = fold_in(seeds, int(purpose))
     for counter in counters:
-        key = fold(key, counter)
-    return fold(key, clients)
+        key = fold_in(key, counter)
+    return fold_in(key, client_numbers)
 
 
 def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
@@ -154,15 +156,30 @@ def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
     return folded
 
 
-def row_keys_host(seeds: np.ndarray, purpose: Purpose, clients: np.ndarray, *counters: int | np.ndarray) -> np.ndarray:
+def row_keys_host(
+    seeds: np.ndarray, purpose: Purpose, client_numbers: np.ndarray, *counters: int | np.ndarray
+) -> np.ndarray:
     """`row_keys` of host integers [n]; a counter may differ between rows."""
     key = fold_host(seeds, int(purpose))
     for counter in counters:
         key = fold_host(key, counter)
-    return fold_host(key, clients)
+    return fold_host(key, client_numbers)
 
 
-def bits(keys: Tensor, counters: Tensor) -> Tensor:
+def uniform_host(keys: np.ndarray) -> np.ndarray:
+    """Uniform on [0, 1) with 53 bits, one float64 for each key of `row_keys_host`."""
+    numbers: np.ndarray = (keys.view(np.uint64) >> np.uint64(11)) * 2.0**-53
+    return numbers
+
+
+def normal_host(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Standard normal by Box–Muller, one float64 for each pair of keys of `row_keys_host`."""
+    radius = np.sqrt(-2.0 * np.log1p(-uniform_host(first)))
+    numbers: np.ndarray = radius * np.cos(2.0 * np.pi * uniform_host(second))
+    return numbers
+
+
+def random_bits(keys: Tensor, counters: Tensor) -> Tensor:
     """32 random bits (as int32, full range) for every key and counter; the two broadcast."""
     low = keys.to(torch.int32)
     high = (keys >> 32).to(torch.int32)
@@ -172,14 +189,14 @@ def bits(keys: Tensor, counters: Tensor) -> Tensor:
 def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform on [0, 1) with 24 bits, so that float32 never rounds up to 1: multiples of 2⁻²⁴ ≈ 6·10⁻⁸, in double
     precision too."""
-    return ((bits(keys, counters) >> 8) & 0xFFFFFF).to(dtype) * (1.0 / (1 << 24))
+    return ((random_bits(keys, counters) >> 8) & 0xFFFFFF).to(dtype) * (1.0 / (1 << 24))
 
 
 def uniform_below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
     """Is `uniform(keys, counters)` < p? Decided on the bits themselves, which takes half as long."""
     # As an unsigned number; with the top bit flipped, signed ones sort likewise.
     threshold = math.ceil(p * (1 << 24)) << 8
-    return (bits(keys, counters) ^ -(1 << 31)) < threshold - (1 << 31)
+    return (random_bits(keys, counters) ^ -(1 << 31)) < threshold - (1 << 31)
 
 
 def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -192,4 +209,6 @@ def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -
 
 def integers(keys: Tensor, counters: Tensor, high: Tensor | int) -> Tensor:
     """Uniform integers in [0, high), int64. `high` ≤ 2^32 broadcasts; the bias is below high / 2^32."""
-    return (((bits(keys, counters).to(torch.int64) & 0xFFFFFFFF) * high) >> 32) & 0xFFFFFFFF  # the product may wrap
+    return (
+        ((random_bits(keys, counters).to(torch.int64) & 0xFFFFFFFF) * high) >> 32
+    ) & 0xFFFFFFFF  # the product may wrap

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 
-def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_settings(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Nested settings as dotted keys."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from flatten(value, f"{path}{name}.")
+            yield from flatten_settings(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
 
@@ -20,9 +20,12 @@ def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
 def abbreviated_keys(keys: Iterable[str]) -> dict[str, str]:
     """Key → its last word, or the whole key where others end alike."""
     unique_keys = list(dict.fromkeys(keys))
-    last = {key: re.split(r"[./]", display_key(key))[-1] for key in unique_keys}
-    count = Counter(last.values())
-    return {key: last[key] if count[last[key]] == 1 else display_key(key).replace("/", ".") for key in unique_keys}
+    last_components = {key: re.split(r"[./]", display_key(key))[-1] for key in unique_keys}
+    count = Counter(last_components.values())
+    return {
+        key: last_components[key] if count[last_components[key]] == 1 else display_key(key).replace("/", ".")
+        for key in unique_keys
+    }
 
 
 def display_key(key: str) -> str:

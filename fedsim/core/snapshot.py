@@ -78,7 +78,7 @@ IGNORED_CLASS_ATTRIBUTES |= {"__dataclass_fields__", "__orig_bases__", "__firstl
 
 
 class Node:
-    """What a snapshot knows of one object: its type, a value that can be compared, and what it refers to.
+    """One object in a snapshot: its type, a value that can be compared, and the objects that it refers to.
 
     `children` are by label; a label that begins with a space is a place of its own, such as a global, and not a part of
     the path to it.
@@ -91,30 +91,32 @@ class Node:
         self.children: dict[str, Node] = {}
 
 
-def snapshot(root: Any, skip: tuple[type, ...] = ()) -> Node:
+def snapshot(root: Any, skipped_types: tuple[type, ...] = ()) -> Node:
     """Everything that can be reached from `root`, by value.
 
     Args:
         root: any object; an `nn.Module`, a function, a list of several.
-        skip: types whose instances are not looked into, such as data sets that are known to be left alone.
+        skipped_types: types whose instances are not looked into, such as data sets that are known to be left alone.
 
     Returns:
         A structure for `differing_paths`, which shares nothing with `root` and may be compared after it has been
             written to.
     """
-    return Reader(root, skip).read(root)
+    return SnapshotReader(root, skipped_types).read(root)
 
 
-def differing_paths(before: Node, after: Node) -> list[str]:
+def differing_paths(snapshot_before: Node, snapshot_after: Node) -> list[str]:
     """Where two snapshots of one object differ, as paths such as `state['x'][0]`, in order; none where they agree.
 
     Whether two references lead to one object or to two with equal values makes no difference.
     """
     changed_paths: list[str] = []
     compared_pairs: set[tuple[int, int]] = set()
-    waiting: list[tuple[Any, Node | None, Node | None]] = [(None, before, after)]  # with linked labels, the last first
-    while waiting:
-        path, before_node, after_node = waiting.pop()
+    pending_pairs: list[tuple[Any, Node | None, Node | None]] = [
+        (None, snapshot_before, snapshot_after)
+    ]  # with linked labels, the last first
+    while pending_pairs:
+        path, before_node, after_node = pending_pairs.pop()
         if (
             before_node is None
             or after_node is None
@@ -128,7 +130,7 @@ def differing_paths(before: Node, after: Node) -> list[str]:
         compared_pairs.add((id(before_node), id(after_node)))
         labels = [*before_node.children, *(label for label in after_node.children if label not in before_node.children)]
         for label in reversed(labels):
-            waiting.append(((label, path), before_node.children.get(label), after_node.children.get(label)))
+            pending_pairs.append(((label, path), before_node.children.get(label), after_node.children.get(label)))
     return list(dict.fromkeys(changed_paths))
 
 
@@ -143,50 +145,50 @@ def enlarged_counter(value: Any) -> Any:
 
 def snapshot_key(node: Node) -> Hashable:
     """A snapshot as a key of dictionaries, by which equal ones are known again within a process."""
-    numbers: dict[int, int] = {id(node): 0}
+    node_numbers: dict[int, int] = {id(node): 0}
     rows: list[Hashable] = []
-    waiting = [node]
-    while waiting:
-        parent = waiting.pop()
+    pending_nodes = [node]
+    while pending_nodes:
+        parent_node = pending_nodes.pop()
         children = []
-        for label, child in parent.children.items():
-            if id(child) not in numbers:
-                numbers[id(child)] = len(numbers)
-                waiting.append(child)
-            children.append((label, numbers[id(child)]))
-        rows.append((numbers[id(parent)], parent.kind, parent.value, tuple(children)))
+        for label, child in parent_node.children.items():
+            if id(child) not in node_numbers:
+                node_numbers[id(child)] = len(node_numbers)
+                pending_nodes.append(child)
+            children.append((label, node_numbers[id(child)]))
+        rows.append((node_numbers[id(parent_node)], parent_node.kind, parent_node.value, tuple(children)))
     return tuple(rows)
 
 
 def _path_text(path: Any) -> str:
     """Linked labels as a path, from the last place of its own on."""
-    labels: list[str] = []
+    path_labels: list[str] = []
     while path is not None:
         label, path = path
-        labels.append(label)
+        path_labels.append(label)
         if label.startswith(" "):
             break
-    return "".join(reversed(labels)).lstrip(" .")
+    return "".join(reversed(path_labels)).lstrip(" .")
 
 
-class Reader:
+class SnapshotReader:
     """Reads one snapshot: objects are looked at once, from a stack, so that depth and cycles do no harm."""
 
-    def __init__(self, root: Any, skip: tuple[type, ...]) -> None:
-        self.skip = (*OPAQUE_TYPES, *skip)
+    def __init__(self, root: Any, skipped_types: tuple[type, ...]) -> None:
+        self.skipped_types = (*OPAQUE_TYPES, *skipped_types)
         package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
         self.packages = {package} - LIBRARY_PACKAGES - sys.stdlib_module_names if package != "builtins" else set()
         self.nodes: dict[int, Node] = {}
-        self.kept_objects: list[Any] = []  # an id stays an object's own as long as the object lives
-        self.waiting: list[tuple[Any, Node]] = []
+        self.referenced_objects: list[Any] = []  # an id stays an object's own as long as the object lives
+        self.pending_nodes: list[tuple[Any, Node]] = []
 
     def read(self, root: Any) -> Node:
-        node = self.node(root)
-        while self.waiting and len(self.nodes) < MAX_NODES:
-            self.expand(*self.waiting.pop())
+        node = self.node_of(root)
+        while self.pending_nodes and len(self.nodes) < MAX_NODES:
+            self.read_children(*self.pending_nodes.pop())
         return node
 
-    def node(self, value: Any) -> Node:
+    def node_of(self, value: Any) -> Node:
         """The node of an object, which is looked into later, once."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, PLAIN_TYPES):
@@ -194,184 +196,184 @@ class Reader:
         if id(value) in self.nodes:
             return self.nodes[id(value)]
         node = self.nodes[id(value)] = Node(kind)
-        self.kept_objects.append(value)
-        if not isinstance(value, self.skip):
-            self.waiting.append((value, node))
+        self.referenced_objects.append(value)
+        if not isinstance(value, self.skipped_types):
+            self.pending_nodes.append((value, node))
         return node
 
-    def expand(self, value: Any, node: Node) -> None:
+    def read_children(self, value: Any, node: Node) -> None:
         """Look into an object: the first kind that it is of says how."""
         for kind, read_method in READ_METHOD_BY_TYPE:
             if isinstance(value, kind):
                 read_method(self, value, node)
                 return
-        self.object(value, node)
+        self.read_object(value, node)
 
-    def add(self, node: Node, label: str, value: Any) -> None:
-        node.children[label] = self.node(value)
+    def add_child(self, node: Node, label: str, value: Any) -> None:
+        node.children[label] = self.node_of(value)
 
-    def tensor(self, value: Tensor, node: Node) -> None:
-        node.value = _tensor(value)
-        self.attributes(value, node)
+    def read_tensor(self, value: Tensor, node: Node) -> None:
+        node.value = _tensor_value(value)
+        self.read_attributes(value, node)
         if value.is_leaf and value.grad is not None:
-            self.add(node, ".grad", value.grad)
+            self.add_child(node, ".grad", value.grad)
 
-    def array(self, value: np.ndarray, node: Node) -> None:
+    def read_array(self, value: np.ndarray, node: Node) -> None:
         if value.dtype.hasobject:
             node.value = value.shape
             for number, item in enumerate(value.reshape(-1)):
-                self.add(node, f"[{number}]", item)
+                self.add_child(node, f"[{number}]", item)
             return
         node.value = (value.shape, value.dtype.str, _digest(value))
 
-    def mapping(self, value: Mapping[Any, Any], node: Node) -> None:
+    def read_mapping(self, value: Mapping[Any, Any], node: Node) -> None:
         keys = list(value)
         if all(isinstance(key, PLAIN_TYPES) for key in keys):
             for key in sorted(keys, key=repr):
-                self.add(node, f"[{key!r}]", value[key])
+                self.add_child(node, f"[{key!r}]", value[key])
         else:
             for number, key in enumerate(keys):
-                self.add(node, f".keys[{number}]", key)
-                self.add(node, f"[{number}]", value[key])
-        self.attributes(value, node)
+                self.add_child(node, f".keys[{number}]", key)
+                self.add_child(node, f"[{number}]", value[key])
+        self.read_attributes(value, node)
 
-    def sequence(self, value: Sequence[Any], node: Node) -> None:
-        items = list(value)
-        if len(items) >= LONG_LIST_LENGTH and all(type(item) in (int, float, bool, str) for item in items):
-            node.value = (len(items), hashlib.blake2b(repr(items).encode(), digest_size=16).digest())
+    def read_sequence(self, value: Sequence[Any], node: Node) -> None:
+        elements = list(value)
+        if len(elements) >= LONG_LIST_LENGTH and all(type(item) in (int, float, bool, str) for item in elements):
+            node.value = (len(elements), hashlib.blake2b(repr(elements).encode(), digest_size=16).digest())
         else:
-            for number, item in enumerate(items):
-                self.add(node, f"[{number}]", item)
-        self.attributes(value, node)
+            for number, item in enumerate(elements):
+                self.add_child(node, f"[{number}]", item)
+        self.read_attributes(value, node)
 
-    def set(self, value: Set[Any], node: Node) -> None:
+    def read_set(self, value: Set[Any], node: Node) -> None:
         if all(isinstance(item, PLAIN_TYPES) for item in value):
             node.value = frozenset((type(item).__qualname__, _plain_value(item)) for item in value)
         else:
             node.value = len(value)  # of what cannot be ordered, the number
 
-    def function(self, value: types.FunctionType, node: Node) -> None:
+    def read_function(self, value: types.FunctionType, node: Node) -> None:
         node.value = value.__code__
-        self.closure(value, node)
-        self.attributes(value, node)
+        self.read_closure(value, node)
+        self.read_attributes(value, node)
         if self.is_user_module(value.__module__, value.__code__.co_filename):
-            self.globals(value, node)
+            self.read_globals(value, node)
 
-    def closure(self, value: types.FunctionType, node: Node) -> None:
-        """What a function closes over, and its default arguments."""
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+    def read_closure(self, value: types.FunctionType, node: Node) -> None:
+        """The values in a function's closure, and its default arguments."""
+        for variable_name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
-                self.add(node, f" {name!r} in the closure of {value.__name__}", cell.cell_contents)
+                self.add_child(node, f" {variable_name!r} in the closure of {value.__name__}", cell.cell_contents)
         defaults = dict(value.__kwdefaults__ or {})
         names = value.__code__.co_varnames[: value.__code__.co_argcount]
         if value.__defaults__:
             defaults |= dict(zip(names[-len(value.__defaults__) :], value.__defaults__, strict=False))
-        for name, default in defaults.items():
-            self.add(node, f" default argument {name!r} of {value.__name__}", default)
+        for variable_name, default in defaults.items():
+            self.add_child(node, f" default argument {variable_name!r} of {value.__name__}", default)
 
-    def globals(self, value: types.FunctionType, node: Node) -> None:
+    def read_globals(self, value: types.FunctionType, node: Node) -> None:
         """The globals that a function names, and of modules of the user's the attributes that it names."""
-        names = names_in(value.__code__)
-        for name in sorted(names & value.__globals__.keys()):
-            global_value = value.__globals__[name]
+        global_names = names_in_code(value.__code__)
+        for global_name in sorted(global_names & value.__globals__.keys()):
+            global_value = value.__globals__[global_name]
             if not isinstance(global_value, types.ModuleType):
-                self.add(node, f" global {name!r}", global_value)
+                self.add_child(node, f" global {global_name!r}", global_value)
             elif self.is_user_module(global_value.__name__, getattr(global_value, "__file__", None)):
-                for attribute in sorted(names & vars(global_value).keys()):
+                for attribute in sorted(global_names & vars(global_value).keys()):
                     if not isinstance(vars(global_value)[attribute], types.ModuleType):
-                        self.add(node, f" global {name}.{attribute}", vars(global_value)[attribute])
+                        self.add_child(node, f" global {global_name}.{attribute}", vars(global_value)[attribute])
 
-    def method(self, value: types.MethodType, node: Node) -> None:
-        self.add(node, ".__func__", value.__func__)
-        self.add(node, "", value.__self__)
+    def read_method(self, value: types.MethodType, node: Node) -> None:
+        self.add_child(node, ".__func__", value.__func__)
+        self.add_child(node, "", value.__self__)
 
-    def partial(self, value: functools.partial[Any], node: Node) -> None:
+    def read_partial(self, value: functools.partial[Any], node: Node) -> None:
         for name in ("func", "args", "keywords"):
-            self.add(node, f".{name}", getattr(value, name))
-        self.attributes(value, node)
+            self.add_child(node, f".{name}", getattr(value, name))
+        self.read_attributes(value, node)
 
-    def wrapper(self, value: Any, node: Node) -> None:
+    def read_wrapper(self, value: Any, node: Node) -> None:
         """A cached function, a property, a class or static method: the function inside."""
         for name in ("__wrapped__", "__func__", "fget", "fset", "func"):
             function = getattr(value, name, None)
             if callable(function):
-                self.add(node, f".{name}", function)
+                self.add_child(node, f".{name}", function)
 
-    def user_class(self, value: type, node: Node) -> None:
+    def read_user_class(self, value: type, node: Node) -> None:
         """A class of the user's: its attributes and its methods, and those of its bases that are the user's too."""
         node.value = value
-        for base in value.__mro__:
-            if base.__module__ == "builtins" or not self.is_user_class(base):
+        for base_class in value.__mro__:
+            if base_class.__module__ == "builtins" or not self.is_user_class(base_class):
                 continue
-            for name, attribute in vars(base).items():
+            for name, attribute in vars(base_class).items():
                 slot = isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
                 if name not in IGNORED_CLASS_ATTRIBUTES and not slot:
-                    self.add(node, f" {base.__name__}.{name}", attribute)
+                    self.add_child(node, f" {base_class.__name__}.{name}", attribute)
 
-    def generator(self, value: types.GeneratorType[Any, Any, Any], node: Node) -> None:
+    def read_generator(self, value: types.GeneratorType[Any, Any, Any], node: Node) -> None:
         frame = value.gi_frame
         node.value = None if frame is None else frame.f_lasti
         for name, local in (frame.f_locals if frame is not None else {}).items():
-            self.add(node, f".{name}", local)
+            self.add_child(node, f".{name}", local)
 
-    def stream(self, value: Any, node: Node) -> None:
+    def read_random_generator(self, value: Any, node: Node) -> None:
         """A generator of random numbers: its state."""
         if isinstance(value, torch.Generator):
-            self.add(node, ".state", value.get_state())
+            self.add_child(node, ".state", value.get_state())
         elif isinstance(value, random.Random):
-            self.add(node, ".state", value.getstate())
+            self.add_child(node, ".state", value.getstate())
         elif isinstance(value, np.random.Generator):
-            self.add(node, ".state", value.bit_generator)
+            self.add_child(node, ".state", value.bit_generator)
         elif isinstance(value, np.random.RandomState):
-            self.add(node, ".state", value.get_state(legacy=False))
+            self.add_child(node, ".state", value.get_state(legacy=False))
         else:
-            self.add(node, ".state", value.state)
+            self.add_child(node, ".state", value.state)
 
-    def file(self, value: io.IOBase, node: Node) -> None:
+    def read_file(self, value: io.IOBase, node: Node) -> None:
         with contextlib.suppress(Exception):
             node.value = value.tell()
 
-    def iterator(self, value: Iterator[Any], node: Node) -> None:
+    def read_iterator(self, value: Iterator[Any], node: Node) -> None:
         """An iterator in C tells how far it is by what it would be pickled as."""
         if type(value).__module__ not in PICKLABLE_MODULES:
-            self.object(value, node)
+            self.read_object(value, node)
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")
             pickle_state = value.__reduce__()
             for number, item in enumerate(pickle_state[1:] if isinstance(pickle_state, tuple) else (pickle_state,)):
-                self.add(node, f".{number}", item)
+                self.add_child(node, f".{number}", item)
 
-    def module(self, value: nn.Module, node: Node) -> None:
+    def read_module(self, value: nn.Module, node: Node) -> None:
         """Parameters, buffers and submodules by their names, and all other attributes."""
         registries = ("_parameters", "_buffers", "_modules")
         for registry in registries:
             for name, member in getattr(value, registry).items():
-                self.add(node, f".{name}", member)
-        self.attributes(value, node, {*registries, "training"})
-        self.class_of(value, node)
+                self.add_child(node, f".{name}", member)
+        self.read_attributes(value, node, {*registries, "training"})
+        self.read_class(value, node)
 
-    def object(self, value: Any, node: Node) -> None:
+    def read_object(self, value: Any, node: Node) -> None:
         """By its attributes; where it has none, by what it would be pickled as, if its type is a plain one."""
         if type(value).__module__ in PICKLABLE_MODULES and not hasattr(value, "__dict__"):
             with contextlib.suppress(Exception):
                 node.value = repr(value) if " at 0x" not in repr(value) else None
-        self.attributes(value, node)
-        self.class_of(value, node)
+        self.read_attributes(value, node)
+        self.read_class(value, node)
 
-    def attributes(self, value: Any, node: Node, skipped_names: Iterable[str] = ()) -> None:
+    def read_attributes(self, value: Any, node: Node, skipped_names: Iterable[str] = ()) -> None:
         kind: Any = type(value)
-        remembered, slots = _attribute_names(kind)
-        instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(skipped_names)
+        cached_names, slots = _attribute_names(kind)
+        instance_dict, excluded = getattr(value, "__dict__", {}), cached_names.union(skipped_names)
         for name in sorted(name for name in instance_dict if isinstance(name, str) and name not in excluded):
-            self.add(node, f".{name}", instance_dict[name])
+            self.add_child(node, f".{name}", instance_dict[name])
         for name, mangled in slots:
             with contextlib.suppress(AttributeError):
-                self.add(node, f".{name}", getattr(value, mangled))
+                self.add_child(node, f".{name}", getattr(value, mangled))
 
-    def class_of(self, value: Any, node: Node) -> None:
+    def read_class(self, value: Any, node: Node) -> None:
         """A library's classes are taken as they are, but a class may derive from one."""
-        self.add(node, " class", type(value))
+        self.add_child(node, " class", type(value))
 
     def is_user_class(self, cls: type) -> bool:
         """Is it of a user's module, or made by a call of `type` and so without one, with methods of a user's?"""
@@ -383,18 +385,18 @@ class Reader:
             self.is_user_module(m.__module__, m.__code__.co_filename) for m in methods
         )
 
-    def is_user_module(self, module: str | None, file: str | None) -> bool:
-        """Is this module somebody's own, and no library's?"""
+    def is_user_module(self, module: str | None, file_path: str | None) -> bool:
+        """Whether the module belongs to the user and not to a library."""
         package = (module or "").partition(".")[0]
         if package in self.packages or package == "__main__":
             return True
         if package in LIBRARY_PACKAGES or package in sys.stdlib_module_names:
             return False
-        return not in_a_library(file)
+        return not is_library_file(file_path)
 
 
 @functools.lru_cache(4096)
-def in_a_library(file: str | None) -> bool:
+def is_library_file(file: str | None) -> bool:
     if file is None:
         return False
     if file.startswith("<"):  # typed in, or executed from a string
@@ -408,22 +410,22 @@ def in_a_library(file: str | None) -> bool:
 @functools.lru_cache(4096)
 def _attribute_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
     """Names of a class's cached properties; and its slots, as they are written and as they are looked up."""
-    remembered: list[str] = []
-    slots: list[tuple[str, str]] = []
-    for base in kind.__mro__:
-        remembered += [name for name, v in vars(base).items() if isinstance(v, functools.cached_property)]
-        names = vars(base).get("__slots__", ())
+    cached_names: list[str] = []
+    slot_names: list[tuple[str, str]] = []
+    for base_class in kind.__mro__:
+        cached_names += [name for name, v in vars(base_class).items() if isinstance(v, functools.cached_property)]
+        names = vars(base_class).get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:
             private = name.startswith("__") and not name.endswith("__")
             if name not in ("__dict__", "__weakref__"):
-                slots.append((name, f"_{base.__name__.lstrip('_')}{name}" if private else name))
-    return frozenset(remembered), tuple(slots)
+                slot_names.append((name, f"_{base_class.__name__.lstrip('_')}{name}" if private else name))
+    return frozenset(cached_names), tuple(slot_names)
 
 
 @functools.lru_cache(4096)
-def names_in(code: types.CodeType) -> frozenset[str]:
+def names_in_code(code: types.CodeType) -> frozenset[str]:
     """Names that a function's code refers to, nested functions included."""
-    nested_names = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    nested_names = (names_in_code(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(code.co_names).union(*nested_names)
 
 
@@ -441,14 +443,18 @@ def _digest(array: np.ndarray) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _tensor(value: Tensor) -> Any:
+def _tensor_value(value: Tensor) -> Any:
     """Shape, type and a digest of the values; of a large one also how often it was written to in place."""
-    metadata = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
+    tensor_metadata = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
     if value.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return metadata
+        return tensor_metadata
     value = value.detach()
     if value.layout != torch.strided:
-        return metadata, tuple(_tensor(component) for component in _sparse(value)), value._version
+        return (
+            tensor_metadata,
+            tuple(_tensor_value(component) for component in _sparse_components(value)),
+            value._version,
+        )
     times = None
     if value.numel() * value.element_size() > LARGE_ARRAY_BYTES:
         times = value._version
@@ -456,10 +462,10 @@ def _tensor(value: Tensor) -> Any:
     if value.is_quantized:
         value = value.int_repr()
     value = value.resolve_conj().resolve_neg().cpu().contiguous()
-    return metadata, _digest(value.reshape(-1).view(torch.uint8).numpy()) if value.numel() else b"", times
+    return tensor_metadata, _digest(value.reshape(-1).view(torch.uint8).numpy()) if value.numel() else b"", times
 
 
-def _sparse(value: Tensor) -> tuple[Tensor, ...]:
+def _sparse_components(value: Tensor) -> tuple[Tensor, ...]:
     if value.layout == torch.sparse_coo:
         value = value.coalesce()
         return value.indices(), value.values()
@@ -482,23 +488,23 @@ FUNCTION_WRAPPER_TYPES = (
 )
 ITERATOR_TYPES = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
 
-READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
-    (Tensor, Reader.tensor),
-    (np.ndarray, Reader.array),
-    (nn.Module, Reader.module),
-    (type, Reader.user_class),
+READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[SnapshotReader, Any, Node], None]]] = [
+    (Tensor, SnapshotReader.read_tensor),
+    (np.ndarray, SnapshotReader.read_array),
+    (nn.Module, SnapshotReader.read_module),
+    (type, SnapshotReader.read_user_class),
     (types.ModuleType, lambda reader, value, node: None),
-    (types.FunctionType, Reader.function),
-    (types.MethodType, Reader.method),
-    (functools.partial, Reader.partial),
-    (FUNCTION_WRAPPER_TYPES, Reader.wrapper),
-    (types.GeneratorType, Reader.generator),
-    (RANDOM_GENERATOR_TYPES, Reader.stream),
+    (types.FunctionType, SnapshotReader.read_function),
+    (types.MethodType, SnapshotReader.read_method),
+    (functools.partial, SnapshotReader.read_partial),
+    (FUNCTION_WRAPPER_TYPES, SnapshotReader.read_wrapper),
+    (types.GeneratorType, SnapshotReader.read_generator),
+    (RANDOM_GENERATOR_TYPES, SnapshotReader.read_random_generator),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda reader, value, node: None),
-    (Mapping, Reader.mapping),
-    ((list, tuple, collections.deque), Reader.sequence),
-    ((set, frozenset), Reader.set),
-    (io.IOBase, Reader.file),
-    (ITERATOR_TYPES, Reader.iterator),
-    (Iterator, Reader.iterator),
+    (Mapping, SnapshotReader.read_mapping),
+    ((list, tuple, collections.deque), SnapshotReader.read_sequence),
+    ((set, frozenset), SnapshotReader.read_set),
+    (io.IOBase, SnapshotReader.read_file),
+    (ITERATOR_TYPES, SnapshotReader.read_iterator),
+    (Iterator, SnapshotReader.read_iterator),
 ]

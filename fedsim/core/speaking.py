@@ -1,4 +1,5 @@
-"""What commands print: their readers may leave (`| head`, a closed terminal), and names of runs may hold anything.
+"""Output of commands: readers may leave (`| head`, a closed terminal), and names of runs may contain control
+characters.
 
 A name of a folder, a setting or a label may come from somebody else. Control characters in it are printed as escapes,
 so that it cannot move the cursor, rename the window or hide a line; in Markdown it is text, whatever signs it has.
@@ -29,8 +30,10 @@ def escape_unprintable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        sign if sign in _UNPRINTABLE_SPACES or sign.isprintable() else sign.encode("unicode_escape").decode()
-        for sign in text
+        character
+        if character in _UNPRINTABLE_SPACES or character.isprintable()
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
@@ -86,7 +89,7 @@ class BrokenPipeTolerantStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Let readers see what was written."""
+        """Flush the stream, so that readers see what was written."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -127,9 +130,9 @@ def tolerate_broken_pipes() -> Iterator[None]:
     ignore_broken_pipes()
     try:
         yield
-    except SystemExit as left:
-        if isinstance(left.code, str):
-            left.code = escape_unprintable(left.code)
+    except SystemExit as exit_error:
+        if isinstance(exit_error.code, str):
+            exit_error.code = escape_unprintable(exit_error.code)
         raise
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -156,22 +159,33 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-class _Once(logging.Filter):
+class _OncePerMessageFilter(logging.Filter):
     """Lets every message of a logger pass once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._messages: set[str] = set()
+        self._logged_messages: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        new = message not in self._messages
-        self._messages.add(message)
-        return new
+        is_new_message = message not in self._logged_messages
+        self._logged_messages.add(message)
+        return is_new_message
 
 
 def log_messages_once(logger: str) -> None:
     """From now on this logger gives every message once in this process: the jobs of a sweep share most settings."""
     named_logger = logging.getLogger(logger)
-    if not any(isinstance(log_filter, _Once) for log_filter in named_logger.filters):
-        named_logger.addFilter(_Once())
+    if not any(isinstance(log_filter, _OncePerMessageFilter) for log_filter in named_logger.filters):
+        named_logger.addFilter(_OncePerMessageFilter())
+
+
+@contextlib.contextmanager
+def without_logging() -> Iterator[None]:
+    """Within the block nothing is logged: a trial repeats what the run itself logs."""
+    disabled_level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled_level)

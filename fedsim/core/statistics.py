@@ -1,4 +1,4 @@
-"""What is no sum over clients: medians, quantiles, distances, any function of the rows of a replicate.
+"""Statistics over clients that are not sums: medians, quantiles, distances, arbitrary functions of a replicate's rows.
 
 A strategy that is not linear in its clients' rows asks here, so that replicates stay apart however many clients each
 has in a round. Of several ranks every one gets all rows, by one all-gather: n·d numbers where a sum takes R·d.
@@ -21,19 +21,19 @@ from fedsim.core.ranks import Ranks
 
 @dataclass(frozen=True)
 class CohortIndex:
-    """Who computes in a round, in host numbers: n rows, sorted by replicate, then by client.
+    """The clients that compute in a round, as host arrays: n rows, sorted by replicate, then by client.
 
     Attributes:
         rows: [n] the index into any per-client memory here.
-        virtual: [n] numbers r·m + i of the virtual clients; equal to `rows` in a lone process.
-        count: [n] how often each takes part: 0 computes, but does not take part; more than 1 is a multiset.
+        virtual_clients: [n] numbers r·m + i of the virtual clients; equal to `rows` in a lone process.
+        multiplicity: [n] how often each takes part: 0 computes, but does not take part; more than 1 is a multiset.
         probability: [n] true p_i^t.
         steps: [n] local steps each does, at least one; None: all that a round asks.
     """
 
     rows: np.ndarray
-    virtual: np.ndarray
-    count: np.ndarray
+    virtual_clients: np.ndarray
+    multiplicity: np.ndarray
     probability: np.ndarray
     steps: np.ndarray | None = None
 
@@ -43,21 +43,21 @@ class RowStatistics:
     there as often as it counts.
 
     Attributes:
-        host: n rows.
-        bounds: R + 1 host integers that delimit each replicate's rows.
+        host_index: n rows.
+        replicate_bounds: R + 1 host integers that delimit each replicate's rows.
         shape: (R, m).
         ranks: the processes that share the run.
     """
 
-    host: CohortIndex
-    bounds: tuple[int, ...]
+    host_index: CohortIndex
+    replicate_bounds: tuple[int, ...]
     shape: tuple[int, int]
     ranks: Ranks
 
-    def of_rows(self, setting: NumberOrPerSeed) -> NumberOrPerSeed:
+    def expand_per_seed(self, setting: NumberOrPerSeed) -> NumberOrPerSeed:
         """A setting as rows [n, …] can be multiplied by it: each by its replicate's, where replicates have their own.
         Tensors [R, …] take the setting as it is."""
-        return setting.of_rows(self.bounds) if isinstance(setting, PerSeed) else setting
+        return setting.expand_to_rows(self.replicate_bounds) if isinstance(setting, PerSeed) else setting
 
     def map_replicates(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """A function of every replicate's rows, called once for each: [k, …] of every argument → […].
@@ -71,102 +71,108 @@ class RowStatistics:
 
         Example:
             >>> federation = Federation((0, 1), 3, np.ones(6))
-            >>> cohort = federation.cohort(np.array([[1, 1, 1], [0, 1, 0]]), np.ones((2, 3)))
+            >>> cohort = federation.make_cohort(np.array([[1, 1, 1], [0, 1, 0]]), np.ones((2, 3)))
             >>> cohort.map_replicates(lambda rows: rows.max(0).values, torch.tensor([1.0, 5.0, 3.0, 2.0])).tolist()
             [5.0, 2.0]
         """
-        replicate_rows = list(zip(*(self.by_replicate(rows_of_replicate) for rows_of_replicate in rows), strict=True))
-        values = [
+        replicate_rows = list(
+            zip(*(self.split_by_replicate(rows_of_replicate) for rows_of_replicate in rows), strict=True)
+        )
+        replicate_results = [
             function(*rows_of_replicate) if len(rows_of_replicate[0]) else None for rows_of_replicate in replicate_rows
         ]
-        like = next((value for value in values if value is not None), None)
-        if like is None:  # what shape it has is seen on a row of zeros
-            like = function(
+        first_result = next((value for value in replicate_results if value is not None), None)
+        if first_result is None:  # what shape it has is seen on a row of zeros
+            first_result = function(
                 *(rows_of_replicate.new_zeros(1, *rows_of_replicate.shape[1:]) for rows_of_replicate in rows)
             )
-        for value in values:
-            if value is not None and not (isinstance(value, Tensor) and value.shape == like.shape):
+        for value in replicate_results:
+            if value is not None and not (isinstance(value, Tensor) and value.shape == first_result.shape):
                 actual_shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"each replicate's value must be a tensor of one shape, and not {actual_shape}")
-        return torch.stack([torch.zeros_like(like) if value is None else value for value in values])
+        return torch.stack([torch.zeros_like(first_result) if value is None else value for value in replicate_results])
 
     def median(self, rows: Tensor) -> Tensor:
         """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
-        return self.map_replicates(median_of, _as_floating(rows))
+        return self.map_replicates(columnwise_median, _as_floating(rows))
 
     def quantile(self, rows: Tensor, q: float) -> Tensor:
         """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
         if not 0 <= q <= 1:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
-        def of(replicate_rows: Tensor) -> Tensor:  # `torch.quantile` of torch 2.6 refuses more than 2²⁴ numbers
+        def replicate_quantile(
+            replicate_rows: Tensor,
+        ) -> Tensor:  # `torch.quantile` of torch 2.6 refuses more than 2²⁴ numbers
             position = q * (len(replicate_rows) - 1)
             ordered = replicate_rows.sort(0).values
             return torch.lerp(
                 ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
             )
 
-        return self.map_replicates(of, _as_floating(rows))
+        return self.map_replicates(replicate_quantile, _as_floating(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
         return self.map_replicates(
-            lambda replicate_rows: trimmed_mean_of(replicate_rows, int(fraction * len(replicate_rows))),
+            lambda replicate_rows: columnwise_trimmed_mean(replicate_rows, int(fraction * len(replicate_rows))),
             _as_floating(rows),
         )
 
-    def distances(self, rows: Tensor) -> list[Tensor]:
+    def pairwise_distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
-        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_as_floating(rows)))
+        centred = (
+            replicate_rows - replicate_rows.mean(0) for replicate_rows in self.split_by_replicate(_as_floating(rows))
+        )
         return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
-    def by_replicate(self, rows: Tensor) -> list[Tensor]:
+    def split_by_replicate(self, rows: Tensor) -> list[Tensor]:
         """[n, …] rows of the cohort → of each replicate [k, …] those of all ranks that take part, by client."""
         count, order, lengths, bounds = self._all_ranks_rows
-        if self.ranks.count > 1:
-            rows = self.ranks.rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
+        if self.ranks.num_ranks > 1:
+            rows = self.ranks.all_gather_rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
         if not (count == 1).all():
             times = torch.as_tensor(count.astype(np.int64), device=rows.device)
             rows = rows.repeat_interleave(times, 0)
-            before = np.concatenate([[0], np.cumsum(count)])
-            bounds = [int(before[b]) for b in bounds]
+            row_offsets = np.concatenate([[0], np.cumsum(count)])
+            bounds = [int(row_offsets[b]) for b in bounds]
         return [rows[a:b] for a, b in itertools.pairwise(bounds)]
 
     @functools.cached_property
     def _all_ranks_rows(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
         """Of the rows of all ranks: counts [n']; where each is when the ranks' rows follow one another [n']; how many
         each rank has; bounds."""
-        count, virtual, bounds = self.all_gather_host(self.host.count)
-        ranks = self.ranks.count
-        owner = virtual % self.shape[1] % ranks
+        count, virtual_clients, bounds = self.all_gather_host(self.host_index.multiplicity)
+        ranks = self.ranks.num_ranks
+        owner = virtual_clients % self.shape[1] % ranks
         lengths = np.bincount(owner, minlength=ranks).tolist()
         return count, np.argsort(np.argsort(owner, kind="stable")), lengths, bounds
 
     def all_gather_host(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         """Host numbers [..., n] of the cohort's rows → those of all ranks' rows [..., n'], in the same order; their
         virtual clients [n']; and their bounds."""
-        if self.ranks.count == 1:
-            return values, self.host.virtual, self.bounds
+        if self.ranks.num_ranks == 1:
+            return values, self.host_index.virtual_clients, self.replicate_bounds
         replicates, clients = self.shape
         num_virtual_clients = replicates * clients
-        gathered, present = np.zeros((*values.shape[:-1], num_virtual_clients)), np.zeros(num_virtual_clients)
-        gathered[..., self.host.virtual], present[self.host.virtual] = values, 1
-        gathered, present = self.ranks.all_reduce_host(gathered, present)
-        virtual = np.flatnonzero(present)
-        bounds = np.searchsorted(virtual, np.arange(0, num_virtual_clients + 1, clients))
-        return gathered[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
+        gathered_values, is_present = np.zeros((*values.shape[:-1], num_virtual_clients)), np.zeros(num_virtual_clients)
+        gathered_values[..., self.host_index.virtual_clients], is_present[self.host_index.virtual_clients] = values, 1
+        gathered_values, is_present = self.ranks.all_reduce_host(gathered_values, is_present)
+        virtual_clients = np.flatnonzero(is_present)
+        bounds = np.searchsorted(virtual_clients, np.arange(0, num_virtual_clients + 1, clients))
+        return gathered_values[..., virtual_clients].astype(values.dtype), virtual_clients, [int(b) for b in bounds]
 
 
-def median_of(rows: Tensor) -> Tensor:
+def columnwise_median(rows: Tensor) -> Tensor:
     """[k, …] → […] the median, number by number; of an even number of rows the mean of the middle two, where
     `torch.median` takes the lower one."""
     ordered, k = rows.sort(0).values, len(rows)
     return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
 
 
-def trimmed_mean_of(rows: Tensor, num_trimmed: int) -> Tensor:
+def columnwise_trimmed_mean(rows: Tensor, num_trimmed: int) -> Tensor:
     """[k, …] → […] the mean without the `num_trimmed` smallest and as many largest, number by number."""
     return rows.sort(0).values[num_trimmed : len(rows) - num_trimmed].mean(0)
 

@@ -1,4 +1,4 @@
-"""What a `_target_` in a configuration may name: a class of the kind that its place wants, or one of a few functions.
+"""The classes and functions that a `_target_` in a configuration may name.
 
 A `Kind` says which classes fit a place, and in which modules of the built-in packages they are looked for: nothing else
 of these packages is imported or called. The user's own code is what is neither Python's own nor installed among its
@@ -52,7 +52,7 @@ RENAMED_MODULES = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class TargetKind:
     """The classes that fit a place of a configuration.
 
     Attributes:
@@ -60,57 +60,61 @@ class Kind:
         bases: classes that one is derived from; empty: any class.
         required_methods: methods that it has besides.
         modules: of the built-in packages where such classes are defined.
-        shown_in: further modules through which they may be named, without those below them.
-        names: of the classes there that count; None: all.
-        functions: says of a function of these modules whether it builds such an object.
-        built_in: bases of classes of built-in packages, where these differ from `bases`.
-        arguments: kinds of the objects among its arguments whose annotation does not say them.
+        reexporting_modules: further modules through which they may be named, without those below them.
+        class_names: of the classes there that count; None: all.
+        is_builder_function: says of a function of these modules whether it builds such an object.
+        built_in_bases: bases of classes of built-in packages, where these differ from `bases`.
+        argument_kinds_by_name: kinds of the objects among its arguments whose annotation does not say them.
         argument_kinds: kinds that arguments of the user's own classes may have.
-        instances: whether callable objects of the user's own code fit, too.
+        allows_instances: whether callable objects of the user's own code fit, too.
     """
 
     description: str
     bases: tuple[type, ...] = ()
     required_methods: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    shown_in: tuple[str, ...] = ()
-    names: frozenset[str] | None = None
-    functions: Callable[[Any], bool] = field(default=lambda candidate: False)
-    built_in: tuple[type, ...] = ()
-    arguments: Mapping[str, Kind] = field(default_factory=dict)
-    argument_kinds: tuple[Kind, ...] = ()
-    instances: bool = False
+    reexporting_modules: tuple[str, ...] = ()
+    class_names: frozenset[str] | None = None
+    is_builder_function: Callable[[Any], bool] = field(default=lambda candidate: False)
+    built_in_bases: tuple[type, ...] = ()
+    argument_kinds_by_name: Mapping[str, TargetKind] = field(default_factory=dict)
+    argument_kinds: tuple[TargetKind, ...] = ()
+    allows_instances: bool = False
 
-    def fits(self, candidate: type) -> bool:
-        """Is it a class of this kind?"""
-        defined = {name for base in candidate.__mro__ if base is not object for name in vars(base)}
-        return (not self.bases or issubclass(candidate, self.bases)) and defined >= set(self.required_methods)
+    def is_valid_class(self, candidate: type) -> bool:
+        """Whether it is a class of this kind."""
+        defined_names = {name for base in candidate.__mro__ if base is not object for name in vars(base)}
+        return (not self.bases or issubclass(candidate, self.bases)) and defined_names >= set(self.required_methods)
 
     def has_built_in(self, candidate: Any) -> bool:
-        """Is it one of the classes or functions of built-in packages that count?"""
+        """Whether it is one of the built-in classes or functions of this kind."""
         if not _is_below(candidate.__module__, self.modules):
             return False
         if not isinstance(candidate, type):
-            return bool(self.functions(candidate))
-        is_listed = self.names is None or candidate.__name__ in self.names
-        return is_listed and self.fits(candidate) and (not self.built_in or issubclass(candidate, self.built_in))
+            return bool(self.is_builder_function(candidate))
+        is_listed = self.class_names is None or candidate.__name__ in self.class_names
+        return (
+            is_listed
+            and self.is_valid_class(candidate)
+            and (not self.built_in_bases or issubclass(candidate, self.built_in_bases))
+        )
 
 
 @dataclass(frozen=True)
-class Trust:
+class TrustSettings:
     """Attributes:
 
-    packages: that the user trusts besides.
-    own_code: is the user's own code trusted?
+    trusted_packages: that the user trusts besides.
+    trusts_own_code: is the user's own code trusted?
     remedy: how a package is trusted.
     """
 
-    packages: tuple[str, ...] = ()
-    own_code: bool = True
+    trusted_packages: tuple[str, ...] = ()
+    trusts_own_code: bool = True
     remedy: str = TRUST_ON_COMMAND_LINE
 
 
-_current_trust: ContextVar[Trust] = ContextVar("whose code configurations may name", default=Trust())  # noqa: B039 (frozen)
+_current_trust: ContextVar[TrustSettings] = ContextVar("whose code configurations may name", default=TrustSettings())  # noqa: B039 (frozen)
 
 
 @contextlib.contextmanager
@@ -118,14 +122,14 @@ def trust_packages(
     packages: Sequence[str], own_code: bool = True, remedy: str = TRUST_ON_COMMAND_LINE
 ) -> Iterator[None]:
     """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
-    token = _current_trust.set(Trust(tuple(packages), own_code, remedy))
+    token = _current_trust.set(TrustSettings(tuple(packages), own_code, remedy))
     try:
         yield
     finally:
         _current_trust.reset(token)
 
 
-def current_name(target: str) -> str:
+def current_target_path(target: str) -> str:
     """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
     package, dot, subpath = target.partition(".")
     head, end, name = subpath.partition(".")
@@ -133,93 +137,107 @@ def current_name(target: str) -> str:
     return target if current_module is None else f"{current_module}{end}{name}"
 
 
-def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_targets(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted keys, with the current name in every `_target_`."""
     return {
-        key: current_name(value) if key.rpartition(".")[2] == "_target_" and isinstance(value, str) else value
+        key: current_target_path(value) if key.rpartition(".")[2] == "_target_" and isinstance(value, str) else value
         for key, value in settings.items()
     }
 
 
-def resolve(key: str, target: str, kind: Kind) -> Any:
+def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind) -> Any:
     """The class or function at a dotted path.
 
     Args:
-        key: under which a configuration names it.
-        target: package.module.Name.
-        kind: that the place wants.
+        config_key: under which a configuration names it.
+        dotted_path: package.module.Name.
+        expected_kind: that the place wants.
 
     Raises:
         ConfigError: a configuration may not name it there.
         ImportError, ValueError: there is no such thing.
     """
-    target = current_name(target)
-    segments = _segments(key, target)
-    root = segments[0]
+    dotted_path = current_target_path(dotted_path)
+    path_segments = _split_target(config_key, dotted_path)
+    root = path_segments[0]
     trust_label = _trust_label(root)
     if trust_label is None:
-        raise ConfigError(f"{key}={target!r} {_untrusted_text(root)}")
+        raise ConfigError(f"{config_key}={dotted_path!r} {_untrusted_text(root)}")
     if trust_label == "built in" and not (
-        _is_below(target, kind.modules) or target.rpartition(".")[0] in kind.shown_in
+        _is_below(dotted_path, expected_kind.modules)
+        or dotted_path.rpartition(".")[0] in expected_kind.reexporting_modules
     ):
-        raise ConfigError(f"{key}={target!r} {_unfit_text(root, kind)}")
+        raise ConfigError(f"{config_key}={dotted_path!r} {_unfit_text(root, expected_kind)}")
     if root in ("torchvision", "torchmetrics"):
-        from fedsim.core.torchvision_import import torchvision
+        from fedsim.core.torchvision_import import import_torchvision
 
-        torchvision()  # where its compiled operators do not load, a plain import fails
-    candidate = _walk_path(key, target, segments, trust_label)
-    _check_candidate(key, target, candidate, kind, trust_label)
+        import_torchvision()  # where its compiled operators do not load, a plain import fails
+    candidate = _walk_path(config_key, dotted_path, path_segments, trust_label)
+    _check_candidate(config_key, dotted_path, candidate, expected_kind, trust_label)
     return candidate
 
 
-def _segments(key: str, target: str) -> list[str]:
+def _split_target(config_key: str, dotted_path: str) -> list[str]:
     """The names on a dotted path; refused before the first of them is imported."""
-    segments = target.split(".")
-    if not all(segment.isidentifier() for segment in segments):
-        raise ConfigError(f"{key}={target!r} is no path of a class; give package.module.Class")
-    for segment in segments:
+    path_segments = dotted_path.split(".")
+    if not all(segment.isidentifier() for segment in path_segments):
+        raise ConfigError(f"{config_key}={dotted_path!r} is no path of a class; give package.module.Class")
+    for segment in path_segments:
         if segment.startswith("_"):
-            raise ConfigError(f"{key}={target!r}: {segment} begins with an underscore, and is closed to configurations")
-    return segments
+            raise ConfigError(
+                f"{config_key}={dotted_path!r}: {segment} begins with an underscore, and is closed to configurations"
+            )
+    return path_segments
 
 
-def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_label: str) -> None:
+def _check_candidate(
+    config_key: str, dotted_path: str, candidate: Any, expected_kind: TargetKind, trust_label: str
+) -> None:
     """Refuse what stands at the path, where it is no class or function, lives in a package that is not trusted, or does
     not fit the place. Its home counts, not only the path: `trusted_package.os.system` is the operating system's."""
     defining_module, is_class = _defining_module(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
-    if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
-        raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
+    if not (
+        is_class
+        or is_function
+        or (expected_kind.allows_instances and callable(candidate) and trust_label != "built in")
+    ):
+        raise ConfigError(f"{config_key}={dotted_path!r} is a {type(candidate).__name__}; give a function or class")
     home_root = defining_module.partition(".")[0] or "builtins"
     home_trust = _trust_label(home_root)
     if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
         qualified_name = f"{defining_module}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
-        raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
-    if home_trust == "built in" and not kind.has_built_in(candidate):
-        raise ConfigError(f"{key}={target!r} {_unfit_text(home_root, kind)}")
+        raise ConfigError(f"{config_key}={dotted_path!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
+    if home_trust == "built in" and not expected_kind.has_built_in(candidate):
+        raise ConfigError(f"{config_key}={dotted_path!r} {_unfit_text(home_root, expected_kind)}")
     if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
-        raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
-    if is_class and not kind.fits(candidate):
-        raise ConfigError(f"{key}={target!r} is a class, but not {kind.description}; {_requirement(kind)}")
+        raise ConfigError(
+            f"{config_key}={dotted_path!r} is a builtin function; give a class, or a function written in Python"
+        )
+    if is_class and not expected_kind.is_valid_class(candidate):
+        raise ConfigError(
+            f"{config_key}={dotted_path!r} is a class, but not {expected_kind.description}; "
+            f"{_requirement_text(expected_kind)}"
+        )
 
 
 @dataclass
-class Part:
+class ConfiguredObject:
     """An object that a configuration describes, ready to be built.
 
     Attributes:
         key: where it stands.
         kind: it is of.
-        call: its class, or the function that builds it.
+        factory: its class, or the function that builds it.
         arguments: of the call; those that are objects are parts themselves.
     """
 
     key: str
-    kind: Kind
-    call: Callable[..., Any]
+    kind: TargetKind
+    factory: Callable[..., Any]
     arguments: dict[str, Any]
 
-    def nested_parts(self) -> Iterator[Part]:
+    def nested_objects(self) -> Iterator[ConfiguredObject]:
         """This one, and those among its arguments, the innermost first."""
         yield from _parts_within(list(self.arguments.values()))
         yield self
@@ -235,7 +253,7 @@ class Part:
                 raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
         arguments = {name: _build_value(value) for name, value in self.arguments.items()}
         try:
-            instance = self.call(**arguments)
+            instance = self.factory(**arguments)
         except Exception as error:
             cause: BaseException = error
             while cause.__cause__ is not None and not isinstance(cause, ConfigError):
@@ -246,139 +264,158 @@ class Part:
             raise ConfigError(f"{self.key}: {reason}") from error
         if self.kind.bases and not isinstance(instance, self.kind.bases):
             raise ConfigError(
-                f"{self.key}: {self.call.__qualname__} returned a {type(instance).__name__}, not "
-                f"{self.kind.description}; "
-                f"{_requirement(self.kind)}"
+                f"{self.key}: {self.factory.__qualname__} returned a {type(instance).__name__}, not "
+                f"{self.kind.description}; {_requirement_text(self.kind)}"
             )
         return instance
 
 
-def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
-    """What a mapping with a `_target_` describes. Nothing is called.
+def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind: TargetKind) -> ConfiguredObject:
+    """Parse a mapping with a `_target_`. Nothing is called.
 
     Raises:
         ConfigError: it names what none may, or what is not there; the message says where.
     """
-    target = node.get("_target_")
+    target = config_node.get("_target_")
     if target is None or target == MISSING_VALUE:
-        raise ConfigError(f"{key}._target_ is missing; give {key}._target_=package.module.Class")
+        raise ConfigError(f"{config_key}._target_ is missing; give {config_key}._target_=package.module.Class")
     if not isinstance(target, str):
-        raise ConfigError(f"{key}._target_={target!r} names no class; choose one of the group's choices")
-    for name, neutral_value in RESERVED_KEY_DEFAULTS.items():
-        if node.get(name, neutral_value) not in (neutral_value, None):
-            if name == "_partial_":
+        raise ConfigError(f"{config_key}._target_={target!r} names no class; choose one of the group's choices")
+    for reserved_key, neutral_value in RESERVED_KEY_DEFAULTS.items():
+        if config_node.get(reserved_key, neutral_value) not in (neutral_value, None):
+            if reserved_key == "_partial_":
                 raise ConfigError(
-                    f"{key}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"
+                    f"{config_key}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"
                 )
-            raise ConfigError(f"{key}.{name}={node[name]!r}: objects are built of named arguments; leave it out")
-    check_remote(key, node)
+            raise ConfigError(
+                f"{config_key}.{reserved_key}={config_node[reserved_key]!r}: objects are built of named arguments; "
+                "leave it out"
+            )
+    check_remote_code(config_key, config_node)
     try:
-        call = resolve(f"{key}._target_", target, kind)
+        factory = resolve_target(f"{config_key}._target_", target, expected_kind)
     except ConfigError:
         raise
     except Exception as error:  # the user's own module may raise anything
-        raise ConfigError(f"{key}._target_={target!r} cannot be imported ({error})") from error
-    arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED_KEY_DEFAULTS)}
-    return Part(
-        key, kind, call, {n: _parse_value(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in arguments.items()}
+        raise ConfigError(f"{config_key}._target_={target!r} cannot be imported ({error})") from error
+    arguments = {
+        reserved_key: value
+        for reserved_key, value in config_node.items()
+        if reserved_key not in ("_target_", *RESERVED_KEY_DEFAULTS)
+    }
+    return ConfiguredObject(
+        config_key,
+        expected_kind,
+        factory,
+        {
+            n: _parse_value(f"{config_key}.{n}", v, argument_kinds_of(factory, n, expected_kind))
+            for n, v in arguments.items()
+        },
     )
 
 
-def check(key: str, node: Any, kinds: Sequence[Kind]) -> None:
+def check_unbuilt_node(key: str, node: Any, kinds: Sequence[TargetKind]) -> None:
     """Refuse what none may name in a mapping or list, however deep, that is handed on as it stands."""
     _parse_value(key, node, kinds)
 
 
-def check_remote(key: str, node: Mapping[str, Any]) -> None:
+def check_remote_code(key: str, node: Mapping[str, Any]) -> None:
     """Refuse arguments by which a library runs code of a repository."""
-    if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().packages):
+    if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().trusted_packages):
         raise ConfigError(
             f"{key}.{REMOTE_CODE_ARGUMENT}={node[REMOTE_CODE_ARGUMENT]} runs code of a repository; "
             f"if you know it, {_remedy_text('transformers')}"
         )
 
 
-def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
+def argument_kinds_of(factory: Any, parameter_name: str, expected_kind: TargetKind) -> tuple[TargetKind, ...]:
     """The kinds of objects that an argument takes: of the user's own code `argument_kinds`, else what is annotated."""
-    if name in kind.arguments:
-        return (kind.arguments[name],)
-    if _trust_label(_defining_module(call).partition(".")[0]) != "built in":
-        return kind.argument_kinds
-    if bases := tuple(dict.fromkeys(_annotated_classes(call, name))):
+    if parameter_name in expected_kind.argument_kinds_by_name:
+        return (expected_kind.argument_kinds_by_name[parameter_name],)
+    if _trust_label(_defining_module(factory).partition(".")[0]) != "built in":
+        return expected_kind.argument_kinds
+    if bases := tuple(dict.fromkeys(_annotated_classes(factory, parameter_name))):
         description = " or ".join(base.__name__ for base in bases)
-        return (Kind(f"a {description}", bases, modules=("fedsim",), argument_kinds=kind.argument_kinds),)
+        return (
+            TargetKind(f"a {description}", bases, modules=("fedsim",), argument_kinds=expected_kind.argument_kinds),
+        )
     return ()
 
 
-def _parse_value(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
+def _parse_value(config_key: str, config_value: Any, expected_kinds: Sequence[TargetKind]) -> Any:
     """The same with parts in the place of mappings that have a `_target_`."""
-    if isinstance(value, (list, tuple)):
-        return [_parse_value(key, item, kinds) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    check_remote(key, value)
-    if "_target_" not in value:
-        return {name: _parse_value(f"{key}.{name}", item, kinds) for name, item in value.items()}
+    if isinstance(config_value, (list, tuple)):
+        return [_parse_value(config_key, item, expected_kinds) for item in config_value]
+    if not isinstance(config_value, Mapping):
+        return config_value
+    check_remote_code(config_key, config_value)
+    if "_target_" not in config_value:
+        return {name: _parse_value(f"{config_key}.{name}", item, expected_kinds) for name, item in config_value.items()}
     problem = None
-    for kind in kinds:
+    for kind in expected_kinds:
         try:
-            return parse(key, value, kind)
+            return parse_object(config_key, config_value, kind)
         except ConfigError as error:
             problem = problem or error
     if problem is None:
-        target = value["_target_"]
+        target = config_value["_target_"]
         root = str(target).partition(".")[0]
         reason = "stands where no object is wanted; leave it out" if _trust_label(root) else _untrusted_text(root)
-        problem = ConfigError(f"{key}._target_={target!r} {reason}")
+        problem = ConfigError(f"{config_key}._target_={target!r} {reason}")
     raise problem
 
 
-def _parts_within(value: Any) -> Iterator[Part]:
-    if isinstance(value, Part):
-        yield from value.nested_parts()
+def _parts_within(value: Any) -> Iterator[ConfiguredObject]:
+    if isinstance(value, ConfiguredObject):
+        yield from value.nested_objects()
     elif isinstance(value, (list, dict)):
         for item in value if isinstance(value, list) else value.values():
             yield from _parts_within(item)
 
 
 def _build_value(value: Any) -> Any:
-    if isinstance(value, Part):
+    if isinstance(value, ConfiguredObject):
         return value.build()
     if isinstance(value, dict):
         return {name: _build_value(item) for name, item in value.items()}
     return [_build_value(item) for item in value] if isinstance(value, list) else value
 
 
-def _walk_path(key: str, target: str, segments: list[str], trust_label: str) -> Any:
+def _walk_path(config_key: str, dotted_path: str, path_segments: list[str], trust_label: str) -> Any:
     """What stands at the end of the path, where all that lies on the way is trusted as its root is.
 
     On the way lie modules; of the user's own code also classes that hold the last one.
     """
-    current: Any = importlib.import_module(segments[0])
-    for number, name in enumerate(segments[1:], 1):
-        if isinstance(current, types.ModuleType):
-            current = _module_member(current, name, last=number == len(segments) - 1)
-        elif isinstance(current, type) and trust_label == "own":
-            current = vars(current).get(name)
-            if not isinstance(current, type):
-                raise ConfigError(f"{key}={target!r} is no class; what belongs to a class is closed to configurations")
+    current_object: Any = importlib.import_module(path_segments[0])
+    for number, name in enumerate(path_segments[1:], 1):
+        if isinstance(current_object, types.ModuleType):
+            current_object = _module_member(current_object, name, is_last_segment=number == len(path_segments) - 1)
+        elif isinstance(current_object, type) and trust_label == "own":
+            current_object = vars(current_object).get(name)
+            if not isinstance(current_object, type):
+                raise ConfigError(
+                    f"{config_key}={dotted_path!r} is no class; what belongs to a class is closed to configurations"
+                )
         else:
             raise ConfigError(
-                f"{key}={target!r} is an attribute of a {type(current).__name__}; give a function or class"
+                f"{config_key}={dotted_path!r} is an attribute of a {type(current_object).__name__}; "
+                "give a function or class"
             )
-        if isinstance(current, types.ModuleType):
-            root = current.__name__.partition(".")[0]
-            if root != segments[0] and (trust_label == "built in" or _trust_label(root) != trust_label):
-                raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted_text(root)}")
-    if isinstance(current, types.ModuleType):
-        raise ImportError(f"{target} is a module")
-    return current
+        if isinstance(current_object, types.ModuleType):
+            root = current_object.__name__.partition(".")[0]
+            if root != path_segments[0] and (trust_label == "built in" or _trust_label(root) != trust_label):
+                raise ConfigError(
+                    f"{config_key}={dotted_path!r} leads to the package {root}, and that {_untrusted_text(root)}"
+                )
+    if isinstance(current_object, types.ModuleType):
+        raise ImportError(f"{dotted_path} is a module")
+    return current_object
 
 
-def _module_member(module: types.ModuleType, name: str, last: bool) -> Any:
+def _module_member(module: types.ModuleType, name: str, is_last_segment: bool) -> Any:
     """An attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
     submodule = f"{module.__name__}.{name}"
-    if not last or not hasattr(module, name):
+    if not is_last_segment or not hasattr(module, name):
         try:
             return importlib.import_module(submodule)
         except ModuleNotFoundError as error:
@@ -397,18 +434,18 @@ def _defining_module(candidate: Any) -> str:
     definition = (
         candidate if isinstance(candidate, (type, types.FunctionType, types.BuiltinFunctionType)) else type(candidate)
     )
-    home = getattr(definition, "__module__", None)
-    return home if isinstance(home, str) else ""
+    module_name = getattr(definition, "__module__", None)
+    return module_name if isinstance(module_name, str) else ""
 
 
 def _trust_label(root: str) -> str | None:
     """'named' by the user, 'built in', the user's 'own', or None."""
     trust = _current_trust.get()
-    if root in trust.packages:
+    if root in trust.trusted_packages:
         return "named"
     if root in BUILT_IN_PACKAGES and (root == "fedsim" or root in sys.modules or _is_installed(root) is not False):
         return "built in"
-    return "own" if trust.own_code and not _is_installed(root) else None
+    return "own" if trust.trusts_own_code and not _is_installed(root) else None
 
 
 def _remedy_text(root: str) -> str:
@@ -422,13 +459,13 @@ def _untrusted_text(root: str) -> str:
     )
 
 
-def _unfit_text(root: str, kind: Kind) -> str:
+def _unfit_text(root: str, kind: TargetKind) -> str:
     alternatives = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
-    trust = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy_text(root)}"
-    return f"is not {kind.description} that configurations may build; name one of {alternatives}{trust}"
+    trust_hint = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy_text(root)}"
+    return f"is not {kind.description} that configurations may build; name one of {alternatives}{trust_hint}"
 
 
-def _requirement(kind: Kind) -> str:
+def _requirement_text(kind: TargetKind) -> str:
     if kind.bases:
         return f"derive it from {' or '.join(f'{base.__module__}.{base.__qualname__}' for base in kind.bases)}"
     return f"it needs {' and '.join(kind.required_methods)}"
@@ -438,33 +475,33 @@ def _is_below(path: str, prefixes: Sequence[str]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _annotated_classes(call: Any, name: str) -> Iterator[type]:
+def _annotated_classes(call: Any, parameter_name: str) -> Iterator[type]:
     """The classes of fedsim's in the annotation of an argument, which a base class may have."""
     for definition in inspect.getmro(call) if isinstance(call, type) else (call,):
         function = vars(definition).get("__init__") if isinstance(definition, type) else definition
         if not isinstance(function, types.FunctionType):
             continue
         try:
-            hints = typing.get_type_hints(function)
+            type_hints = typing.get_type_hints(function)
         except (NameError, TypeError, AttributeError):  # a name that only a type checker sees
             continue
         parameters = inspect.signature(function).parameters
         variadic_names = [n for n, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
-        parameter_names = [name] if name in parameters else variadic_names
-        if annotated_classes := [cls for n in parameter_names for cls in _classes_in_hint(hints.get(n))]:
+        parameter_names = [parameter_name] if parameter_name in parameters else variadic_names
+        if annotated_classes := [cls for n in parameter_names for cls in _classes_in_hint(type_hints.get(n))]:
             yield from annotated_classes
             return
 
 
-def _classes_in_hint(hint: Any) -> Iterator[type]:
-    origin = typing.get_origin(hint)
+def _classes_in_hint(type_hint: Any) -> Iterator[type]:
+    origin = typing.get_origin(type_hint)
     if origin is not None and not isinstance(origin, type):
         origin = None
-    for candidate in (hint, origin):
+    for candidate in (type_hint, origin):
         if isinstance(candidate, type) and candidate.__module__.partition(".")[0] == "fedsim":
             yield candidate
-    for inner in typing.get_args(hint):
-        yield from _classes_in_hint(inner)
+    for argument_hint in typing.get_args(type_hint):
+        yield from _classes_in_hint(argument_hint)
 
 
 def _is_installed(root: str) -> bool | None:
@@ -475,8 +512,10 @@ def _is_installed(root: str) -> bool | None:
         return root != "__main__"
     if spec is None:
         return None
-    locations = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
-    if not locations:
+    package_locations = (
+        [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
+    )
+    if not package_locations:
         return True  # built in, or frozen
     library_roots = [
         Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -484,5 +523,5 @@ def _is_installed(root: str) -> bool | None:
     return any(
         {"site-packages", "dist-packages"} & set(location.parts)
         or any(location.is_relative_to(base) for base in library_roots)
-        for location in (Path(text).resolve() for text in locations)
+        for location in (Path(text).resolve() for text in package_locations)
     )

@@ -31,37 +31,41 @@ def tie_slack(value: float, values: np.ndarray, relative: float) -> float:
     return float(max(relative * abs(value), relative / 32 * largest_magnitude))
 
 
-def largest_positions(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:
+def largest_positions(scores: np.ndarray, k: int, breakers: np.ndarray, tolerance: float) -> np.ndarray:
     """Positions of the k largest values; NaN counts as the smallest.
 
     Those that are tied with the k-th largest are admitted by their breakers. Values are tied with it if steps of
     at most the `slack` lead to it from one to the next, the first of them at most `MAX_TIE_STEPS` steps away.
     """
-    values = np.where(np.isnan(values), -np.inf, values)
-    order = np.lexsort((breakers, -values))
-    if not 0 < k < len(values):
-        return order[: max(k, 0)]
-    ordered = values[order]
-    first, last = _tied_range(ordered, k - 1, relative)
-    tied_positions = order[first:last]
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    sorted_positions = np.lexsort((breakers, -scores))
+    if not 0 < k < len(scores):
+        return sorted_positions[: max(k, 0)]
+    ordered = scores[sorted_positions]
+    first, end = _tied_range(ordered, k - 1, tolerance)
+    tied_positions = sorted_positions[first:end]
     return np.concatenate(
-        [order[:first], tied_positions[np.argsort(breakers[tied_positions], kind="stable")][: k - first]]
+        [sorted_positions[:first], tied_positions[np.argsort(breakers[tied_positions], kind="stable")][: k - first]]
     )
 
 
-def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
+def _tied_range(sorted_scores: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
     """The range of places that are tied with this one, in descending values."""
-    value = ordered[rank]
-    if not np.isfinite(value):
-        return int((ordered > value).sum()), int((ordered >= value).sum())
-    step = tie_slack(value, ordered, relative)
-    first, last = rank, rank + 1
-    while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= MAX_TIE_STEPS * step:
-        first -= 1
+    rank_score = sorted_scores[rank]
+    if not np.isfinite(rank_score):
+        return int((sorted_scores > rank_score).sum()), int((sorted_scores >= rank_score).sum())
+    step = tie_slack(rank_score, sorted_scores, relative)
+    first_tied, tied_end = rank, rank + 1
     while (
-        last < len(ordered)
-        and ordered[last - 1] - ordered[last] <= step
-        and value - ordered[last] <= MAX_TIE_STEPS * step
+        first_tied
+        and sorted_scores[first_tied - 1] - sorted_scores[first_tied] <= step
+        and sorted_scores[first_tied - 1] - rank_score <= MAX_TIE_STEPS * step
     ):
-        last += 1
-    return first, last
+        first_tied -= 1
+    while (
+        tied_end < len(sorted_scores)
+        and sorted_scores[tied_end - 1] - sorted_scores[tied_end] <= step
+        and rank_score - sorted_scores[tied_end] <= MAX_TIE_STEPS * step
+    ):
+        tied_end += 1
+    return first_tied, tied_end

@@ -19,7 +19,7 @@ _OPERATOR_SCHEMAS = {
 _declared_libraries: list[torch.library.Library] = []  # a Library undoes its definitions when it is collected
 
 
-def torchvision() -> ModuleType:
+def import_torchvision() -> ModuleType:
     """The package, on any matching pair of torch and torchvision."""
     try:
         import torchvision as package

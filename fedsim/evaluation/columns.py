@@ -20,11 +20,15 @@ def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
     return {column: metric.description for column, metric in metrics.items()}
 
 
-PLACE, MEASURED, WORK, TIME = map(
+RUN_POSITION_COLUMNS, MEASURED_COLUMNS, WORK_COLUMNS, TIME_COLUMNS = map(
     descriptions, (registry.PROGRESS_COLUMNS, registry.MODEL_METRICS, registry.WORK_COLUMNS, registry.CLOCK_COLUMNS)
 )
 COLUMN_DESCRIPTIONS = (
-    PLACE | descriptions(registry.EVALUATED_MODEL_METRICS) | descriptions(registry.OVER_TIME) | WORK | TIME
+    RUN_POSITION_COLUMNS
+    | descriptions(registry.EVALUATED_MODEL_METRICS)
+    | descriptions(registry.OVER_TIME)
+    | WORK_COLUMNS
+    | TIME_COLUMNS
 )
 
 # in the names of columns about the spread over clients
@@ -36,9 +40,9 @@ def is_fraction(metric: str) -> bool:
     return describe(metric).unit == "%"
 
 
-def is_higher_better(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
+def is_higher_better(metric: str, column_descriptions: Mapping[str, str] | None = None) -> bool:
     """Whether higher is better; for a user's metric, according to its description, else its name."""
-    return describe(metric, meanings).better == HIGHER
+    return describe(metric, column_descriptions).better == HIGHER
 
 
 def validation_metric(columns: Iterable[str]) -> str | None:
@@ -46,7 +50,9 @@ def validation_metric(columns: Iterable[str]) -> str | None:
     models if there is no other; None without validation samples.
     """
     candidates = [
-        name for name in columns if "validation_" in name and not any(word in name for word in SPREAD_SUFFIXES)
+        name
+        for name in columns
+        if "validation_" in name and not any(spread_suffix in name for spread_suffix in SPREAD_SUFFIXES)
     ]
     return min(
         candidates,
@@ -58,11 +64,11 @@ def validation_metric(columns: Iterable[str]) -> str | None:
 __all__ = [
     "COLUMN_DESCRIPTIONS",
     "EVALUATED_MODEL_DESCRIPTIONS",
-    "MEASURED",
-    "PLACE",
-    "TIME",
+    "MEASURED_COLUMNS",
+    "RUN_POSITION_COLUMNS",
+    "TIME_COLUMNS",
     "UNKNOWN_DIRECTION_TEXT",
-    "WORK",
+    "WORK_COLUMNS",
     "columns_of_other_model",
     "descriptions",
     "is_fraction",

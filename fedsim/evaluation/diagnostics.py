@@ -43,7 +43,7 @@ def check_diagnostics(names: Any) -> None:
     for name in names:
         match = WORST_OR_BEST_PATTERN.fullmatch(str(name))
         if match is None:
-            checks.choice("diagnostics", name, (*DIAGNOSTIC_NAMES, *PERFORMATIVE_DIAGNOSTICS, "worst5", "best20"))
+            checks.check_choice("diagnostics", name, (*DIAGNOSTIC_NAMES, *PERFORMATIVE_DIAGNOSTICS, "worst5", "best20"))
         elif not 1 <= int(match[2]) <= 100:
             raise ConfigError(f"diagnostics={name}: the percentage of clients must be 1 to 100, such as worst5")
     if len(set(names)) < len(names):

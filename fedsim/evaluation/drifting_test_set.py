@@ -33,13 +33,16 @@ class DriftingTestSet:
         client = number % federation.clients
         if self.owners_are_clients and owners is not None:
             client = owners[start : start + len(number)].cpu().numpy()
-        replicates = [np.full(len(number), r) for r in range(federation.replicates)]
-        displacements = [drift.displacement(np.full(len(number), t), of, client) for of in replicates]
+        replicates = [np.full(len(number), r) for r in range(federation.num_replicates)]
+        displacements = [drift.displacement(np.full(len(number), t), replicate, client) for replicate in replicates]
         if not np.any(displacements):
             return None
         samples = {name: value[:, None] for name, value in batch.items()}  # each a batch of one
-        drifted = [drift.displaced(samples, by, of, None) for by, of in zip(displacements, replicates, strict=True)]
+        drifted_batches = [
+            drift.displaced(samples, displacement, replicate, None)
+            for displacement, replicate in zip(displacements, replicates, strict=True)
+        ]
         if drift.weighs:  # also where a replicate's fractions are as stored
             ones = torch.ones(len(number), 1, dtype=weight_type(batch), device=batch["x"].device)
-            drifted = [{"weight": ones} | of_replicate for of_replicate in drifted]
-        return [{name: value[:, 0] for name, value in of_replicate.items()} for of_replicate in drifted]
+            drifted_batches = [{"weight": ones} | of_replicate for of_replicate in drifted_batches]
+        return [{name: value[:, 0] for name, value in of_replicate.items()} for of_replicate in drifted_batches]

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
+from fedsim.evaluation.calibration import CALIBRATED, Calibration
 from fedsim.strategies import State, Strategy
 
 RECEIVED_MODEL_NAME = "received"
@@ -20,20 +21,27 @@ class EvaluatedModels:
     'client_mean' is the mean over all m clients of each client's model. If clients keep their own models under the
     strategy (FedPBC, FedAWE), these are used. Otherwise it is the model that each received last: all start with x^0,
     and clients that participated in round t have x^{t+1} after it, as in FedAWE and FedPBC. This makes algorithms
-    comparable.
+    comparable. 'calibrated' is the server's model with a last layer that is trained again, see `Calibration`.
 
     Args:
         models: names of the models to evaluate.
         strategy, federation: of the run.
         columns: the columns of a row that the strategy sees.
+        calibration: makes 'calibrated' of the server's model, if it is evaluated.
     """
 
     def __init__(
-        self, models: list[str], strategy: Strategy[Any], federation: Federation, columns: ParameterPartition
+        self,
+        models: list[str],
+        strategy: Strategy[Any],
+        federation: Federation,
+        columns: ParameterPartition,
+        calibration: Calibration | None = None,
     ) -> None:
         self.models, self.strategy, self.federation, self.columns = models, strategy, federation, columns
-        keeps = type(strategy).client_mean is not Strategy.client_mean
-        self.receives = "client_mean" in models and not keeps
+        self.calibration = calibration
+        keeps_client_models = type(strategy).client_mean is not Strategy.client_mean
+        self.receives = "client_mean" in models and not keeps_client_models
 
     def memory(self, model: Tensor) -> dict[str, Tensor]:
         """[R·m, d] the model that each client received last, before round 0; empty if not needed."""
@@ -42,15 +50,19 @@ class EvaluatedModels:
     def receive(self, memory: Memory, state: State, cohort: Cohort) -> None:
         """Record that the participants of the round that led to `state` have its model."""
         if self.receives:
-            took_part = cohort.subset((cohort.host.count > 0).nonzero()[0])
+            took_part = cohort.subset((cohort.host_index.multiplicity > 0).nonzero()[0])
             took_part.scatter(memory.evaluated[RECEIVED_MODEL_NAME], took_part.broadcast(state.model))
 
     def __call__(self, name: str, state: State, memory: Memory) -> Tensor:
         """[R, d] one of the models, with all columns."""
-        return self.columns.server_rows(self._shared(name, state, memory), memory, self.federation)
+        rows = self.columns.server_rows(self._shared(name, state, memory), memory, self.federation)
+        if name != CALIBRATED:
+            return rows
+        assert self.calibration is not None
+        return self.calibration(rows)
 
     def _shared(self, name: str, state: State, memory: Memory) -> Tensor:
-        if name == "global":
+        if name in ("global", CALIBRATED):
             return state.model
         if self.receives:
             return self.federation.mean_over_clients(memory.evaluated[RECEIVED_MODEL_NAME])

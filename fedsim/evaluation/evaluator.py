@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData, ClientSamples
-from fedsim.evaluation.columns import MEASURED
+from fedsim.evaluation.columns import MEASURED_COLUMNS
 from fedsim.evaluation.drifting_test_set import DriftingTestSet
 from fedsim.evaluation.measured import (
     TEST,
@@ -91,15 +91,15 @@ class Evaluator:
         self.labelled = model.labelled
         m, device = federation.clients, federation.device
         evaluated_clients = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
-        self.everyone = evaluated_clients.cpu().numpy()  # clients evaluated on their own data
+        self.evaluated_clients = evaluated_clients.cpu().numpy()  # clients evaluated on their own data
         self.ranks, self.count = federation.ranks, len(evaluated_clients)
         self.clients = evaluated_clients[
             self.ranks.client_slice
         ]  # all ranks have the data, so they divide the work evenly
         self.samples = ClientSamples(data, client_samples, model.dtype)
         self.validation = None if validation is None else ClientSamples(validation, None, model.dtype)
-        self.spreads, self.of = spreads, "accuracy" if self.labelled else "loss"
-        weights = federation.client_weights[:, self.everyone]
+        self.spreads, self.measure_name = spreads, "accuracy" if self.labelled else "loss"
+        weights = federation.client_weights[:, self.evaluated_clients]
         uniform = federation.weighting == "uniform"
         self.weights = None if uniform else torch.tensor(weights, dtype=model.dtype, device=device)
         self.optimum = None if shift.active or data.drift.active else optimum(data, model)
@@ -116,11 +116,14 @@ class Evaluator:
         absent_columns |= {f"{VALIDATION.format(unused_score)}_{WORST_DECILE_SUFFIX}"} | (
             set() if self.labelled else {"validation_accuracy"}
         )
-        for of in ("loss", "accuracy"):
-            if of == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
-                absent_columns |= {TEST.format(of), f"{TEST.format(of)}_{WORST_DECILE_SUFFIX}"}
+        for measure_name in ("loss", "accuracy"):
+            if measure_name == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
+                absent_columns |= {TEST.format(measure_name), f"{TEST.format(measure_name)}_{WORST_DECILE_SUFFIX}"}
             if self.validation is None:
-                absent_columns |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST_DECILE_SUFFIX}"}
+                absent_columns |= {
+                    VALIDATION.format(measure_name),
+                    f"{VALIDATION.format(measure_name)}_{WORST_DECILE_SUFFIX}",
+                }
         if self.optimum is None:
             absent_columns |= {"distance_to_optimum"}
         if not self.shift.active:
@@ -131,17 +134,19 @@ class Evaluator:
             "distance_to_nash",
             "tracking_error",
         } - self.references.keys()
-        return MEASURED.keys() - absent_columns
+        return MEASURED_COLUMNS.keys() - absent_columns
 
-    def added_columns(self, of: str = "") -> dict[str, str]:
-        """Columns of the user's metrics → descriptions; `of`: of which model."""
+    def added_columns(self, measure_name: str = "") -> dict[str, str]:
+        """Columns of the user's metrics → descriptions; `measure_name`: of which model."""
         descriptions = {
-            f"{self.primary_column}_{name}": f"{spread_description(name, self.primary_column)}{of}"
+            f"{self.primary_column}_{name}": f"{spread_description(name, self.primary_column)}{measure_name}"
             for name in self.spreads
         }
         if self.extra_metrics is not None:
-            descriptions |= {name: f"{description}{of}" for name, description in self.extra_metrics.columns.items()}
-        return self.metrics.columns(self.dataset.test_x is not None, of) | descriptions
+            descriptions |= {
+                name: f"{description}{measure_name}" for name, description in self.extra_metrics.columns.items()
+            }
+        return self.metrics.columns(self.dataset.test_x is not None, measure_name) | descriptions
 
     @property
     def primary_column(self) -> str:
@@ -149,13 +154,13 @@ class Evaluator:
         training data.
         """
         if self.dataset.test_owners is not None and self.dataset.test_x is not None:
-            return TEST.format(self.of)
+            return TEST.format(self.measure_name)
         return self.local_column
 
     @property
     def local_column(self) -> str:
         """The same without the test set, whose owners need not be the run's clients."""
-        return (TRAINING if self.validation is None else VALIDATION).format(self.of)
+        return (TRAINING if self.validation is None else VALIDATION).format(self.measure_name)
 
     @torch.no_grad()
     def __call__(self, models: Tensor, deployed: Tensor | None = None, t: int = 0) -> EvaluationResult:
@@ -175,14 +180,14 @@ class Evaluator:
             results["validation_loss"] = loss.nanmean(1)
             if accuracy is not None:
                 results["validation_accuracy"] = accuracy.nanmean(1)
-            by_client[VALIDATION.format(self.of)] = loss if accuracy is None else accuracy
+            by_client[VALIDATION.format(self.measure_name)] = loss if accuracy is None else accuracy
         losses, correct, client_metrics = self._evaluate_clients(self.samples, models, models, t, self.metrics or None)
-        by_client[TRAINING.format(self.of)] = losses if correct is None else correct
+        by_client[TRAINING.format(self.measure_name)] = losses if correct is None else correct
         results["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
             results["train_accuracy"] = weighted_mean(correct, self.weights)
-            lowest = max(1, correct.shape[1] // 10)
-            results["client_accuracy_worst10"] = correct.sort(dim=1).values[:, :lowest].mean(1)
+            worst_count = max(1, correct.shape[1] // 10)
+            results["client_accuracy_worst10"] = correct.sort(dim=1).values[:, :worst_count].mean(1)
         if self.optimum is not None:
             results["distance_to_optimum"] = (models - self.optimum.to(models.dtype)).norm(dim=1)
         if self.shift.active:
@@ -204,7 +209,7 @@ class Evaluator:
         )
         metrics = dict(zip(results, of_run, strict=True))
         client_scores = {name: numbers.T for name, numbers in zip(by_client, client_numbers, strict=True)}
-        spread_pairs = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED] + [
+        spread_pairs = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED_COLUMNS] + [
             (self.primary_column, name) for name in self.spreads
         ]
         metrics |= spread_columns(client_scores, spread_pairs)
@@ -219,21 +224,21 @@ class Evaluator:
         accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
         return EvaluationResult(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
-    def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
+    def predict(self, models: Tensor, x: Inputs, has_shared_inputs: bool, weight: Tensor | None = None) -> Tensor:
         """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which
         is removed for models whose outputs depend on the whole batch.
         """
 
         def of_row(r: int) -> Inputs:
-            return x if shared else tree_map(lambda value: value[r], x)
+            return x if has_shared_inputs else tree_map(lambda value: value[r], x)
 
         if weight is not None and self.model.traits.evaluation_mixes_samples:
-            return torch.stack([self._unpadded(row, of_row(r), weight[r] > 0) for r, row in enumerate(models)])
+            return torch.stack([self._unpadded_outputs(row, of_row(r), weight[r] > 0) for r, row in enumerate(models)])
         if self.loop:
             return torch.stack([self.model.evaluate(row, of_row(r)) for r, row in enumerate(models)])
-        return vmap(self.model.evaluate, in_dims=(0, None if shared else 0))(models, x)
+        return vmap(self.model.evaluate, in_dims=(0, None if has_shared_inputs else 0))(models, x)
 
-    def _unpadded(self, row: Tensor, x: Inputs, mask: Tensor) -> Tensor:
+    def _unpadded_outputs(self, row: Tensor, x: Inputs, mask: Tensor) -> Tensor:
         """Outputs for one client's inputs [B, …], zero for padding [B]."""
         outputs = self.model.evaluate(row, tree_map(lambda value: value[mask], x))
         return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
@@ -254,13 +259,13 @@ class Evaluator:
         batch_starts = range(0, len(data.test_x), TEST_BATCH_SIZE)
         local_starts, pooled_metrics = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
         for start in batch_starts if len(self.metrics) else local_starts:
-            pick = slice(start, start + TEST_BATCH_SIZE)
-            x = data.prepare(data.test_x[pick].to(models.device), dtype)
-            batch = {"x": x} | data.extra_inputs(data.test_more, pick, dtype)
+            row_selection = slice(start, start + TEST_BATCH_SIZE)
+            x = data.prepare(data.test_x[row_selection].to(models.device), dtype)
+            batch = {"x": x} | data.extra_inputs(data.test_more, row_selection, dtype)
             if data.test_y is not None:
-                batch["y"] = data.test_y[pick]
-            drifted = self.test_set.batches(batch, start, t)
-            shared, batches = drifted is None, drifted or [batch] * len(models)
+                batch["y"] = data.test_y[row_selection]
+            drifted_batches = self.test_set.batches(batch, start, t)
+            has_shared_inputs, batches = drifted_batches is None, drifted_batches or [batch] * len(models)
             if not self.model.tensor_output:
                 total[0] += torch.stack(
                     [
@@ -269,8 +274,10 @@ class Evaluator:
                     ]
                 ) * (len(x) if start in local_starts else 0)
                 continue
-            stacked = batch if shared else {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
-            outputs = self.predict(models, self.model.call.inputs(stacked), shared=shared)
+            stacked = (
+                batch if has_shared_inputs else {name: torch.stack([b[name] for b in batches]) for name in batches[0]}
+            )
+            outputs = self.predict(models, self.model.call.inputs(stacked), has_shared_inputs=has_shared_inputs)
             pooled_metrics.update(outputs, [target_of(batch) for batch in batches])
             if start not in local_starts:
                 continue
@@ -279,18 +286,18 @@ class Evaluator:
                 self.model.loss(model_output, b).expand(len(x))
                 for model_output, b in zip(outputs, batches, strict=True)
             ]
-            weight = None if shared else stacked.get("weight")
+            weight = None if has_shared_inputs else stacked.get("weight")
             numbers = torch.stack(losses)
             total[0] += weighted(numbers, weight).sum(1)
             if self.labelled:
-                labels = batch["y"].expand(len(models), *batch["y"].shape) if shared else stacked["y"]
+                labels = batch["y"].expand(len(models), *batch["y"].shape) if has_shared_inputs else stacked["y"]
                 numbers = correct_share(self.model.scores(outputs, 2), labels, 2)
                 total[1] += weighted(numbers, weight).sum(1)
             if owners is not None:
-                by_owner.index_add_(0, owners[pick], weighted(numbers, weight).T.to(dtype))
+                by_owner.index_add_(0, owners[row_selection], weighted(numbers, weight).T.to(dtype))
                 if weight is not None:
-                    weights.index_add_(0, owners[pick], weight.T.to(dtype))
-        self.ranks.sum(total)  # in place
+                    weights.index_add_(0, owners[row_selection], weight.T.to(dtype))
+        self.ranks.all_reduce_sum(total)  # in place
         results = {"test_loss": total[0] / len(data.test_x)}
         if self.labelled:
             results["test_accuracy"] = total[1] / len(data.test_x)
@@ -298,8 +305,8 @@ class Evaluator:
             sample_counts = torch.bincount(owners, minlength=count)
             sums = weights if bool(weights.any()) else sample_counts[:, None]
             # 0/0 is NaN for clients without held-out samples.
-            by_client[TEST.format(self.of)] = (by_owner / sums).T
-            results[TEST.format(self.of)] = (by_owner[sample_counts > 0] / sums[sample_counts > 0]).mean(0)
+            by_client[TEST.format(self.measure_name)] = (by_owner / sums).T
+            results[TEST.format(self.measure_name)] = (by_owner[sample_counts > 0] / sums[sample_counts > 0]).mean(0)
         return results, pooled_metrics.values()
 
     def _evaluate_clients(
@@ -310,7 +317,7 @@ class Evaluator:
         """
         replicates = len(models)
         step = max(1, TEST_BATCH_SIZE * 4 // (replicates * samples.width))
-        losses, correct, added = [], [], []
+        losses, correct, added_metrics = [], [], []
         for start in range(0, len(self.clients), step):
             batch = self._client_batch(samples, slice(start, start + step), t)
             if self.shift.active:
@@ -323,18 +330,20 @@ class Evaluator:
             if self.model.traits.evaluation_mixes_samples:
                 client_models = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
                 inputs = tree_map(lambda value: value.flatten(0, 1), self.model.call.inputs(batch))
-                client_outputs = self.predict(client_models, inputs, shared=False, weight=weight.flatten(0, 1))
+                client_outputs = self.predict(
+                    client_models, inputs, has_shared_inputs=False, weight=weight.flatten(0, 1)
+                )
                 outputs = client_outputs.flatten(0, 1).unflatten(0, (len(models), -1))
             else:
-                outputs = self.predict(models, self.model.call.inputs(flat), shared=False)
+                outputs = self.predict(models, self.model.call.inputs(flat), has_shared_inputs=False)
             per_sample = torch.stack(
                 [
                     self.model.client_losses(
-                        out.unflatten(0, weight.shape[1:]),
+                        row_output.unflatten(0, weight.shape[1:]),
                         {k: v[r] for k, v in batch.items() if v.dim() > 2},
                         weight[r],
                     )
-                    for r, out in enumerate(outputs)
+                    for r, row_output in enumerate(outputs)
                 ]
             )
             losses.append(weighted_mean(per_sample.reshape(weight.shape), weight))
@@ -347,9 +356,9 @@ class Evaluator:
             if metrics is not None:
                 clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)
                 metric_values = metrics.client_metrics(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
-                added.append(metric_values.unflatten(1, weight.shape[:2]))
-        concatenated = (torch.cat(values, -1) if values else None for values in (losses, correct, added))
-        loss, accuracy, metric = (None if values is None else self._gather_clients(values) for values in concatenated)
+                added_metrics.append(metric_values.unflatten(1, weight.shape[:2]))
+        client_values = (torch.cat(values, -1) if values else None for values in (losses, correct, added_metrics))
+        loss, accuracy, metric = (None if values is None else self._gather_clients(values) for values in client_values)
         assert loss is not None
         return loss, accuracy, metric
 
@@ -357,38 +366,40 @@ class Evaluator:
         """Loss [R, c] of clients for models whose outputs are not tensors: one model and one client at a time."""
         losses = torch.full(weight.shape[:2], torch.nan, dtype=self.model.dtype, device=weight.device)
         for r, c in itertools.product(range(weight.shape[0]), range(weight.shape[1])):
-            present = weight[r, c] > 0
-            if not bool(present.any()):
+            is_sample = weight[r, c] > 0
+            if not bool(is_sample.any()):
                 continue
-            client_batch = {name: value[r, c][present] for name, value in batch.items() if value.dim() > 2}
+            client_batch = {name: value[r, c][is_sample] for name, value in batch.items() if value.dim() > 2}
             output = self.model.evaluate(models[r], self.model.call.inputs(client_batch))
-            losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][present]})
+            losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][is_sample]})
         return losses
 
     def _gather_clients(self, local_values: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all evaluated clients."""
-        if self.ranks.count == 1:
+        if self.ranks.num_ranks == 1:
             return local_values
-        gathered = local_values.new_zeros(*local_values.shape[:-1], self.count)
-        gathered[..., self.ranks.client_slice] = local_values
-        return self.ranks.sum(gathered)
+        all_values = local_values.new_zeros(*local_values.shape[:-1], self.count)
+        all_values[..., self.ranks.client_slice] = local_values
+        return self.ranks.all_reduce_sum(all_values)
 
-    def _client_batch(self, samples: ClientSamples, pick: slice, t: int) -> dict[str, Tensor]:
+    def _client_batch(self, samples: ClientSamples, row_selection: slice, t: int) -> dict[str, Tensor]:
         """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients in round t."""
-        first = torch.arange(self.federation.replicates, device=self.clients.device)[:, None] * self.federation.clients
-        rows = first + self.clients[pick]
+        first_clients = (
+            torch.arange(self.federation.num_replicates, device=self.clients.device)[:, None] * self.federation.clients
+        )
+        rows = first_clients + self.clients[row_selection]
         flat = samples.batch(rows.reshape(-1), t)
         return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
     def _shifted_batch(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
         """Every client's samples after deployment of the models."""
-        if not self.shift.unpadded:
+        if not self.shift.runs_unpadded:
             per_client = vmap(self.shift.respond_differentiably, in_dims=(0, None))
             return vmap(per_client, in_dims=(0, 0))(batch, models)
         replicates, clients = batch["weight"].shape[:2]
         flat = {name: value.flatten(0, 1) for name, value in batch.items()}
-        shifted = self.shift.respond_differentiably_all(flat, models.repeat_interleave(clients, dim=0))
-        return {name: value.unflatten(0, (replicates, clients)) for name, value in shifted.items()}
+        shifted_samples = self.shift.respond_differentiably_all(flat, models.repeat_interleave(clients, dim=0))
+        return {name: value.unflatten(0, (replicates, clients)) for name, value in shifted_samples.items()}
 
 
 def weighted(numbers: Tensor, weight: Tensor | None) -> Tensor:

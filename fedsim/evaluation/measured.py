@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedsim.evaluation.columns import MEASURED
+from fedsim.evaluation.columns import MEASURED_COLUMNS
 from fedsim.evaluation.spread import TENTH_PERCENT, measure_description, spread
 
 # Numbers per client, by the origin of its samples: the column of the mean, or its prefix.
@@ -41,7 +41,9 @@ class EvaluationResult:
     @property
     def held_out(self) -> np.ndarray | None:
         """[R, n] accuracies on held-out samples of each client; None without such samples or without labels."""
-        held_out_scores = [values for name, values in self.by_client.items() if name in MEASURED and "accuracy" in name]
+        held_out_scores = [
+            values for name, values in self.by_client.items() if name in MEASURED_COLUMNS and "accuracy" in name
+        ]
         return held_out_scores[0] if held_out_scores else None
 
 
@@ -53,16 +55,23 @@ def spread_columns(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[st
         pairs: column, and name of the measure.
     """
     return {
-        f"{of}_{name}": np.array([spread(values, name, "accuracy" in of) for values in by_client[of]])
-        for of, name in pairs
+        f"{measure_name}_{name}": np.array(
+            [spread(values, name, "accuracy" in measure_name) for values in by_client[measure_name]]
+        )
+        for measure_name, name in pairs
     }
 
 
-def spread_description(name: str, of: str) -> str:
+def spread_description(name: str, measure_name: str) -> str:
     """The description of a column about the spread over clients."""
-    return f"{measure_description(name)}, of {client_value_subject(of)}"
+    return f"{measure_description(name)}, of {client_value_subject(measure_name)}"
 
 
-def client_value_subject(of: str) -> str:
+def client_value_subject(measure_name: str) -> str:
     """The description of a client's number, as part of a sentence."""
-    return MEAN_PREFIX_PATTERN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])
+    return MEAN_PREFIX_PATTERN.sub(
+        "",
+        MEASURED_COLUMNS[
+            measure_name if measure_name in MEASURED_COLUMNS else measure_name.replace("client_", "train_")
+        ],
+    )

@@ -19,8 +19,9 @@ class EvaluationOptions(Validated):
 
     every: rounds between evaluations; the initial and the last model are always evaluated.
     of: 'global' evaluates the server's model x^t; 'client_mean' the mean over clients of the models they have (see
-        `EvaluatedModels`). With a list, the first model has the plain columns, and further ones have columns with
-        their name as prefix, such as client_mean_test_accuracy.
+        `EvaluatedModels`); 'calibrated' the server's model with a last layer trained again on Gaussian features (CCVR,
+        see `fedsim.evaluation.calibration`). With a list, the first model has the plain columns, and further ones have
+        columns with their name as prefix, such as client_mean_test_accuracy.
     metrics: metrics in addition to losses and accuracies: names of torchmetrics' functional metrics, alone or as
         {name: …} with arguments; and callables (output, target) → one number for the whole set, or one per sample
         [B], alone or as {_target_: package.function} with arguments; outputs and targets are those of the loss.
@@ -40,13 +41,13 @@ class EvaluationOptions(Validated):
 
     def __post_init__(self) -> None:
         if not self.models or len(set(self.models)) < len(self.models):
+            *first_names, last_name = EVALUATED_MODEL_DESCRIPTIONS
             raise ConfigError(
-                f"{{of}}={self.of!r} must be {' or '.join(EVALUATED_MODEL_DESCRIPTIONS)}, "
-                "or a list with each at most once",
+                f"{{of}}={self.of!r} must be {', '.join(first_names)} or {last_name}, or a list with each at most once",
                 mentions=("of",),
             )
         for name in self.models:
-            checks.choice("of", name, EVALUATED_MODEL_DESCRIPTIONS)
+            checks.check_choice("of", name, EVALUATED_MODEL_DESCRIPTIONS)
         parse_metrics(self.metrics)
         diagnostics.check_diagnostics(self.diagnostics)
 

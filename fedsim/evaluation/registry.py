@@ -22,6 +22,7 @@ HIGHER, LOWER = "higher", "lower"
 EVALUATED_MODEL_DESCRIPTIONS = {
     "global": "the server's model",
     "client_mean": "the mean of all clients' models",
+    "calibrated": "the server's model with a calibrated last layer (CCVR)",
 }  # models that can be evaluated
 PERSONAL_MODELS = {
     "global": "the server's model",
@@ -31,6 +32,7 @@ PERSONAL_MODELS = {
 MODEL_LABELS = {
     "global": "server's model",
     "client_mean": "mean of all clients' models",
+    "calibrated": "server's model, calibrated",
     "localized": "localized models",
     "personal": "personal models",
 }
@@ -280,6 +282,14 @@ CLOCK_COLUMNS = _by_column(  # with a clock
         LOWER,
     ),
     MetricDescription(
+        "joules",
+        "energy",
+        "energy that the clients spent on local steps and transfers so far, by the power of their devices",
+        "time",
+        LOWER,
+        "J",
+    ),
+    MetricDescription(
         "update_staleness",
         "staleness of updates",
         "server updates between the start of a client and the use of its update: mean over the updates used since the "
@@ -289,7 +299,7 @@ CLOCK_COLUMNS = _by_column(  # with a clock
         "rounds",
     ),
 )
-STALENESS_COLUMN = "update_staleness"
+STALENESS_COLUMN, ENERGY_COLUMN = "update_staleness", "joules"
 DIAGNOSTICS = _by_column(  # requested by `diagnostics`
     MetricDescription(
         "performative_power",
@@ -368,7 +378,7 @@ VALIDATED_CLIENTS_METRIC = MetricDescription(
     "validated_clients",
     "validated clients",
     "number of clients in the means over clients of validation scores: only participants of the last round if "
-    "personal.over=online",
+    "personal.over=online, only those that no attack makes Byzantine if personal.over=honest",
     "participation",
 )
 
@@ -432,40 +442,40 @@ _SPREAD_LABELS = {
 }
 
 
-def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDescription:
+def describe(column: str, column_descriptions: Mapping[str, str] | None = None) -> MetricDescription:
     """The entry of a column, of 'newcomers COLUMN', and of 'personal_… or localized_…'.
 
     Args:
         column: as in metrics.csv.
-        meanings: descriptions of a run's columns (`fedsim.studies.results.runs.Run.meanings`), which define users'
-            metrics and their direction.
+        column_descriptions: descriptions of a run's columns (`fedsim.studies.results.runs.Run.meanings`), which define
+            users' metrics and their direction.
     """
-    meanings = meanings or {}
+    column_descriptions = column_descriptions or {}
     if column.startswith(NEWCOMER_PREFIX):
-        entry = describe(column.removeprefix(NEWCOMER_PREFIX), meanings)
+        entry = describe(column.removeprefix(NEWCOMER_PREFIX), column_descriptions)
         return dataclasses.replace(entry, column=column, label=f"{entry.label}, newcomers")
     names = column.split(" or ")
     if len(names) > 1:
-        entry = describe(re.sub("^(personal|localized)_", "", names[0]), meanings)
+        entry = describe(re.sub("^(personal|localized)_", "", names[0]), column_descriptions)
         label = f"{entry.label.removesuffix(OVER_CLIENTS)}, clients' own models"
         return dataclasses.replace(entry, column=column, label=label)
     if column in METRICS:
         return METRICS[column]
     entry = _derived_metric(column)
-    meaning = meanings.get(column, "")
-    if direction := DIRECTION_PATTERN.search(meaning):
+    column_description = column_descriptions.get(column, "")
+    if direction := DIRECTION_PATTERN.search(column_description):
         entry = dataclasses.replace(entry, better=direction[1])
-    elif meaning.endswith(UNKNOWN_DIRECTION_TEXT):
+    elif column_description.endswith(UNKNOWN_DIRECTION_TEXT):
         entry = dataclasses.replace(entry, better=None)
-    return dataclasses.replace(entry, description=meaning or entry.description)
+    return dataclasses.replace(entry, description=column_description or entry.description)
 
 
 def _derived_metric(column: str) -> MetricDescription:
     """The entry of a further model, of a spread over clients, or of a user's metric."""
     match = _MODEL_PREFIX_PATTERN.fullmatch(column)
     model, name = match.groups() if match else (None, column)
-    better, unit = HIGHER if _rises_by_name(column) else LOWER, "%" if _is_share_by_name(column) else ""
-    entry = MetricDescription(column, name.replace("_", " "), "", "metrics", better, unit)
+    better_direction, unit = HIGHER if _rises_by_name(column) else LOWER, "%" if _is_share_by_name(column) else ""
+    entry = MetricDescription(column, name.replace("_", " "), "", "metrics", better_direction, unit)
     if name in DIAGNOSTICS:
         entry = dataclasses.replace(DIAGNOSTICS[name], column=column)
     elif spread := _SPREAD_PATTERN.fullmatch(name):
@@ -487,7 +497,9 @@ def _derived_metric(column: str) -> MetricDescription:
 
 
 def _rises_by_name(column: str) -> bool:
-    return any(word in column.lower() for word in HIGHER_IS_BETTER_WORDS) and not column.endswith(("variance", "_cv"))
+    return any(name_part in column.lower() for name_part in HIGHER_IS_BETTER_WORDS) and not column.endswith(
+        ("variance", "_cv")
+    )
 
 
 def _is_share_by_name(column: str) -> bool:

@@ -14,13 +14,13 @@ WORST_OR_BEST_PATTERN = re.compile(r"(worst|best)(\d+)")
 FAIRNESS_MEASURES = (f"best{TENTH_PERCENT}", "variance", "jain")  # in addition to the worst tenth
 
 
-def spread(values: np.ndarray, name: str, rises: bool) -> float:
+def spread(values: np.ndarray, name: str, higher_is_better: bool) -> float:
     """'worst10', 'best5' (per cent of the clients, at least one of them), 'variance' or 'jain' of [n] numbers.
 
     Args:
         values: one per client; NaN is excluded.
         name: of the measure.
-        rises: whether higher is better.
+        higher_is_better: whether higher is better.
     """
     valid_values = values[~np.isnan(values)].astype(np.float64)
     if not len(valid_values):
@@ -34,8 +34,8 @@ def spread(values: np.ndarray, name: str, rises: bool) -> float:
     assert match is not None
     count = max(1, len(valid_values) * int(match[2]) // 100)
     lowest_first = np.sort(valid_values)
-    low = (match[1] == "worst") == rises
-    return float((lowest_first[:count] if low else lowest_first[-count:]).mean())
+    is_low_end = (match[1] == "worst") == higher_is_better
+    return float((lowest_first[:count] if is_low_end else lowest_first[-count:]).mean())
 
 
 def measure_description(name: str) -> str:

@@ -6,6 +6,7 @@ from fedsim.local.ditto import Ditto
 from fedsim.local.fedala import FedALA
 from fedsim.local.fedlc import FedLC
 from fedsim.local.fedntd import FedNTD
+from fedsim.local.fedpac import FedPAC
 from fedsim.local.fedproto import FedProto
 from fedsim.local.fedrep import FedRep
 from fedsim.local.fedrod import FedRoD
@@ -41,6 +42,7 @@ __all__ = [
     "FedALA",
     "FedLC",
     "FedNTD",
+    "FedPAC",
     "FedProto",
     "FedRep",
     "FedRoD",

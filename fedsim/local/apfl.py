@@ -11,7 +11,7 @@ from fedsim.core.constraints import FractionPerSeed, NonNegative, OneOf, Positiv
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
@@ -20,17 +20,17 @@ MIXING_MODES = ("params", "outputs")
 ADAPTATION_INTERVALS = ("round", "step")
 
 
-def ratio_to(personal_lr: float | None, rates: list[float]) -> float:
+def ratio_to(personal_lr: float | None, learning_rates: list[float]) -> float:
     """η_v / η of a rule's rates; 1 where η_v is None."""
     if personal_lr is None:
         return 1.0
-    if len(rates) > 1:
+    if len(learning_rates) > 1:
         raise ConfigError(
-            f"{{personal_lr}}={personal_lr} beside a list lr={rates} is not defined; give one lr, or "
+            f"{{personal_lr}}={personal_lr} beside a list lr={learning_rates} is not defined; give one lr, or "
             "{personal_lr}=null",
             mentions=("personal_lr",),
         )
-    return personal_lr / rates[0]
+    return personal_lr / learning_rates[0]
 
 
 class APFL(SGD):
@@ -70,7 +70,7 @@ class APFL(SGD):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.alpha = per_seed(alpha)
+        self.alpha = as_per_seed(alpha)
         self.adaptive = adaptive
         self.every = alpha_every
         self.mix = mix
@@ -78,7 +78,7 @@ class APFL(SGD):
         self.ratio = ratio_to(personal_lr, self.rates)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        per_replicate = torch.ones(federation.replicates, dtype=federation.dtype, device=federation.device)
+        per_replicate = torch.ones(federation.num_replicates, dtype=federation.dtype, device=federation.device)
         return {"alpha": federation.broadcast(self.alpha * per_replicate)}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:

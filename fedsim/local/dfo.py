@@ -18,7 +18,12 @@ from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 
-ASKED, HEARD, MEAN, COUNT = "points_asked", "loss_heard", "mean_loss_heard", "losses_heard"
+ASKED_POINTS_KEY, HEARD_LOSS_KEY, MEAN_LOSS_KEY, LOSS_COUNT_KEY = (
+    "points_asked",
+    "loss_heard",
+    "mean_loss_heard",
+    "losses_heard",
+)
 
 
 class DFO(PFL):
@@ -66,54 +71,67 @@ class DFO(PFL):
                 f"{setting}, but {{points}}=2 makes a step of two; give an even number of local_steps",
                 mentions=("points",),
             )
-        box, ball = self.project.box, self.project.ball
-        if 2 * self.radius >= (2 * ball if ball is not None else box[1] - box[0] if box is not None else float("inf")):
+        projection_box, ball_radius = self.project.box, self.project.ball
+        if 2 * self.radius >= (
+            2 * ball_radius
+            if ball_radius is not None
+            else projection_box[1] - projection_box[0]
+            if projection_box is not None
+            else float("inf")
+        ):
             raise ConfigError(
                 key="radius",
                 value=radius,
                 needs="leaves no room in {box} or {ball}; lower it",
                 mentions=("box", "ball"),
             )
-        inner = None if box is None else [box[0] + self.radius, box[1] - self.radius]
-        self.project = Projection(inner, None if ball is None else ball - self.radius)
+        inner_box = (
+            None if projection_box is None else [projection_box[0] + self.radius, projection_box[1] - self.radius]
+        )
+        self.project = Projection(inner_box, None if ball_radius is None else ball_radius - self.radius)
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         if shift.active and shift.deploy == "round":
-            raise ConfigError("local=dfo learns from points that data answer one by one; set shift.deploy=step")
+            raise ConfigError("local=dfo learns from points that data react to one by one; set shift.deploy=step")
         self.trained = model.trained
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         baseline_memory = (
-            {MEAN: federation.zeros(), COUNT: federation.zeros(dtype=torch.int64)} if self.baseline else {}
+            {MEAN_LOSS_KEY: federation.zeros(), LOSS_COUNT_KEY: federation.zeros(dtype=torch.int64)}
+            if self.baseline
+            else {}
         )
         return seed_memory(federation) | baseline_memory
 
     def round_state(self, params: Tensor) -> Carry:
         count = torch.zeros(len(params), dtype=torch.int64, device=params.device)
-        return {ASKED: count, HEARD: params.new_zeros(len(params))}
+        return {ASKED_POINTS_KEY: count, HEARD_LOSS_KEY: params.new_zeros(len(params))}
 
     def gradient_weight(self, step: int) -> float | None:
         return float(self.points == 1 or step % 2 == 1)
 
     def direction_of(self, carry: Carry) -> Tensor:
         """[d] u of this step."""
-        noise = exploration_noise(carry, carry[ASKED] // self.points, self.trained)
+        noise = exploration_noise(carry, carry[ASKED_POINTS_KEY] // self.points, self.trained)
         return noise / noise.norm()
 
     def deploys(self, carry: Carry) -> Tensor:
-        side = 1 - 2 * (carry[ASKED] % self.points)
+        side = 1 - 2 * (carry[ASKED_POINTS_KEY] % self.points)
         return carry["params"] + self.radius * (side * self.direction_of(carry))
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         loss, u = objective.value(self.deploys(carry), batch), self.direction_of(carry)
-        after = carry | {ASKED: carry[ASKED] + 1, HEARD: loss}
+        after = carry | {ASKED_POINTS_KEY: carry[ASKED_POINTS_KEY] + 1, HEARD_LOSS_KEY: loss}
         if self.points == 2:
-            slope = self.trained / (2 * self.radius) * (carry[HEARD] - loss)
-            next_carry, pair_complete = self.updated(after, slope * u, lr), carry[ASKED] % 2 == 1
+            slope = self.trained / (2 * self.radius) * (carry[HEARD_LOSS_KEY] - loss)
+            next_carry, pair_complete = self.updated(after, slope * u, lr), carry[ASKED_POINTS_KEY] % 2 == 1
             return {name: torch.where(pair_complete, value, after[name]) for name, value in next_carry.items()}, loss
-        base = torch.zeros_like(loss)
+        base_loss = torch.zeros_like(loss)
         if self.baseline:
-            base = torch.where(carry[COUNT] > 0, carry[MEAN], loss)
-            count = carry[COUNT] + 1
-            after = after | {MEAN: carry[MEAN] + (loss - carry[MEAN]) / count, COUNT: count}
-        return self.updated(after, self.trained / self.radius * (loss - base) * u, lr), loss
+            base_loss = torch.where(carry[LOSS_COUNT_KEY] > 0, carry[MEAN_LOSS_KEY], loss)
+            count = carry[LOSS_COUNT_KEY] + 1
+            after = after | {
+                MEAN_LOSS_KEY: carry[MEAN_LOSS_KEY] + (loss - carry[MEAN_LOSS_KEY]) / count,
+                LOSS_COUNT_KEY: count,
+            }
+        return self.updated(after, self.trained / self.radius * (loss - base_loss) * u, lr), loss

@@ -28,8 +28,9 @@ class Estimator(ABC):
     size: int
 
     @abstractmethod
-    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
-        """f̂ [c, p] of the samples; `last` [c, p] is the client's previous estimate, for components unseen today."""
+    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+        """f̂ [c, p] of the samples; `previous_estimate` [c, p] is the client's previous estimate, for components unseen
+        today."""
 
     @abstractmethod
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
@@ -39,8 +40,9 @@ class Estimator(ABC):
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         """[c] σ²: n times the total variance of f̂ from n samples, over the components of f."""
 
-    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
-        """One client's batch [B, …] after f has changed by `change` [p], differentiable in it: where f is a location.
+    def shift_batch(self, batch: Batch, estimate_change: Tensor) -> Batch:
+        """One client's batch [B, …] after f has changed by `estimate_change` [p], differentiable in it: where f is a
+        location.
 
         Raises:
             ConfigError: f is none.
@@ -55,8 +57,8 @@ class NoEstimator(Estimator):
 
     size = 0
 
-    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
-        return last
+    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+        return previous_estimate
 
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         return f
@@ -64,7 +66,7 @@ class NoEstimator(Estimator):
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         return torch.zeros_like(f[:, :0].sum(1))
 
-    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
+    def shift_batch(self, batch: Batch, estimate_change: Tensor) -> Batch:
         return batch
 
 
@@ -75,8 +77,8 @@ class MeanEstimator(Estimator):
     components that do not vary have no score. A group without samples keeps its last estimate, zero before its first.
 
     Args:
-        entry: which entry of the batch is z: 'x' or 'y', flattened per sample.
-        numbers: components of one flattened z.
+        entry_name: which entry of the batch is z: 'x' or 'y', flattened per sample.
+        num_numbers: components of one flattened z.
         features: which of them f follows; None follows all.
         groups: K; group of a sample: its label y. 1 puts all samples together.
         known_variance: σ², or None.
@@ -84,38 +86,38 @@ class MeanEstimator(Estimator):
 
     def __init__(
         self,
-        entry: str,
-        numbers: int,
+        entry_name: str,
+        num_numbers: int,
         features: Tensor | None = None,
         groups: int = 1,
         known_variance: float | None = None,
     ) -> None:
-        self.entry, self.features, self.groups, self.known_variance = entry, features, groups, known_variance
-        self.width = numbers if features is None else len(features)
+        self.entry, self.features, self.groups, self.known_variance = entry_name, features, groups, known_variance
+        self.width = num_numbers if features is None else len(features)
         self.size = groups * self.width
 
-    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
         count = member.sum(1)[:, :, None]
         means = (member.mT @ z) / count.clamp(min=torch.finfo(z.dtype).tiny)
-        return torch.where(count > 0, means, last.reshape(means.shape)).flatten(1)
+        return torch.where(count > 0, means, previous_estimate.reshape(means.shape)).flatten(1)
 
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
         residual = z - self._group_mean(member, f)
         moment = member.mT @ (losses[:, :, None] * residual) / weight_sum(weight)[:, :, None]
-        spread = self._spread(z, residual, member)
+        spread = self._group_variance(z, residual, member)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0).flatten(1)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
         share = member.sum(1)[:, :, None] / weight_sum(weight)[:, :, None]
-        spread = self._spread(z, z - self._group_mean(member, f), member)
+        spread = self._group_variance(z, z - self._group_mean(member, f), member)
         return torch.where(share > 0, spread / torch.where(share > 0, share, 1.0), 0.0).sum((1, 2))
 
-    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
-        z, change = batch[self.entry], change.reshape(self.groups, self.width)
-        of_sample = change[batch["y"]] if self.groups > 1 else change.expand(len(z), -1)
+    def shift_batch(self, batch: Batch, estimate_change: Tensor) -> Batch:
+        z, estimate_change = batch[self.entry], estimate_change.reshape(self.groups, self.width)
+        of_sample = estimate_change[batch["y"]] if self.groups > 1 else estimate_change.expand(len(z), -1)
         if self.features is not None:
             no_change = of_sample.new_zeros(len(z), z[0].numel())
             of_sample = no_change.index_copy(1, self.features, of_sample)
@@ -133,7 +135,7 @@ class MeanEstimator(Estimator):
         """[c, B, width] the mean of each sample's group."""
         return (member > 0).to(f.dtype) @ f.reshape(len(f), self.groups, self.width)
 
-    def _spread(self, z: Tensor, residual: Tensor, member: Tensor) -> Tensor:
+    def _group_variance(self, z: Tensor, residual: Tensor, member: Tensor) -> Tensor:
         """[c, K, width] σ² of each group; zero where it is no more than rounding."""
         count = member.sum(1)[:, :, None].clamp(min=torch.finfo(z.dtype).tiny)
         if self.known_variance is not None:
@@ -146,7 +148,7 @@ class MeanEstimator(Estimator):
 class CoefficientEstimator(Estimator):
     """y ~ N(fᵀx, σ²) given x (house prices): f̂ = least squares, score x (y − f̂ᵀx)/σ².
 
-    With y = (a_i − γ_i θ)ᵀx + n the law of x does not move, so f(θ) = a_i − γ_i θ is what answers, and
+    With y = (a_i − γ_i θ)ᵀx + n the law of x does not move, so f(θ) = a_i − γ_i θ is what reacts, and
     log p(z; f) = −(y − fᵀx)²/2σ² + terms without f. Where σ² is not given, it is the residuals' variance.
 
     Args:
@@ -157,7 +159,7 @@ class CoefficientEstimator(Estimator):
     def __init__(self, numbers: int, known_variance: float | None = None) -> None:
         self.size, self.known_variance = numbers, known_variance
 
-    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
         x, y = self._samples(batch, weight)
         gram, right = x.mT @ (weight[:, :, None] * x), x.mT @ (weight * y)[:, :, None]
         return (torch.linalg.pinv(gram, hermitian=True) @ right).squeeze(2)
@@ -165,25 +167,25 @@ class CoefficientEstimator(Estimator):
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         x, y = self._samples(batch, weight)
         residual = y - (x @ f[:, :, None]).squeeze(2)
-        spread = self._spread(residual, weight)
+        spread = self._group_variance(residual, weight)
         moment = (x.mT @ (weight * losses * residual)[:, :, None]).squeeze(2) / weight_sum(weight)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         x, y = self._samples(batch, weight)
         gram = x.mT @ (weight[:, :, None] * x) / weight_sum(weight)[:, :, None]
-        spread = self._spread(y - (x @ f[:, :, None]).squeeze(2), weight)
+        spread = self._group_variance(y - (x @ f[:, :, None]).squeeze(2), weight)
         return spread[:, 0] * torch.linalg.pinv(gram, hermitian=True).diagonal(dim1=1, dim2=2).sum(1)
 
-    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
+    def shift_batch(self, batch: Batch, estimate_change: Tensor) -> Batch:
         y = batch["y"]
-        return batch | {"y": y + (batch["x"].flatten(1) @ change).reshape(y.shape)}
+        return batch | {"y": y + (batch["x"].flatten(1) @ estimate_change).reshape(y.shape)}
 
     def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
         """x [c, B, p] and y [c, B]."""
         return batch["x"].reshape(*weight.shape, -1), batch["y"].reshape(weight.shape).to(weight.dtype)
 
-    def _spread(self, residual: Tensor, weight: Tensor) -> Tensor:
+    def _group_variance(self, residual: Tensor, weight: Tensor) -> Tensor:
         """[c, 1] σ²."""
         if self.known_variance is not None:
             return torch.full_like(residual[:, :1], self.known_variance)
@@ -203,17 +205,17 @@ class FractionEstimator(Estimator):
     def __init__(self, groups: int, entry: str = "group") -> None:
         self.size, self.entry = groups, entry
 
-    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
-        return self._members(batch, weight).sum(1) / weight_sum(weight)
+    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+        return self._group_weights(batch, weight).sum(1) / weight_sum(weight)
 
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
-        moment = (self._members(batch, weight) * losses[:, :, None]).sum(1) / weight_sum(weight)
+        moment = (self._group_weights(batch, weight) * losses[:, :, None]).sum(1) / weight_sum(weight)
         return torch.where(f > 0, moment / torch.where(f > 0, f, 1.0), 0.0)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         return (f * (1 - f)).sum(1)
 
-    def _members(self, batch: Batch, weight: Tensor) -> Tensor:
+    def _group_weights(self, batch: Batch, weight: Tensor) -> Tensor:
         """[c, B, K] the weight of each sample in its group."""
         return torch.nn.functional.one_hot(batch[self.entry], self.size) * weight[:, :, None]
 

@@ -17,15 +17,15 @@ def seed_memory(federation: Federation) -> Carry:
     return {SEED_MEMORY_NAME: federation.broadcast(federation.seed_of_replicate)}
 
 
-def exploration_noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
+def exploration_noise(carry: Carry, point_index: Tensor, num_trained: int) -> Tensor:
     """[d] standard normal numbers of one client, zero in columns of statistics: a function of seed, round and number.
 
     Args:
         carry: with the client's `seeds`, 'round' and 'params'.
-        number: [] of the point in its round.
-        trained: how many columns are trained.
+        point_index: [] of the point in its round.
+        num_trained: how many columns are trained.
     """
     params = carry["params"]
     key = rng.row_keys(carry[SEED_MEMORY_NAME], rng.Purpose.POINT, carry["round"])
-    normals = rng.normal(rng.fold(key, number), torch.arange(trained, device=params.device), params.dtype)
-    return torch.cat([normals, normals.new_zeros(len(params) - trained)])
+    normals = rng.normal(rng.fold_in(key, point_index), torch.arange(num_trained, device=params.device), params.dtype)
+    return torch.cat([normals, normals.new_zeros(len(params) - num_trained)])

@@ -67,47 +67,54 @@ class FedALA(SGD):
                 "local_steps",
                 mentions=("mixing_steps",),
             )
-        self.top = torch.empty(0, dtype=torch.int64)
+        self.last_layer_columns = torch.empty(0, dtype=torch.int64)
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
-        self.top = last_layers(model.shapes, self.layers).to(model.device)
+        self.last_layer_columns = last_layers(model.shapes, self.layers).to(model.device)
 
     def gradient_weight(self, step: int) -> float | None:
         return None
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        initial_mixing = torch.full((federation.replicates, len(self.top)), self.mixing, dtype=federation.dtype)
+        initial_mixing = torch.full(
+            (federation.num_replicates, len(self.last_layer_columns)), self.mixing, dtype=federation.dtype
+        )
         return {MIXING_MEMORY_NAME: federation.broadcast(initial_mixing.to(federation.device))}
 
     def round_state(self, params: Tensor) -> Carry:
-        return {RECEIVED_MODEL_NAME: params[:, self.top].clone(), STEP_COUNT_NAME: params.new_zeros(len(params))}
+        return {
+            RECEIVED_MODEL_NAME: params[:, self.last_layer_columns].clone(),
+            STEP_COUNT_NAME: params.new_zeros(len(params)),
+        }
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
-        row = self.mix(carry, carry["params"][self.top], carry[MIXING_MEMORY_NAME])
+        row = self.mixed_row(carry, carry["params"][self.last_layer_columns], carry[MIXING_MEMORY_NAME])
         return [(row.new_ones(()), row)]
 
-    def mix(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
+    def mixed_row(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
         """[d] the row with last layers between the client's own and those received."""
-        return carry["params"].index_copy(0, self.top, torch.lerp(carry["personal"][self.top], received, mixing))
+        return carry["params"].index_copy(
+            0, self.last_layer_columns, torch.lerp(carry["personal"][self.last_layer_columns], received, mixing)
+        )
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        return carry | {"params": self.mix(carry, carry[RECEIVED_MODEL_NAME], carry[MIXING_MEMORY_NAME])}
+        return carry | {"params": self.mixed_row(carry, carry[RECEIVED_MODEL_NAME], carry[MIXING_MEMORY_NAME])}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        is_mixing_step, received = carry[STEP_COUNT_NAME] < self.mixing_steps, carry[RECEIVED_MODEL_NAME]
-        slope = gradient[self.top] * (received - carry["personal"][self.top])
-        mixing = torch.where(
+        is_mixing_step, received_model = carry[STEP_COUNT_NAME] < self.mixing_steps, carry[RECEIVED_MODEL_NAME]
+        slope = gradient[self.last_layer_columns] * (received_model - carry["personal"][self.last_layer_columns])
+        mixing_weights = torch.where(
             is_mixing_step,
             (carry[MIXING_MEMORY_NAME] - self.mixing_lr * slope).clamp(0.0, 1.0),
             carry[MIXING_MEMORY_NAME],
         )
         trained = self.descend(carry, gradient, lr)
-        params = torch.where(is_mixing_step, self.mix(carry, received, mixing), trained)
+        params = torch.where(is_mixing_step, self.mixed_row(carry, received_model, mixing_weights), trained)
         personal = torch.where(is_mixing_step, carry["personal"], trained)
         return carry | {
             "params": params,
             "personal": personal,
-            MIXING_MEMORY_NAME: mixing,
+            MIXING_MEMORY_NAME: mixing_weights,
             STEP_COUNT_NAME: carry[STEP_COUNT_NAME] + 1,
         }, loss

@@ -51,7 +51,7 @@ class FedLC(SGD):
                 f"local={type(self).__name__.lower()} calibrates the scores of classes by how many samples of each a "
                 f"client has, but dataset={data.dataset.name} with this loss has no classes; use local=sgd"
             )
-        counts = federation.class_fractions.reshape(len(federation.sizes), -1) * federation.sizes[:, None]
+        counts = federation.class_fractions.reshape(len(federation.num_samples), -1) * federation.num_samples[:, None]
         counts = np.maximum(counts, ABSENT_CLASS_COUNT)
         margins = counts**-0.25 if self.margin == "fedlc" else -np.log(counts)
         self.margins = torch.as_tensor(self.tau * margins, dtype=model.dtype).to(model.device)

@@ -11,14 +11,14 @@ from fedsim.core.constraints import NonNegative, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.penalised import RECEIVED, PenalisedSGD, require_classes
+from fedsim.local.penalised import RECEIVED_MODEL_KEY, PenalisedSGD, require_classes
 from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
 from fedsim.models.features import ForwardPass
 from fedsim.models.losses import cross_entropy
 from fedsim.shift import Shift
 
-TEACHER = "teacher's output"
+TEACHER_OUTPUT = "teacher's output"
 
 
 class FedNTD(PenalisedSGD):
@@ -54,22 +54,24 @@ class FedNTD(PenalisedSGD):
             )
 
     def round_state(self, params: Tensor) -> Carry:
-        return {RECEIVED: params.clone()}
+        return {RECEIVED_MODEL_KEY: params.clone()}
 
     def context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
-        return {TEACHER: objective.forward(carry[RECEIVED], batch).output}
+        return {TEACHER_OUTPUT: objective.forward(carry[RECEIVED_MODEL_KEY], batch).output}
 
     def penalty(self, forward: ForwardPass, context: Carry, batch: Batch) -> Tensor:
-        return not_true_divergence(forward.output / self.temperature, context[TEACHER] / self.temperature, batch["y"])
+        return not_true_divergence(
+            forward.output / self.temperature, context[TEACHER_OUTPUT] / self.temperature, batch["y"]
+        )
 
 
-def not_true_divergence(output: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+def not_true_divergence(student_output: Tensor, teacher_output: Tensor, labels: Tensor) -> Tensor:
     """Scores [B, C] of a model and its teacher, labels [B] → [B] KL(teacher ‖ model) without the label's class."""
-    true = labels[:, None] == torch.arange(output.shape[1], device=output.device)
+    is_true_label = labels[:, None] == torch.arange(student_output.shape[1], device=student_output.device)
 
     def log_probabilities(scores: Tensor) -> Tensor:
-        return scores - scores.masked_fill(true, -torch.inf).logsumexp(1, keepdim=True)
+        return scores - scores.masked_fill(is_true_label, -torch.inf).logsumexp(1, keepdim=True)
 
-    log_teacher = log_probabilities(teacher)
-    probabilities = torch.where(true, 0.0, log_teacher.exp())
-    return (probabilities * (log_teacher - log_probabilities(output))).sum(1)
+    log_teacher = log_probabilities(teacher_output)
+    probabilities = torch.where(is_true_label, 0.0, log_teacher.exp())
+    return (probabilities * (log_teacher - log_probabilities(student_output))).sum(1)

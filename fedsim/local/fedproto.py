@@ -19,7 +19,7 @@ from fedsim.shift import Shift
 
 CLASS_SUMS, CLASS_COUNTS = "class sums", "class counts"  # of the features of a client's last round
 PROTOTYPES, HAS_PROTOTYPE = "prototypes", "has prototype"
-AVERAGES = ("samples", "clients")
+AVERAGE_KINDS = ("samples", "clients")
 
 
 class FedProto(PenalisedSGD):
@@ -32,7 +32,7 @@ class FedProto(PenalisedSGD):
     authors' program (lib/update.py), which takes the last epoch's; its penalty is the same. In the paper no parameters
     travel: choose strategy=local_only, and personal.over=all for the clients' models, which predict by their last layer
     (the program also reports predictions by the nearest prototype). With strategy=fedavg the model is averaged too.
-    λ = 0 is SGD. A strategy reads the sums [n, C, k] and numbers [n, C] by `report.remembered('class sums')` and
+    λ = 0 is SGD. A strategy reads the sums [n, C, k] and numbers [n, C] by `report.client_memory('class sums')` and
     `'class counts'`. Memory: 2 C (k + 1) numbers per client.
 
     Args:
@@ -49,7 +49,7 @@ class FedProto(PenalisedSGD):
     def __init__(
         self,
         lam: NonNegative = 1.0,
-        average: Annotated[str, OneOf(*AVERAGES)] = "samples",
+        average: Annotated[str, OneOf(*AVERAGE_KINDS)] = "samples",
         features: str | None = None,
         **options: Any,
     ) -> None:
@@ -58,7 +58,7 @@ class FedProto(PenalisedSGD):
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         super().setup(data, shift, model)
-        self.classes = require_classes("fedproto", "averages the features of each class", data)
+        self.classes = require_classes(type(self).__name__.lower(), "averages the features of each class", data)
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         sums, counts = (self.classes, self.num_features), (self.classes,)
@@ -82,22 +82,33 @@ class FedProto(PenalisedSGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss, features = self.penalised_gradient(carry, batch, objective)
+        return self.updated(carry, gradient, lr) | self.class_statistics(carry, batch, features), loss
+
+    def class_statistics(self, carry: Carry, batch: Batch, features: Tensor) -> Carry:
+        """What the client notes of its features in this round, after a batch with these features [B, k]."""
         of_class = (batch["y"][:, None] == torch.arange(self.classes, device=features.device)).to(features.dtype)
         if "weight" in batch:
             of_class = of_class * batch["weight"][:, None]
-        sums = {
+        return {
             CLASS_SUMS: carry[CLASS_SUMS] + of_class.T @ features,
             CLASS_COUNTS: carry[CLASS_COUNTS] + of_class.sum(0),
         }
-        return self.updated(carry, gradient, lr) | sums, loss
 
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         sums, counts = cohort.gather(memory[CLASS_SUMS]), cohort.gather(memory[CLASS_COUNTS])
         weights = counts if self.average == "samples" else (counts > 0).to(counts.dtype)
-        total = cohort.sum(weights)  # [R, C]
+        class_weights = cohort.sum(weights)  # [R, C]
         class_means = sums / torch.where(counts > 0, counts, 1.0)[..., None]
-        prototypes = cohort.sum(weights[..., None] * class_means) / torch.where(total > 0, total, 1.0)[..., None]
-        for name, value in ((PROTOTYPES, prototypes), (HAS_PROTOTYPE, torch.ones_like(total))):
-            everybody = memory[name].unflatten(0, (len(total), -1))
-            renewed = (total > 0).reshape(*total.shape, *[1] * (value.dim() - 2)).to(everybody.device)[:, None]
-            everybody.copy_(torch.where(renewed, value.to(everybody.device)[:, None], everybody))
+        prototypes = (
+            cohort.sum(weights[..., None] * class_means) / torch.where(class_weights > 0, class_weights, 1.0)[..., None]
+        )
+        for name, value in ((PROTOTYPES, prototypes), (HAS_PROTOTYPE, torch.ones_like(class_weights))):
+            prototypes_of_clients = memory[name].unflatten(0, (len(class_weights), -1))
+            has_new_prototype = (
+                (class_weights > 0)
+                .reshape(*class_weights.shape, *[1] * (value.dim() - 2))
+                .to(prototypes_of_clients.device)[:, None]
+            )
+            prototypes_of_clients.copy_(
+                torch.where(has_new_prototype, value.to(prototypes_of_clients.device)[:, None], prototypes_of_clients)
+            )

@@ -34,22 +34,22 @@ class History:
         self.length, self.growing = length, growing
         self.rcond = rcond
 
-    def memory(self, federation: Federation, dimension: int, size: int) -> Carry:
+    def memory(self, federation: Federation, dimension: int, model_entry_count: int) -> Carry:
         """Empty buffers [R·m, H, d] and [R·m, H, p], and the count of steps [R·m].
 
         Raises:
             ConfigError: no such place holds them.
         """
-        needed_bytes = federation.rows * self.length * (dimension + size) * federation.dtype.itemsize
+        needed_bytes = federation.num_rows * self.length * (dimension + model_entry_count) * federation.dtype.itemsize
         if needed_bytes > available_bytes(federation.device, federation.storage):
             raise ConfigError(
                 f"local.history={self.length} needs {needed_bytes / 2**30:,.0f} GiB for "
-                f"{federation.rows} clients' models, "
+                f"{federation.num_rows} clients' models, "
                 f"more than there is (trainer.memory={federation.storage}); lower it, or clients"
             )
         return {
             MODELS: federation.zeros(self.length, dimension),
-            ESTIMATES: federation.zeros(self.length, size),
+            ESTIMATES: federation.zeros(self.length, model_entry_count),
             STEPS: federation.zeros(dtype=torch.int64),
         }
 
@@ -82,7 +82,7 @@ class History:
         slot = (carry[STEPS] - 1) % self.length
         return carry[ESTIMATES][torch.arange(len(slot), device=slot.device), slot]
 
-    def push(self, carry: Carry, theta: Tensor, f: Tensor) -> Carry:
+    def with_deployment(self, carry: Carry, theta: Tensor, f: Tensor) -> Carry:
         """The carry after a step that deployed θ [c, d] and estimated f [c, p]: the oldest entries are replaced."""
         slot_mask = torch.arange(self.length, device=theta.device) == (carry[STEPS] % self.length)[:, None]
         return carry | {
@@ -91,18 +91,20 @@ class History:
             STEPS: carry[STEPS] + 1,
         }
 
-    def pull_back(self, carry: Carry, theta: Tensor, f: Tensor, direction: Tensor) -> Tensor:
-        """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `direction` [c, p]; zero where a client is not `is_ready`.
+    def transposed_derivative_product(self, carry: Carry, theta: Tensor, f: Tensor, change_direction: Tensor) -> Tensor:
+        """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `change_direction` [c, p]; zero where a client is not
+        `is_ready`.
 
         df/dθ [p, d] itself, which may be large, is never formed: (Δf Δθ†)ᵀ u = (Δθᵀ)† (Δfᵀ u).
         """
         models, estimates = self.differences(carry, theta, f)
-        change = estimates @ direction[:, :, None]
-        coefficients = (torch.linalg.pinv(models, rtol=self.rcond) @ change).squeeze(2)
+        estimate_change = estimates @ change_direction[:, :, None]
+        coefficients = (torch.linalg.pinv(models, rtol=self.rcond) @ estimate_change).squeeze(2)
         return torch.where(self.is_ready(carry)[:, None], coefficients, 0.0)
 
     def derivative(self, carry: Carry, theta: Tensor, f: Tensor) -> Tensor:
-        """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not `is_ready`."""
+        """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not
+        `is_ready`."""
         models, estimates = self.differences(carry, theta, f)
         slope = (torch.linalg.pinv(models, rtol=self.rcond) @ estimates).mT
         return torch.where(self.is_ready(carry)[:, None, None], slope, 0.0)

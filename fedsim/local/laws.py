@@ -17,33 +17,33 @@ LAW_NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fraction
 LawName = Annotated[str, OneOf(*LAW_NAMES)]
 
 
-def estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
+def estimator(law_name: str, variance: float | None, client_data: ClientData, shift: Shift) -> Estimator:
     """The estimator of f.
 
     Args:
-        name: 'mean_x', 'mean_y': the mean of x or y; 'group_mean': of x in each class of y; 'coefficients': of y
-            regressed on x; 'fractions': the groups' shares; 'none': f does not answer, L̂₂ = 0; 'auto': what the
-            shift declares (`Shift.estimator`), and none where the data do not answer.
+        law_name: 'mean_x', 'mean_y': the mean of x or y; 'group_mean': of x in each class of y; 'coefficients': of y
+            regressed on x; 'fractions': the groups' shares; 'none': f does not react, L̂₂ = 0; 'auto': what the
+            shift declares (`Shift.estimator`), and none where the data do not react.
         variance: σ² where f is a mean or a coefficient; None estimates it.
-        data: the clients' samples.
+        client_data: the clients' samples.
         shift: what moves them.
     """
-    if name == "auto":
-        name = _law_of_shift(shift)
-    dataset = data.dataset
-    numbers = math.prod(dataset.shape)
-    if name == "none":
+    if law_name == "auto":
+        law_name = _law_of_shift(shift)
+    dataset = client_data.dataset
+    num_features = math.prod(dataset.shape)
+    if law_name == "none":
         return NoEstimator()
-    if name == "fractions":
+    if law_name == "fractions":
         if shift.groups is None:
             raise ConfigError(
                 f"local.estimator=fractions needs samples that name their group, but shift={type(shift).__name__} "
                 "has no groups; use shift=contribution, or local.estimator=mean_x"
             )
         return FractionEstimator(shift.groups, shift.group_entry)
-    if name == "mean_x":
-        return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
-    return _target_estimator(name, variance, data, shift)
+    if law_name == "mean_x":
+        return MeanEstimator("x", num_features, shift.shifted_columns, known_variance=variance)
+    return _target_estimator(law_name, variance, client_data, shift)
 
 
 def _law_of_shift(shift: Shift) -> str:
@@ -53,26 +53,28 @@ def _law_of_shift(shift: Shift) -> str:
     if shift.estimator not in LAW_NAMES[1:]:
         raise ConfigError(
             f"local.estimator=auto, but shift={type(shift).__name__} does not declare which part of the data's law "
-            f"answers the model; choose one of {', '.join(LAW_NAMES[1:])}"
+            f"reacts to the model; choose one of {', '.join(LAW_NAMES[1:])}"
         )
     return shift.estimator
 
 
-def _target_estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
+def _target_estimator(law_name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
     """The estimators that look at y."""
     dataset = data.dataset
-    numbers = math.prod(dataset.shape)
-    target = data.two_samples(torch.float32).get("y")
-    if target is None:
+    num_features = math.prod(dataset.shape)
+    target_samples = data.two_samples(torch.float32).get("y")
+    if target_samples is None:
         raise ConfigError(
-            f"local.estimator={name} needs targets, which dataset={dataset.name} does not have; use mean_x"
+            f"local.estimator={law_name} needs targets, which dataset={dataset.name} does not have; use mean_x"
         )
-    if name == "group_mean":
+    if law_name == "group_mean":
         if dataset.classes is None:
             raise ConfigError(f"local.estimator=group_mean needs class labels, but dataset={dataset.name} has none")
-        return MeanEstimator("x", numbers, shift.moving, dataset.classes, variance)
+        return MeanEstimator("x", num_features, shift.shifted_columns, dataset.classes, variance)
     if dataset.classes is not None:
-        raise ConfigError(f"local.estimator={name} needs numbers as targets, but dataset={dataset.name} has classes")
-    if name == "mean_y":
-        return MeanEstimator("y", target[0].numel(), known_variance=variance)
-    return CoefficientEstimator(numbers, variance)
+        raise ConfigError(
+            f"local.estimator={law_name} needs numbers as targets, but dataset={dataset.name} has classes"
+        )
+    if law_name == "mean_y":
+        return MeanEstimator("y", target_samples[0].numel(), known_variance=variance)
+    return CoefficientEstimator(num_features, variance)

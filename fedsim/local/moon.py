@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.data.samples import Batch
-from fedsim.local.penalised import RECEIVED, PenalisedSGD
+from fedsim.local.penalised import RECEIVED_MODEL_KEY, PenalisedSGD
 from fedsim.local.rule import Carry, Objective
 from fedsim.models.features import ForwardPass
 
@@ -45,22 +45,22 @@ class MOON(PenalisedSGD):
         self.temperature = temperature
 
     def round_state(self, params: Tensor) -> Carry:
-        return {RECEIVED: params.clone(), PREVIOUS: params.clone()}
+        return {RECEIVED_MODEL_KEY: params.clone(), PREVIOUS: params.clone()}
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         return carry | {PREVIOUS: carry[LAST_MODEL].clone()}
 
     def context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
         return {
-            GLOBAL_FEATURES: objective.forward(carry[RECEIVED], batch).features,
+            GLOBAL_FEATURES: objective.forward(carry[RECEIVED_MODEL_KEY], batch).features,
             PREVIOUS_FEATURES: objective.forward(carry[PREVIOUS], batch).features,
         }
 
     def penalty(self, forward: ForwardPass, context: Carry, batch: Batch) -> Tensor:
-        pulled, pushed = (
+        attraction, repulsion = (
             F.cosine_similarity(forward.features, context[name], dim=1) for name in (GLOBAL_FEATURES, PREVIOUS_FEATURES)
         )
-        return F.softplus((pushed - pulled) / self.temperature)
+        return F.softplus((repulsion - attraction) / self.temperature)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         carry, loss = super().step(carry, batch, lr, objective)

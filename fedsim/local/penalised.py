@@ -19,7 +19,7 @@ from fedsim.models.features import FeatureLayer, ForwardPass
 from fedsim.models.losses import weighted_mean
 from fedsim.shift import Shift
 
-RECEIVED = "received"
+RECEIVED_MODEL_KEY = "received"
 
 
 class PenalisedSGD(SGD):
@@ -80,53 +80,54 @@ class PenalisedSGD(SGD):
         return self.updated(carry, gradient, lr), loss
 
 
-def count_features(model: RowModel, samples: Batch, name: str) -> int:
+def count_features(model: RowModel, samples: Batch, rule_name: str) -> int:
     """k, how many features the model's feature layer gives.
 
     Args:
         model: whose `feature_layer` was chosen.
         samples: a few, with which it is tried.
-        name: of the local rule, for messages.
+        rule_name: of the local rule, for messages.
 
     Raises:
         ConfigError: the layer gives no features that can be trained.
     """
     layer, module, row = model.feature_layer, type(model.training_module).__name__, model.initial([0])[0]
     assert layer is not None
-    wave = torch.sin(torch.arange(1.0, len(row) + 1)).to(row)
+    sine_values = torch.sin(torch.arange(1.0, len(row) + 1)).to(row)
     features = []
     for scale in (0.0, 0.1, 1.0, -1.0):  # units that are never active at one point may be so at another
-        with torch.no_grad(), layer.recorded(model.evaluation_module) as recorded:
-            model.evaluate(row + scale * wave, model.call.inputs(samples))
-        if len(recorded) != 1:
+        with torch.no_grad(), layer.recorded(model.evaluation_module) as recorded_inputs:
+            model.evaluate(row + scale * sine_values, model.call.inputs(samples))
+        if len(recorded_inputs) != 1:
             raise ConfigError(
-                f"local={name} needs a layer that is used once in a forward pass, and {layer.describe()} of {module} "
-                f"is used {len(recorded)} times; name another one by local.features"
+                f"local={rule_name} needs a layer that is used once in a forward pass, and {layer.describe()} "
+                f"of {module} is used {len(recorded_inputs)} times; name another one by local.features"
             )
-        (value,) = recorded
+        (value,) = recorded_inputs
         if not isinstance(value, Tensor) or not value.is_floating_point() or len(value) != len(samples["x"]):
             raise ConfigError(
-                f"local={name} needs features [B, …] of a batch of B samples, and {layer.describe()} of {module} is "
-                "none; name another one by local.features"
+                f"local={rule_name} needs features [B, …] of a batch of B samples, and {layer.describe()} of "
+                f"{module} is none; name another one by local.features"
             )
         features.append(value.flatten(1))
-    if all(torch.equal(features[0], moved) for moved in features[1:]):
+    if all(torch.equal(features[0], moved_feature) for moved_feature in features[1:]):
         raise ConfigError(
-            f"local={name} trains features, but {layer.describe()} of {module} does not depend on any trained "
+            f"local={rule_name} trains features, but {layer.describe()} of {module} does not depend on any trained "
             "parameter; use a model with a hidden layer, or name another one by local.features"
         )
     return features[0].shape[1]
 
 
-def require_classes(name: str, purpose: str, data: ClientData) -> int:
+def require_classes(rule_name: str, purpose_text: str, client_data: ClientData) -> int:
     """How many classes the samples have, one label each.
 
     Raises:
         ConfigError: they have none.
     """
-    classes: int | None = data.dataset.classes
-    if data.federation.class_fractions is None or classes is None or classes < 2:
+    classes: int | None = client_data.dataset.classes
+    if client_data.federation.class_fractions is None or classes is None or classes < 2:
         raise ConfigError(
-            f"local={name} {purpose}, but dataset={data.dataset.name} has no class label for each sample; use local=sgd"
+            f"local={rule_name} {purpose_text}, but dataset={client_data.dataset.name} has no class label for "
+            "each sample; use local=sgd"
         )
     return classes

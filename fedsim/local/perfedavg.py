@@ -38,8 +38,8 @@ class PerFedAvg(SGD):
     effective_if = (
         EffectiveIf(
             "adapt_steps",
-            lambda component, run: run.clients_are_judged,
-            "personal.over=all or online, or personal.newcomers",
+            lambda component, run: run.has_personal_evaluation,
+            "personal.over=all, online or honest, or personal.newcomers",
         ),
     )
 
@@ -72,32 +72,37 @@ class PerFedAvg(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]
-        inner, outer = split_batch(batch, 2)
-        slope, loss = objective.gradient(params, inner)
+        inner_batch, outer_batch = split_batch(batch, 2)
+        slope, loss = objective.gradient(params, inner_batch)
         adapted = params - self.inner_lr * slope
-        gradient, _ = objective.gradient(adapted, outer)
+        gradient, _ = objective.gradient(adapted, outer_batch)
         if self.keep_inner:
             carry = carry | {"params": adapted}
         if self.second_order:
-            gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner)
+            gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner_batch)
         return self.updated(carry, gradient, lr), loss
 
 
-def split_batch(batch: Batch, count: int) -> list[Batch]:
-    """One client's batch dealt out, sample j of it to part j mod `count`; a part that gets none is the first part.
+def split_batch(batch: Batch, num_batches: int) -> list[Batch]:
+    """One client's batch dealt out, sample j of it to part j mod `num_batches`; a part that gets none is the first
+    part.
 
     Every part draws dropout masks of its own.
     """
-    first, *remaining = ({k: v[start::count] if v.dim() else v for k, v in batch.items()} for start in range(count))
-    batch_parts = [first]
-    for number, sub_batch in enumerate(remaining, 1):
+    first_batch, *remaining_batches = (
+        {k: v[start::num_batches] if v.dim() else v for k, v in batch.items()} for start in range(num_batches)
+    )
+    batch_parts = [first_batch]
+    for batch_number, sub_batch in enumerate(remaining_batches, 1):
         if not len(sub_batch["x"]):
-            batch_parts.append(first)
+            batch_parts.append(first_batch)
             continue
         if "weight" in sub_batch:
-            empty = sub_batch["weight"].sum() == 0
-            sub_batch |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in sub_batch.items() if v.dim()}
+            is_empty = sub_batch["weight"].sum() == 0
+            sub_batch |= {
+                k: torch.where(is_empty, first_batch[k][: len(v)], v) for k, v in sub_batch.items() if v.dim()
+            }
         if "key" in batch:
-            sub_batch |= {"key": rng.fold(batch["key"], number)}
+            sub_batch |= {"key": rng.fold_in(batch["key"], batch_number)}
         batch_parts.append(sub_batch)
     return batch_parts

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.constraints import Count, Fraction, Positive
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
@@ -51,7 +51,7 @@ class Draw:
     Attributes:
         batch: [c, B, …] per entry.
         weight: [c, B], 0 for samples that do not count.
-        theta: [c, d] the deployed models that the samples answer.
+        theta: [c, d] the deployed models that the samples react to.
         f: [c, p] f̂.
         gradient: [c, d] L̂₁.
         loss: [c] mean loss.
@@ -81,11 +81,11 @@ class PoFL(PFL):
         **options: of PFL.
     """
 
-    effective_if: Declarations = tuple(
+    effective_if: EffectDeclarations = tuple(
         EffectiveIf(
             parameter,
             lambda component, run: component.estimator.size > 0,
-            "data that answer the model: a shift",
+            "data that react to the model: a shift",
             attribute=attribute,
         )
         for parameter, attribute in (
@@ -125,26 +125,26 @@ class PoFL(PFL):
         losses, gradients = objective.per_sample(params, batch)
         weight = self.select(carry, gradients, batch.get("weight", torch.ones_like(losses)))
         share = weight / weight_sum(weight)
-        f = self.estimator.fit(batch, weight, self.history.last_estimate(carry))
-        first = torch.einsum("cb,cbd->cd", share, gradients)
-        draw = Draw(batch, weight, theta, f, first, (share * losses).sum(1))
-        carry, second = self.answer(carry, draw, self.estimator.moment(batch, weight, f, losses))
+        f = self.estimator.estimate(batch, weight, self.history.last_estimate(carry))
+        loss_gradient = torch.einsum("cb,cbd->cd", share, gradients)
+        draw = Draw(batch, weight, theta, f, loss_gradient, (share * losses).sum(1))
+        carry, shift_gradient = self.shift_gradient(carry, draw, self.estimator.moment(batch, weight, f, losses))
         carry = self.learn(carry, draw, lr)
-        carry = self.updated(carry, first + second, lr[:, None])
-        return self.history.push(carry, theta, f), draw.loss
+        carry = self.updated(carry, loss_gradient + shift_gradient, lr[:, None])
+        return self.history.with_deployment(carry, theta, f), draw.loss
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:
-        """[c, d] what f̂ is an answer to, beside which it is kept."""
+        """[c, d] what f̂ is a reaction to, beside which it is kept."""
         return batch.get("deployed", carry["params"])
 
     def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
         """[c, B] the weights of the samples that count, given those of the real ones and the gradients [c, B, d]."""
         return weight
 
-    def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
+    def shift_gradient(self, carry: Carry, draw: Draw, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
         """L̂₂ [c, d] = (df/dθ)ᵀ u for u = mean ℓ ∂log p/∂f [c, p]; and the carry, if something is to be kept."""
-        return carry, self.history.pull_back(carry, draw.theta, draw.f, moment)
+        return carry, self.history.transposed_derivative_product(carry, draw.theta, draw.f, moment_gradient)
 
-    def learn(self, carry: Carry, draw: Draw, lr: Tensor) -> Carry:
+    def learn(self, carry: Carry, sample_draw: Draw, lr: Tensor) -> Carry:
         """The carry with whatever else a client remembers; parameters and history are still those before the step."""
         return carry

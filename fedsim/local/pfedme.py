@@ -45,7 +45,7 @@ class PFedMe(SGD):
         batches_per_step = inner_steps if fresh_batches else 1
         super().__init__(batch_size=None if batch_size is None else batches_per_step * batch_size, **options)
         self.penalty = penalty
-        self.inner_steps, self.drawn = inner_steps, batches_per_step
+        self.inner_steps, self.batches_per_step = inner_steps, batches_per_step
         self.inner_lr = inner_lr
         self.warm_start = warm_start
 
@@ -56,9 +56,9 @@ class PFedMe(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         w = carry["params"]
         theta, losses = carry["personal"] if self.warm_start else w, []
-        batches = split_batch(batch, self.drawn)
+        batches = split_batch(batch, self.batches_per_step)
         for k in range(self.inner_steps):
-            gradient, loss = objective.gradient(theta, batches[k % self.drawn])
+            gradient, loss = objective.gradient(theta, batches[k % self.batches_per_step])
             theta = theta - self.inner_lr * (gradient + self.penalty * (theta - w))
             losses.append(loss)
         return self.updated(carry, self.penalty * (w - theta), lr) | {"personal": theta}, losses[0]

@@ -18,8 +18,14 @@ from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
 from fedsim.shift import Players, Shift
 
-CONCEPTS, SLOPES = ("stable", "nash", "social"), ("learnt", "known")
-GRAM, RIGHT, STEPS, SLOPE, STEP = "gram", "right_side", "own_steps", "slope", "step_of_round"
+SOLUTION_CONCEPTS, SLOPE_KNOWLEDGE = ("stable", "nash", "social"), ("learnt", "known")
+GRAM_KEY, RIGHT_SIDE_KEY, OWN_STEPS_KEY, SLOPE_KEY, ROUND_STEP_KEY = (
+    "gram",
+    "right_side",
+    "own_steps",
+    "slope",
+    "step_of_round",
+)
 
 
 class Play(PFL):
@@ -48,23 +54,23 @@ class Play(PFL):
     effective_if = (
         EffectiveIf(
             "explore",
-            lambda component, run: component.learns,
+            lambda component, run: component.learns_slope,
             "{at}.slopes=learnt, and a {at}.concept other than stable",
         ),
         EffectiveIf(
             "spread",
-            lambda component, run: component.learns,
+            lambda component, run: component.learns_slope,
             "{at}.slopes=learnt, and a {at}.concept other than stable",
         ),
         EffectiveIf(
-            "explore", lambda component, run: component.explore < run.most_local_steps, "more local steps in the run"
+            "explore", lambda component, run: component.explore < run.max_local_steps, "more local steps in the run"
         ),
     )
 
     def __init__(
         self,
-        concept: Annotated[str, OneOf(*CONCEPTS)] = "nash",
-        slopes: Annotated[str, OneOf(*SLOPES)] = "learnt",
+        concept: Annotated[str, OneOf(*SOLUTION_CONCEPTS)] = "nash",
+        slopes: Annotated[str, OneOf(*SLOPE_KNOWLEDGE)] = "learnt",
         explore: Count = 20,
         spread: Positive = 0.3,
         **options: Any,
@@ -72,60 +78,74 @@ class Play(PFL):
         super().__init__(**options)
         self.concept = concept
         self.explore, self.spread = explore, spread
-        self.learns = slopes == "learnt" and concept != "stable"
-        self.knows_round = self.learns
+        self.learns_slope = slopes == "learnt" and concept != "stable"
+        self.knows_round = self.learns_slope
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         if not isinstance(shift, Players) or shift.deploy == "round":
             raise ConfigError("local=play is a game: use dataset=market shift=players shift.deploy=step, or local=pfl")
         self.game, self.trained = shift, model.trained
-        if self.learns and self.explore <= model.trained:
+        if self.learns_slope and self.explore <= model.trained:
             raise ConfigError(
-                f"local.explore={self.explore} deployments do not determine how data answer {model.trained} decisions; "
+                f"local.explore={self.explore} deployments do not show how data react to {model.trained} decisions; "
                 f"give at least {model.trained + 1}"
             )
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        if not self.learns:
+        if not self.learns_slope:
             return {}
         size, p = self.trained + 1, self.trained
-        memory = {GRAM: federation.zeros(size, size), RIGHT: federation.zeros(size, p), SLOPE: federation.zeros(p, p)}
-        return memory | seed_memory(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        memory = {
+            GRAM_KEY: federation.zeros(size, size),
+            RIGHT_SIDE_KEY: federation.zeros(size, p),
+            SLOPE_KEY: federation.zeros(p, p),
+        }
+        return memory | seed_memory(federation) | {OWN_STEPS_KEY: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
-        return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)} if self.learns else {}
+        return (
+            {ROUND_STEP_KEY: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
+            if self.learns_slope
+            else {}
+        )
 
     def gradient_weight(self, step: int) -> float | None:
         return None if self.concept == "social" else super().gradient_weight(step)
 
     def deploys(self, carry: Carry) -> Tensor:
-        if not self.learns:
+        if not self.learns_slope:
             return carry["params"]
-        return carry["params"] + self.spread * exploration_noise(carry, carry[STEP], self.trained)
+        return carry["params"] + self.spread * exploration_noise(carry, carry[ROUND_STEP_KEY], self.trained)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.concept == "stable":
             return super().step(carry, batch, lr, objective)
         params = carry["params"]
-        if self.learns:
+        if self.learns_slope:
             carry = self.add_observation(carry, batch["x"].mean(0))
 
-        def answer(samples: Batch, theta: Tensor) -> Batch:
-            change = theta - params  # zero, with a gradient
+        def shift_samples(samples: Batch, theta: Tensor) -> Batch:
+            model_change = theta - params  # zero, with a gradient
             if self.concept == "nash":
-                change = change * self.game.client_block_mask(samples["client"], change)
-            if not self.learns:
-                return self.game(samples, change)  # linear: what it adds to samples that have answered
-            return samples | {"x": samples["x"] + change @ carry[SLOPE]}
+                model_change = model_change * self.game.client_block_mask(samples["client"], model_change)
+            if not self.learns_slope:
+                return self.game(samples, model_change)  # linear: what it adds to samples that have reacted
+            return samples | {"x": samples["x"] + model_change @ carry[SLOPE_KEY]}
 
-        gradient, loss = objective.gradient_through(params, batch, answer)
+        gradient, loss = objective.gradient_through(params, batch, shift_samples)
         return self.updated(carry, gradient, lr), loss
 
     def add_observation(self, carry: Carry, z: Tensor) -> Carry:
         """The regression, with the mean z [p] of this step's batch."""
         deployed = self.deploys(carry)
         row = torch.cat([deployed.new_ones(1), deployed])
-        gram, right = carry[GRAM] + row[:, None] * row, carry[RIGHT] + row[:, None] * z
+        gram, right = carry[GRAM_KEY] + row[:, None] * row, carry[RIGHT_SIDE_KEY] + row[:, None] * z
         slope = (torch.linalg.pinv(gram, hermitian=True) @ right)[1:]
-        slope = torch.where(carry[STEPS] + 1 >= self.explore, slope, torch.zeros_like(slope))
-        return carry | {GRAM: gram, RIGHT: right, SLOPE: slope, STEPS: carry[STEPS] + 1, STEP: carry[STEP] + 1}
+        slope = torch.where(carry[OWN_STEPS_KEY] + 1 >= self.explore, slope, torch.zeros_like(slope))
+        return carry | {
+            GRAM_KEY: gram,
+            RIGHT_SIDE_KEY: right,
+            SLOPE_KEY: slope,
+            OWN_STEPS_KEY: carry[OWN_STEPS_KEY] + 1,
+            ROUND_STEP_KEY: carry[ROUND_STEP_KEY] + 1,
+        }

@@ -1,4 +1,4 @@
-"""Plug-in performative optimisation: first learn by regression how data answer, then optimise what was learnt."""
+"""Plug-in performative optimisation: first learn by regression how data react, then optimise what was learnt."""
 
 from __future__ import annotations
 
@@ -21,28 +21,34 @@ from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 
-GRAM, RIGHT, LAST, STEPS, SLOPE = "gram", "right_side", "last_location", "own_steps", "slope"
-POOLED_GRAM, POOLED_RIGHT, STEP = "pooled_gram", "pooled_right_side", "step_of_round"
+GRAM_KEY, RIGHT_SIDE_KEY, LAST_LOCATION_KEY, OWN_STEPS_KEY, SLOPE_KEY = (
+    "gram",
+    "right_side",
+    "last_location",
+    "own_steps",
+    "slope",
+)
+POOLED_GRAM_KEY, POOLED_RIGHT_SIDE_KEY, ROUND_STEP_KEY = "pooled_gram", "pooled_right_side", "step_of_round"
 
 
 class PlugIn(PFL):
-    """Two stages (Miller, Perdomo and Zrnic 2021, for location families; Lin and Zrnic 2024, for models of the answer
-    that need not be true; both by their abstracts): towards θ^PO where the model of the answer is right.
+    """Two stages (Miller, Perdomo and Zrnic 2021, for location families; Lin and Zrnic 2024, for models of the reaction
+    that need not be true; both by their abstracts): towards θ^PO where the model of the reaction is right.
 
     1. In whole rounds, until a client has taken `explore` steps: deploy θ_0 + σ·noise, the same for all clients of a
        replicate, and regress the location f̂ of the samples (see `fedsim.local.laws`) on what was deployed: f = a + B θ.
        The client's model stays where it is.
-    2. Deploy θ_0, whatever the model; samples z^0 that answer it stand for those that answer θ, z = z^0 + B̂ (θ − θ_0);
+    2. Deploy θ_0, whatever the model; samples z^0 that react to it replace those for θ, z = z^0 + B̂ (θ − θ_0);
        θ ← Π(θ − η ∇_θ mean ℓ(z(θ); θ)), through z too.
 
     θ_0 is the middle of Θ, zero without a box. Data that move linearly, as under shift=location, demand, response and
     group_mean, are of that kind; shift=contribution is not. Memory: the normal equations, (d + 1)(d + 1 + p) + d p
-    numbers of each client. Needs shift.deploy=step; under inertia B̂ is that of the first answer.
+    numbers of each client. Needs shift.deploy=step; under inertia B̂ is that of the first reaction.
 
     Args:
         explore: steps of the first stage; more than there are parameters.
         spread: σ.
-        shared: one B̂ for all clients, from the sum of their equations: the wrong model where they answer unequally.
+        shared: one B̂ for all clients, from the sum of their equations: the wrong model where they react unequally.
         estimator: which f moves; auto: what the shift declares.
         **options: of PFL.
     """
@@ -50,7 +56,7 @@ class PlugIn(PFL):
     stops_training = (
         StopsTraining(
             "explore",
-            lambda component, run: component.explore >= run.most_local_steps,
+            lambda component, run: component.explore >= run.max_local_steps,
             "all local steps of the run explore; give fewer, or more rounds",
         ),
     )
@@ -73,7 +79,7 @@ class PlugIn(PFL):
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         if not shift.active or shift.deploy == "round":
             raise ConfigError(
-                "local=plugin learns how data answer what each client deploys, and here they do not: set "
+                "local=plugin learns how data react to what each client deploys, and here they do not: set "
                 "shift.deploy=step and a shift, or use local=pfl"
             )
         self.estimator, self.trained = laws.estimator(self.estimator_name, None, data, shift), model.trained
@@ -84,75 +90,91 @@ class PlugIn(PFL):
             )
         if self.explore <= self.trained:
             raise ConfigError(
-                f"local.explore={self.explore} deployments do not determine how data answer {self.trained} parameters; "
+                f"local.explore={self.explore} deployments do not show how data react to {self.trained} parameters; "
                 f"give at least {self.trained + 1}"
             )
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        size, p = self.trained + 1, self.estimator.size
-        needed_bytes = federation.rows * (1 + self.shared) * size * (size + 2 * p) * federation.dtype.itemsize
+        history_width, num_estimates = self.trained + 1, self.estimator.size
+        needed_bytes = (
+            federation.num_rows
+            * (1 + self.shared)
+            * history_width
+            * (history_width + 2 * num_estimates)
+            * federation.dtype.itemsize
+        )
         if needed_bytes > available_bytes(federation.device, federation.storage):
             raise ConfigError(
                 f"local=plugin needs {needed_bytes / 2**30:,.0f} GiB for the equations of "
-                f"{federation.rows} clients, more "
+                f"{federation.num_rows} clients, more "
                 f"than there is (trainer.memory={federation.storage}); use a smaller model, or local=dfo"
             )
-        equations = {GRAM: (size, size), RIGHT: (size, p)}
-        pooled_shapes = {POOLED_GRAM: (size, size), POOLED_RIGHT: (size, p)} if self.shared else {}
-        shapes = equations | pooled_shapes | {SLOPE: (self.trained, p), LAST: (p,)}
+        equations = {GRAM_KEY: (history_width, history_width), RIGHT_SIDE_KEY: (history_width, num_estimates)}
+        pooled_shapes = (
+            {POOLED_GRAM_KEY: (history_width, history_width), POOLED_RIGHT_SIDE_KEY: (history_width, num_estimates)}
+            if self.shared
+            else {}
+        )
+        shapes = (
+            equations | pooled_shapes | {SLOPE_KEY: (self.trained, num_estimates), LAST_LOCATION_KEY: (num_estimates,)}
+        )
         memory = {name: federation.zeros(*shape) for name, shape in shapes.items()}
-        return memory | seed_memory(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        return memory | seed_memory(federation) | {OWN_STEPS_KEY: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
-        return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
+        return {ROUND_STEP_KEY: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
 
     def gradient_weight(self, step: int) -> float | None:
         return None
 
     def is_exploring(self, carry: Carry) -> Tensor:
         """[] bool: is the client in the first stage in this round?"""
-        return carry[STEPS] - carry[STEP] < self.explore
+        return carry[OWN_STEPS_KEY] - carry[ROUND_STEP_KEY] < self.explore
 
     def deploys(self, carry: Carry) -> Tensor:
-        exploration = self.spread * exploration_noise(carry, carry[STEP], self.trained)
+        exploration = self.spread * exploration_noise(carry, carry[ROUND_STEP_KEY], self.trained)
         point = torch.where(self.is_exploring(carry), self.project(self.base + exploration), self.base)
         return torch.cat([point[: self.trained], carry["params"][self.trained :]])
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        gram, right = (carry[POOLED_GRAM], carry[POOLED_RIGHT]) if self.shared else (carry[GRAM], carry[RIGHT])
+        gram, right = (
+            (carry[POOLED_GRAM_KEY], carry[POOLED_RIGHT_SIDE_KEY])
+            if self.shared
+            else (carry[GRAM_KEY], carry[RIGHT_SIDE_KEY])
+        )
         slope = (torch.linalg.pinv(gram, hermitian=True) @ right)[1:] / self.spread
-        return carry | {SLOPE: torch.where(self.is_exploring(carry), carry[SLOPE], slope)}
+        return carry | {SLOPE_KEY: torch.where(self.is_exploring(carry), carry[SLOPE_KEY], slope)}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        explores, slope = self.is_exploring(carry), carry[SLOPE]
+        is_exploring_step, slope = self.is_exploring(carry), carry[SLOPE_KEY]
 
-        def answer(samples: Batch, theta: Tensor) -> Batch:
+        def shift_samples(samples: Batch, theta: Tensor) -> Batch:
             return self.estimator.shift_batch(samples, (theta - self.base) @ slope)
 
-        gradient, loss = objective.gradient_through(carry["params"], batch, answer)
+        gradient, loss = objective.gradient_through(carry["params"], batch, shift_samples)
         next_carry = self.updated(carry, gradient, lr)
-        after = {name: torch.where(explores, carry[name], value) for name, value in next_carry.items()}
+        step_carry = {name: torch.where(is_exploring_step, carry[name], value) for name, value in next_carry.items()}
         chunk = {name: value[None] for name, value in batch.items()}
         weight = chunk.get("weight", torch.ones_like(chunk["x"].flatten(2)[:, :, 0]))
-        f = self.estimator.fit(chunk, weight, carry[LAST][None])[0]
+        f = self.estimator.estimate(chunk, weight, carry[LAST_LOCATION_KEY][None])[0]
         exploration = (self.deploys(carry)[: self.trained] - self.base) / self.spread
-        row = torch.cat([exploration.new_ones(1), exploration]) * explores
-        return after | {
-            GRAM: carry[GRAM] + row[:, None] * row,
-            RIGHT: carry[RIGHT] + row[:, None] * f,
-            LAST: f,
-            STEPS: carry[STEPS] + 1,
-            STEP: carry[STEP] + 1,
+        row = torch.cat([exploration.new_ones(1), exploration]) * is_exploring_step
+        return step_carry | {
+            GRAM_KEY: carry[GRAM_KEY] + row[:, None] * row,
+            RIGHT_SIDE_KEY: carry[RIGHT_SIDE_KEY] + row[:, None] * f,
+            LAST_LOCATION_KEY: f,
+            OWN_STEPS_KEY: carry[OWN_STEPS_KEY] + 1,
+            ROUND_STEP_KEY: carry[ROUND_STEP_KEY] + 1,
         }, loss
 
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         if not self.shared:
             return
-        for name, pooled in ((GRAM, POOLED_GRAM), (RIGHT, POOLED_RIGHT)):
-            new = cohort.gather(memory[name])
-            sums_by_replicate = memory[pooled].unflatten(0, (cohort.federation.replicates, -1))
-            sums_by_replicate += cohort.sum(new).to(sums_by_replicate.device)[:, None]
-            cohort.scatter(memory[name], torch.zeros_like(new))
+        for name, pooled in ((GRAM_KEY, POOLED_GRAM_KEY), (RIGHT_SIDE_KEY, POOLED_RIGHT_SIDE_KEY)):
+            client_values = cohort.gather(memory[name])
+            sums_by_replicate = memory[pooled].unflatten(0, (cohort.federation.num_replicates, -1))
+            sums_by_replicate += cohort.sum(client_values).to(sums_by_replicate.device)[:, None]
+            cohort.scatter(memory[name], torch.zeros_like(client_values))
 
     def traffic(self, dimension: int) -> tuple[int, int]:
         size, p = self.trained + 1, self.estimator.size

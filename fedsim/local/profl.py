@@ -20,8 +20,13 @@ from fedsim.local.rule import Carry
 from fedsim.local.sample_size import SampleSize
 
 SAMPLE_DEALS = ("everybody", "one")
-SLOPE, SHARED, SHARES = "derivative", "server_derivative", "server_knows"
-SIZE, USED, PAST_SLOPE, PAST_MODEL = "sample_size", "samples_used", "past_derivative", "past_model"
+DERIVATIVE_KEY, SERVER_DERIVATIVE_KEY, SERVER_HAS_DERIVATIVE_KEY = "derivative", "server_derivative", "server_knows"
+SAMPLE_SIZE_KEY, SAMPLES_USED_KEY, PAST_DERIVATIVE_KEY, PAST_MODEL_KEY = (
+    "sample_size",
+    "samples_used",
+    "past_derivative",
+    "past_model",
+)
 
 
 class ProFL(PoFL):
@@ -109,84 +114,96 @@ class ProFL(PoFL):
         self.sample_size = SampleSize(cap or 1, tolerance, failure, curvature)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        matrix = functools.partial(federation.zeros, self.estimator.size, dimension)
+        zero_matrix = functools.partial(federation.zeros, self.estimator.size, dimension)
         memory = super().memory(federation, dimension)
         if self.server_derivative or self.adaptive:
-            memory |= {SLOPE: matrix()}
+            memory |= {DERIVATIVE_KEY: zero_matrix()}
         if self.server_derivative:
-            memory |= {SHARED: matrix(), SHARES: federation.zeros(dtype=torch.bool)}
+            memory |= {
+                SERVER_DERIVATIVE_KEY: zero_matrix(),
+                SERVER_HAS_DERIVATIVE_KEY: federation.zeros(dtype=torch.bool),
+            }
         if self.adaptive:
             count = federation.zeros(dtype=torch.int64)
-            memory |= {SIZE: count + self.sample_size.cap, USED: count}
-            memory |= {PAST_SLOPE: matrix(), PAST_MODEL: federation.zeros(dimension)}
+            memory |= {SAMPLE_SIZE_KEY: count + self.sample_size.cap, SAMPLES_USED_KEY: count}
+            memory |= {PAST_DERIVATIVE_KEY: zero_matrix(), PAST_MODEL_KEY: federation.zeros(dimension)}
         return memory
 
     def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
         real_mask = weight > 0
         if self.adaptive:
-            real_mask = real_mask & (torch.arange(weight.shape[1], device=weight.device) < carry[SIZE][:, None])
+            real_mask = real_mask & (
+                torch.arange(weight.shape[1], device=weight.device) < carry[SAMPLE_SIZE_KEY][:, None]
+            )
         return (self.filter(gradients, real_mask) if self.robust else real_mask).to(weight.dtype) * weight
 
-    def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
-        if SLOPE not in carry:
-            return super().answer(carry, draw, moment)
+    def shift_gradient(self, carry: Carry, draw: Draw, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
+        if DERIVATIVE_KEY not in carry:
+            return super().shift_gradient(carry, draw, moment_gradient)
         slope = self.history.derivative(carry, draw.theta, draw.f)
-        carry = carry | {SLOPE: slope}
+        carry = carry | {DERIVATIVE_KEY: slope}
         if self.server_derivative:
-            slope = torch.where(carry[SHARES][:, None, None], carry[SHARED], slope)
-        return carry, (slope.mT @ moment[:, :, None]).squeeze(2)
+            slope = torch.where(carry[SERVER_HAS_DERIVATIVE_KEY][:, None, None], carry[SERVER_DERIVATIVE_KEY], slope)
+        return carry, (slope.mT @ moment_gradient[:, :, None]).squeeze(2)
 
-    def learn(self, carry: Carry, draw: Draw, lr: Tensor) -> Carry:
+    def learn(self, carry: Carry, sample_draw: Draw, lr: Tensor) -> Carry:
         if not self.adaptive:
             return carry
         real_mask = (
-            draw.batch["weight"] > 0 if "weight" in draw.batch else torch.ones_like(draw.weight, dtype=torch.bool)
+            sample_draw.batch["weight"] > 0
+            if "weight" in sample_draw.batch
+            else torch.ones_like(sample_draw.weight, dtype=torch.bool)
         )
-        samples_used = torch.minimum(real_mask.sum(1), carry[SIZE])
-        slope, theta, length = carry[SLOPE], draw.theta, self.history.length
-        distance = (theta - carry[PAST_MODEL]).norm(dim=1)
-        bend = (slope - carry[PAST_SLOPE]).norm(dim=(1, 2)) / distance.clamp(min=torch.finfo(distance.dtype).tiny)
+        samples_used = torch.minimum(real_mask.sum(1), carry[SAMPLE_SIZE_KEY])
+        derivative_matrix, theta, history_length = carry[DERIVATIVE_KEY], sample_draw.theta, self.history.length
+        distance = (theta - carry[PAST_MODEL_KEY]).norm(dim=1)
+        relative_change = (derivative_matrix - carry[PAST_DERIVATIVE_KEY]).norm(dim=(1, 2)) / distance.clamp(
+            min=torch.finfo(distance.dtype).tiny
+        )
         curvature = self.sample_size.curvature
-        bend = (
-            torch.where(carry[STEPS] >= 2 * length, bend, 0.0)
+        relative_change = (
+            torch.where(carry[STEPS] >= 2 * history_length, relative_change, 0.0)
             if curvature is None
-            else torch.full_like(bend, curvature)
+            else torch.full_like(relative_change, curvature)
         )
         n = self.sample_size(
-            length,
+            history_length,
             lr,
-            draw.loss,
-            draw.gradient,
-            slope,
+            sample_draw.loss,
+            sample_draw.gradient,
+            derivative_matrix,
             carry[MODELS] - theta[:, None],
-            self.estimator.variance(draw.batch, draw.weight, draw.f),
-            bend,
-            minimum=self.estimator.size + 1,
+            self.estimator.variance(sample_draw.batch, sample_draw.weight, sample_draw.f),
+            relative_change,
+            min_samples=self.estimator.size + 1,
         )
-        anchor = (carry[STEPS] >= length) & (carry[STEPS] % length == 0)
+        anchor = (carry[STEPS] >= history_length) & (carry[STEPS] % history_length == 0)
         return carry | {
-            SIZE: torch.where(self.history.is_full(carry), n, self.sample_size.cap),
-            USED: carry[USED] + samples_used,
-            PAST_SLOPE: torch.where(anchor[:, None, None], slope, carry[PAST_SLOPE]),
-            PAST_MODEL: torch.where(anchor[:, None], theta, carry[PAST_MODEL]),
+            SAMPLE_SIZE_KEY: torch.where(self.history.is_full(carry), n, self.sample_size.cap),
+            SAMPLES_USED_KEY: carry[SAMPLES_USED_KEY] + samples_used,
+            PAST_DERIVATIVE_KEY: torch.where(anchor[:, None, None], derivative_matrix, carry[PAST_DERIVATIVE_KEY]),
+            PAST_MODEL_KEY: torch.where(anchor[:, None], theta, carry[PAST_MODEL_KEY]),
         }
 
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         if not self.server_derivative:
             return
-        carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, SLOPE)}
+        carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, DERIVATIVE_KEY)}
         if self.server_method == "mean":
-            ready_mask = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.count.dtype)
-            mean = cohort.mean(carry[SLOPE], ready_mask)
+            ready_mask = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.multiplicity.dtype)
+            mean_derivative = cohort.mean(carry[DERIVATIVE_KEY], ready_mask)
         else:
-            ready_mask = self.history.is_full(carry).to(cohort.count.dtype)
+            ready_mask = self.history.is_full(carry).to(cohort.multiplicity.dtype)
             models, estimates = (cohort.mean(values, ready_mask) for values in self.history.recent_steps(carry))
-            mean = self.history.regression(models, estimates)
+            mean_derivative = self.history.regression(models, estimates)
         any_ready = cohort.sum(ready_mask) > 0
-        shared = memory[SHARED].unflatten(0, (len(mean), -1))
-        mean, update_mask = mean.to(shared.device)[:, None], any_ready.to(shared.device)[:, None, None, None]
-        shared.copy_(torch.where(update_mask, mean, shared))
-        memory[SHARES] |= cohort.federation.broadcast(any_ready)
+        server_derivatives = memory[SERVER_DERIVATIVE_KEY].unflatten(0, (len(mean_derivative), -1))
+        mean_derivative, update_mask = (
+            mean_derivative.to(server_derivatives.device)[:, None],
+            any_ready.to(server_derivatives.device)[:, None, None, None],
+        )
+        server_derivatives.copy_(torch.where(update_mask, mean_derivative, server_derivatives))
+        memory[SERVER_HAS_DERIVATIVE_KEY] |= cohort.federation.broadcast(any_ready)
 
     def traffic(self, dimension: int) -> tuple[int, int]:
         if not self.server_derivative:
@@ -194,8 +211,12 @@ class ProFL(PoFL):
         p, steps = self.estimator.size, self.history.length
         return p * dimension, p * dimension if self.server_method == "mean" else steps * (p + dimension)
 
-    def samples_used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
-        return (after[USED] - before[USED]).cpu().numpy() if self.adaptive else planned
+    def samples_used(self, planned_samples: np.ndarray, carry_before: Carry, carry_after: Carry) -> np.ndarray:
+        return (
+            (carry_after[SAMPLES_USED_KEY] - carry_before[SAMPLES_USED_KEY]).cpu().numpy()
+            if self.adaptive
+            else planned_samples
+        )
 
 
 class PG(PoFL):

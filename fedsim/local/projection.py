@@ -29,7 +29,7 @@ class Projection:
         if box is not None:
             if isinstance(box, str) or not isinstance(box, Sequence) or len(box) != 2:
                 raise ConfigError(f"{{box}}={box!r} must be two numbers, such as [-1,1]", mentions=("box",))
-            low, high = (checks.finite_number("box", edge) for edge in box)
+            low, high = (checks.check_finite("box", edge) for edge in box)
             if low >= high:
                 raise ConfigError(f"{{box}}={list(box)} is empty; give the lower edge first", mentions=("box",))
             box = (low, high)

@@ -14,7 +14,7 @@ MAX_DIAGONALISED_SIDE = (
 )
 
 POWER_ITERATION_TOLERANCE = 1e-6  # power iteration ends when no unit vector moves farther than this …
-BLOCK, BLOCKS = 10, 30  # … in a block of 10 iterations, or after 30 blocks
+ITERATIONS_PER_BLOCK, MAX_BLOCKS = 10, 30  # … in a block of 10 iterations, or after 30 blocks
 
 
 @validated
@@ -52,17 +52,19 @@ class RobustGradient:
         How many sweeps there are depends on the data, so every sweep ends in one transfer of a boolean to the host.
         """
         kept_mask, half_count = mask.bool(), mask.sum(1) / 2
-        finished = half_count < 1
-        while not bool(finished.all()):
-            centred, mean = centre(gradients, kept_mask)
-            remaining = kept_mask & self._below_tail(scores(centred), kept_mask)
-            mean_settled = (mean - centre(gradients, remaining)[1]).norm(dim=1) < self.settled * mean.norm(dim=1)
-            unchanged = (remaining == kept_mask).all(1)
-            kept_mask = torch.where(finished[:, None], kept_mask, remaining)
-            finished = finished | mean_settled | unchanged | (kept_mask.sum(1) <= half_count)
+        is_finished = half_count < 1
+        while not bool(is_finished.all()):
+            centred, mean = centre_gradients(gradients, kept_mask)
+            remaining_mask = kept_mask & self._below_tail(outlier_scores(centred), kept_mask)
+            mean_settled = (mean - centre_gradients(gradients, remaining_mask)[1]).norm(
+                dim=1
+            ) < self.settled * mean.norm(dim=1)
+            mask_is_unchanged = (remaining_mask == kept_mask).all(1)
+            kept_mask = torch.where(is_finished[:, None], kept_mask, remaining_mask)
+            is_finished = is_finished | mean_settled | mask_is_unchanged | (kept_mask.sum(1) <= half_count)
         return kept_mask
 
-    def _below_tail(self, tau: Tensor, mask: Tensor) -> Tensor:
+    def _below_tail(self, tau: Tensor, included_mask: Tensor) -> Tensor:
         """[c, B] is τ_j below φ?"""
         max_score = tau.amax(1, keepdim=True)
         share = (tau / torch.where(max_score > 0, max_score, 1.0)).nan_to_num(
@@ -70,45 +72,45 @@ class RobustGradient:
         )  # NaN of a client that diverged has no bin
         bin_index = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
         counts = torch.zeros(len(tau), self.bins, dtype=tau.dtype, device=tau.device)
-        counts.scatter_add_(1, bin_index, mask.to(tau.dtype))
-        dense = counts >= self.sparse * mask.sum(1, keepdim=True)
+        counts.scatter_add_(1, bin_index, included_mask.to(tau.dtype))
+        dense = counts >= self.sparse * included_mask.sum(1, keepdim=True)
         tail_mask = ~dense & (dense.cumsum(1) > 0)
-        first = torch.where(tail_mask.any(1), tail_mask.to(torch.int64).argmax(1), self.bins)
-        return bin_index < first[:, None]
+        first_tail_bin = torch.where(tail_mask.any(1), tail_mask.to(torch.int64).argmax(1), self.bins)
+        return bin_index < first_tail_bin[:, None]
 
 
-def centre(gradients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def centre_gradients(gradients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients [c, B, d] minus their mean over the mask [c, B], zero outside it; and that mean [c, d]."""
     weight = mask.to(gradients.dtype)
     mean = torch.einsum("cb,cbd->cd", weight, gradients) / weight.sum(1, keepdim=True).clamp(min=1)
     return (gradients - mean[:, None]) * weight[:, :, None], mean
 
 
-def scores(centred: Tensor) -> Tensor:
+def outlier_scores(centred_gradients: Tensor) -> Tensor:
     """τ [c, B]: squared projections of the rows of each matrix [c, B, d] on its top right singular vector.
 
     No singular value decomposition of the matrix itself: with v the top eigenvector of the smaller Gram matrix,
     τ = (X v)² where that is XᵀX, and τ = λ u² where it is XXᵀ = … λ u uᵀ ….
     """
-    _, samples, dimension = centred.shape
+    _, samples, dimension = centred_gradients.shape
     if min(samples, dimension) > MAX_DIAGONALISED_SIDE:
-        return (centred @ _power_iteration(centred)[:, :, None]).squeeze(2).square()
+        return (centred_gradients @ _power_iteration(centred_gradients)[:, :, None]).squeeze(2).square()
     if dimension <= samples:
-        _, vectors = torch.linalg.eigh(centred.mT @ centred)
-        return (centred @ vectors[:, :, -1:]).squeeze(2).square()
-    values, vectors = torch.linalg.eigh(centred @ centred.mT)
+        _, vectors = torch.linalg.eigh(centred_gradients.mT @ centred_gradients)
+        return (centred_gradients @ vectors[:, :, -1:]).squeeze(2).square()
+    values, vectors = torch.linalg.eigh(centred_gradients @ centred_gradients.mT)
     return values[:, -1:].clamp(min=0) * vectors[:, :, -1].square()
 
 
-def _power_iteration(centred: Tensor) -> Tensor:
+def _power_iteration(centred_gradients: Tensor) -> Tensor:
     """[c, d] top right singular vectors, from the row of largest norm (deterministic); zero for a zero matrix."""
-    longest_row = centred.square().sum(2).argmax(1)
-    v = centred[torch.arange(len(centred), device=centred.device), longest_row]
+    longest_row = centred_gradients.square().sum(2).argmax(1)
+    v = centred_gradients[torch.arange(len(centred_gradients), device=centred_gradients.device), longest_row]
     v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
-    for _ in range(BLOCKS):
+    for _ in range(MAX_BLOCKS):
         previous_vector = v
-        for _ in range(BLOCK):
-            v = (centred.mT @ (centred @ v[:, :, None])).squeeze(2)
+        for _ in range(ITERATIONS_PER_BLOCK):
+            v = (centred_gradients.mT @ (centred_gradients @ v[:, :, None])).squeeze(2)
             v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
         if bool(((v - previous_vector).norm(dim=1) < POWER_ITERATION_TOLERANCE).all()):
             break

@@ -17,12 +17,12 @@ from fedsim.shift import Shift
 
 class RRM(PFL):
     """Repeated risk minimisation (Perdomo et al. 2020): θ^{k+1} = argmin_Θ Σ_i w_i E_{z∼D_i(θ^k)} ℓ(z; θ), whose fixed
-    point is θ^PS. Local steps descend that risk for `shift.redraw` rounds, on the draw that answers θ^k.
+    point is θ^PS. Local steps descend that risk for `shift.redraw` rounds, on the draw that reacts to θ^k.
 
     What is left of the minimisation is up to rounds, steps and rate. A client that was away when θ^k was deployed draws
     when it comes, by the same law. With `reg` it is regularised: + reg ‖θ − θ^k‖²; in mean estimation with mean
     sensitivity ε̄, θ^{k+1} = (m̄ + (ε̄ + 2 reg) θ^k) / (1 + 2 reg), which helps where ε̄ < −1, never where ε̄ > 1.
-    Under inertia θ^k is what the data answer to, θ̃. Needs a shift with deploy=round and redraw.
+    Under inertia θ^k is what the data react to, θ̃. Needs a shift with deploy=round and redraw.
 
     Args:
         reg: of the regularised form; 0 is the plain one.
@@ -38,7 +38,7 @@ class RRM(PFL):
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         if not shift.active or shift.redraw is None:
             raise ConfigError(
-                f"local=rrm minimises on data that answer one model, but shift={type(shift).__name__} deploys others "
+                f"local=rrm minimises on data that react to one model, but shift={type(shift).__name__} deploys others "
                 "meanwhile; use a shift with shift.deploy=round shift.redraw=10, or local=pfl"
             )
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core.constraints import Count, PositivePerSeed, Validated
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.data.samples import Batch, ClientData, LocalWork
 from fedsim.data.samples.work import SamplingMode
@@ -33,10 +33,10 @@ class Objective(Protocol):
         """Value [] of the client's mean loss on the batch, at params [d], without a gradient."""
 
     def gradient_through(
-        self, params: Tensor, batch: Batch, answer: Callable[[Batch, Tensor], Batch]
+        self, params: Tensor, batch: Batch, shift_samples: Callable[[Batch, Tensor], Batch]
     ) -> tuple[Tensor, Tensor]:
-        """As `gradient`, of the loss on `answer(batch, θ)` at θ = params, by both its places; `answer` can be
-        differentiated in the trained parameters. Only for rules that step one client."""
+        """As `gradient`, of the loss on `shift_samples(batch, θ)` at θ = params, by both its places; `shift_samples`
+        can be differentiated in the trained parameters. Only for rules that step one client."""
 
     def penalised(
         self, params: Tensor, batch: Batch, penalty: Callable[[ForwardPass, Batch], Tensor]
@@ -59,7 +59,7 @@ class Objective(Protocol):
         """∇²f(params) · vector [d] of the client's mean loss on the batch; costs about two gradients."""
 
     def mixed_outputs(
-        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+        self, personal_params: Tensor, params: Tensor, alpha: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the mean loss of α·output(personal) + (1 − α)·output(params): its gradients with respect to personal [d]
         and to α [], and its value []. The ridge is that of `personal`."""
@@ -126,7 +126,7 @@ class GradientStep:
         return self.optimiser.rows if self.optimiser else ()
 
     @property
-    def moves(self) -> tuple[str, ...]:
+    def changed_entries(self) -> tuple[str, ...]:
         """Names in the carry of all that the step changes."""
         return (self.name, *self.state, *(self.optimiser.numbers if self.optimiser else ()))
 
@@ -144,7 +144,7 @@ class LocalRule(Validated, ABC):
         work: how many steps, on which samples.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf(
             "drop_last",
             lambda component, run: component.work.sampling == "pass",
@@ -159,14 +159,14 @@ class LocalRule(Validated, ABC):
         ),
         EffectiveIf(
             "drop_last",
-            lambda component, run: run.passes_end_short,
+            lambda component, run: run.has_incomplete_batches,
             "a client whose passes end, within a round, with fewer samples than batch_size",
             attribute="work.drop_last",
         ),
         EffectiveIf(
             "sampling",
             lambda component, run: not run.dataset.stream,
-            "data that are stored, and not drawn afresh",
+            "data that are stored, and not drawn for each batch",
             attribute="work.sampling",
         ),
     )
@@ -190,7 +190,7 @@ class LocalRule(Validated, ABC):
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
     knows_round: bool = False  # the carry holds 'round' [], int64
     own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
-    knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
+    knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data react to
     pooled: bool = False  # one client holds everybody's data (see `fedsim.data.datasets.pooled`)
     indivisible: bool = False  # a round's local steps belong together: a part of them makes no sense
     one_at_a_time: bool = False  # … and every batch is one member's, drawn at random
@@ -218,9 +218,9 @@ class LocalRule(Validated, ABC):
         many it gets from each: what `after_round` makes of the clients' memory, not the models; after `setup`."""
         return 0, 0
 
-    def samples_used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
+    def samples_used(self, planned_samples: np.ndarray, carry_before: Carry, carry_after: Carry) -> np.ndarray:
         """[n] training samples each row really used in a round, given those drawn [n] and the carries around it."""
-        return planned
+        return planned_samples
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]] | None:
         """The client's own predictor at the start of a round: weights [] and rows [d] whose outputs are summed.
@@ -240,8 +240,8 @@ class LocalRule(Validated, ABC):
         return type(self).on_round_start is not LocalRule.on_round_start
 
     def deploys(self, carry: Carry) -> Tensor:
-        """[d] the model that the client deploys at this step, which its data answer where `shift.deploy` is 'step': its
-        own current one, unless the rule explores. For what `step` is for: ONE client, or a chunk if `batched`."""
+        """[d] the model that the client deploys at this step, to which its data react where `shift.deploy` is 'step':
+        its own current one, unless the rule explores. For what `step` is for: ONE client, or a chunk if `batched`."""
         return carry["params"]
 
     def gradient_weight(self, step: int) -> float | None:

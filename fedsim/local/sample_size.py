@@ -35,33 +35,40 @@ class SampleSize:
 
     def __call__(
         self,
-        history: int,
+        history_count: int,
         lr: Tensor,
         loss: Tensor,
         gradient: Tensor,
-        derivative: Tensor,
-        displacement: Tensor,
+        estimated_derivative: Tensor,
+        model_displacement: Tensor,
         variance: Tensor,
         curvature: Tensor,
-        minimum: int,
+        min_samples: int,
     ) -> Tensor:
-        """n [c] int64, between `minimum` and the cap.
+        """n [c] int64, between `min_samples` and the cap.
 
         Args:
-            history: H.
+            history_count: H.
             lr, loss, variance, curvature: [c] η, ℓ, σ², M.
             gradient: [c, d] L̂₁.
-            derivative: [c, p, d] df/dθ.
-            displacement: [c, H, d] the rows of Δθ.
-            minimum: fewest samples from which f can be estimated.
+            estimated_derivative: [c, p, d] df/dθ.
+            model_displacement: [c, H, d] the rows of Δθ.
+            min_samples: fewest samples from which f can be estimated.
         """
-        squared = displacement.square().sum((1, 2))
-        steepness = derivative.square().sum((1, 2))
-        numerator = 2 * (2 * loss.square() * history / squared + steepness) * variance * math.log(2 / self.failure)
-        curved = curvature * lr * gradient.square().sum(1) * history**3 * loss
-        denominator = 2 * self.tolerance - curved.square() * squared
-        n = torch.where(
-            (denominator > 0) & (squared > 0), numerator / torch.where(denominator > 0, denominator, 1.0), self.cap
+        squared_displacement = model_displacement.square().sum((1, 2))
+        steepness = estimated_derivative.square().sum((1, 2))
+        numerator = (
+            2
+            * (2 * loss.square() * history_count / squared_displacement + steepness)
+            * variance
+            * math.log(2 / self.failure)
         )
-        bounded = torch.nan_to_num(n, nan=self.cap).clamp(min=min(minimum, self.cap), max=self.cap)
+        curvature_term = curvature * lr * gradient.square().sum(1) * history_count**3 * loss
+        denominator = 2 * self.tolerance - curvature_term.square() * squared_displacement
+        n = torch.where(
+            (denominator > 0) & (squared_displacement > 0),
+            numerator / torch.where(denominator > 0, denominator, 1.0),
+            self.cap,
+        )
+        bounded = torch.nan_to_num(n, nan=self.cap).clamp(min=min(min_samples, self.cap), max=self.cap)
         return bounded.ceil().to(torch.int64)

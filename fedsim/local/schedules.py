@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from typing import Annotated
 
 from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf, Positive, PositiveFraction, Validated
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
 
@@ -56,7 +57,7 @@ class InverseSqrt(Schedule):
 SCHEDULE_UNITS = ("step", "epoch", "round", "local_step")
 
 
-def elapsed(unit: str, t: int, k: int, steps: int, per_pass: int) -> int:
+def elapsed_units(unit: str, t: int, k: int, steps: int, per_pass: int) -> int:
     """How many local steps, passes through the data, rounds, or local steps of this round have gone by."""
     if unit in ("round", "local_step"):
         return t if unit == "round" else k
@@ -74,7 +75,7 @@ class PerStep(Schedule):
         self.steady = unit == "round"
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
-        return self.decay ** elapsed(self.unit, t, k, steps, per_pass)
+        return self.decay ** elapsed_units(self.unit, t, k, steps, per_pass)
 
 
 class Cosine(Schedule):
@@ -82,6 +83,9 @@ class Cosine(Schedule):
     first `warmup` rounds rise to η in equal steps (Loshchilov and Hutter, ICLR 2017, eq. 5, without restarts)."""
 
     steady = True
+    effective_if = (
+        EffectiveIf("floor", lambda component, run: component.warmup < run.rounds, "more rounds than {at}.warmup"),
+    )
 
     def __init__(self, rounds: Count = 100, warmup: CountOrZero = 0, floor: Fraction = 0.0) -> None:
         self.rounds = rounds
@@ -111,4 +115,4 @@ class Inverse(Schedule):
         self.steady = unit == "round"
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
-        return 1.0 / (elapsed(self.unit, t, k, steps, per_pass) + self.offset)
+        return 1.0 / (elapsed_units(self.unit, t, k, steps, per_pass) + self.offset)

@@ -45,10 +45,10 @@ class StatefulPerfGD(PoFL):
 
     effective_if = (
         EffectiveIf(
-            "spread", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
+            "spread", lambda component, run: component.estimator.size > 0, "data that react to the model: a shift"
         ),
         EffectiveIf(
-            "horizon", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
+            "horizon", lambda component, run: component.estimator.size > 0, "data that react to the model: a shift"
         ),
     )
 
@@ -86,20 +86,27 @@ class StatefulPerfGD(PoFL):
     def point(self, carry: Carry, batch: Batch) -> Tensor:
         return torch.cat([self.deploys(carry), self.history.last_estimate(carry)], dim=1)  # (θ_t, f_{t−1}), [c, d + p]
 
-    def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
+    def shift_gradient(self, carry: Carry, draw: Draw, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
         # [c, H, d + p], [c, H, p]
         input_changes, estimate_changes = self.history.differences(carry, draw.theta, draw.f)
         inverse = torch.linalg.pinv(input_changes, rtol=self.history.rcond)
-        by_theta, by_before = inverse.split([inverse.shape[1] - moment.shape[1], moment.shape[1]], dim=1)
+        by_theta, by_before = inverse.split(
+            [inverse.shape[1] - moment_gradient.shape[1], moment_gradient.shape[1]], dim=1
+        )
         # ∂₁ = Δfᵀ Pᵀ and ∂₂ = Δfᵀ Qᵀ of rank H: (∂₁ᵀ Σ (∂₂ᵀ)ᵏ) u = P Σ (Δf Q)ᵏ Δf u, with matrices of H alone
-        recurrence, coefficients = estimate_changes @ by_before, estimate_changes @ moment[:, :, None]
+        recurrence_matrix, regression_coefficients = (
+            estimate_changes @ by_before,
+            estimate_changes @ moment_gradient[:, :, None],
+        )
         if self.horizon is None:
-            identity = torch.eye(self.history.length, dtype=recurrence.dtype, device=recurrence.device)
-            coefficients = torch.linalg.pinv(identity - recurrence, rtol=self.history.rcond) @ coefficients
+            identity = torch.eye(self.history.length, dtype=recurrence_matrix.dtype, device=recurrence_matrix.device)
+            regression_coefficients = (
+                torch.linalg.pinv(identity - recurrence_matrix, rtol=self.history.rcond) @ regression_coefficients
+            )
         else:
-            term = coefficients
+            term = regression_coefficients
             for _ in range(self.horizon):
-                term = recurrence @ term
-                coefficients = coefficients + term
+                term = recurrence_matrix @ term
+                regression_coefficients = regression_coefficients + term
         ready_mask = self.history.is_past(carry, 1)[:, None]  # the first step of all has no f before it
-        return carry, torch.where(ready_mask, (by_theta @ coefficients).squeeze(2), 0.0)
+        return carry, torch.where(ready_mask, (by_theta @ regression_coefficients).squeeze(2), 0.0)

@@ -46,8 +46,8 @@ class ModuleCaller:
         """[B, …], or [B, …, C] for classes."""
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
         with self._checked_call(module, inputs):
-            returned = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
-        return self._selected_output(returned)
+            module_output = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
+        return self._selected_output(module_output)
 
     def functional(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """The same with these parameters and buffers in the place of the module's own."""
@@ -57,10 +57,10 @@ class ModuleCaller:
         tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
         tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
         with self._checked_call(module, inputs):
-            returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
+            module_output = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied_tensors:  # what the pass put in the place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
-        return self._selected_output(returned)
+        return self._selected_output(module_output)
 
     @contextlib.contextmanager
     def _checked_call(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
@@ -74,14 +74,14 @@ class ModuleCaller:
         """
         tensors = [value for value in tree_leaves(inputs) if not value.is_inference()]
         versions = [value._version for value in tensors]
-        stream_states = streams.rng_state() if self.watches_streams else None
+        stream_states = streams.global_rng_state() if self.watches_streams else None
         yield
         if [value._version for value in tensors] != versions:
             raise ConfigError(
                 f"model: the forward pass of {type(module).__name__} writes into its input, which is the stored data "
                 "set's; work on a copy"
             )
-        if stream_states is not None and not streams.states_equal(stream_states, streams.rng_state()):
+        if stream_states is not None and not streams.rng_states_equal(stream_states, streams.global_rng_state()):
             refuse_random_evaluation(module)
 
     @contextlib.contextmanager
@@ -93,41 +93,49 @@ class ModuleCaller:
         finally:
             self.watches_streams = False
 
-    def _selected_output(self, returned: Any) -> Any:
+    def _selected_output(self, module_output: Any) -> Any:
         """The output among what a module returned: a tensor, unless a loss takes it whole.
 
         Heads that exist in training only (GoogLeNet) leave a tensor in evaluation.
         """
-        output = returned if self.output is None or isinstance(returned, Tensor) else self._named_output(returned)
+        output = (
+            module_output
+            if self.output is None or isinstance(module_output, Tensor)
+            else self._named_output(module_output)
+        )
         if self.passes_objects and self.output is None and not isinstance(output, Tensor):
             return output
         if not isinstance(output, Tensor):
-            names = ", ".join(map(repr, self._output_names(returned)))
+            names = ", ".join(map(repr, self._output_names(module_output)))
             raise ConfigError(
-                f"model: the module returns a {type(returned).__name__}, not a tensor; name its output by model.output"
-                + (f", one of {names}" if names else "")
+                f"model: the module returns a {type(module_output).__name__}, not a tensor; name its "
+                "output by model.output" + (f", one of {names}" if names else "")
             )
         return output.movedim(1, -1) if self.classes_second else output
 
-    def _named_output(self, returned: Any) -> Any:
+    def _named_output(self, module_output: Any) -> Any:
         """By name or number; None where there is no such thing."""
-        if isinstance(returned, Mapping):
-            return returned.get(self.output)
+        if isinstance(module_output, Mapping):
+            return module_output.get(self.output)
         if isinstance(self.output, int):
-            in_range = isinstance(returned, (tuple, list)) and -len(returned) <= self.output < len(returned)
-            return returned[self.output] if in_range else None
-        return getattr(returned, str(self.output), None)
+            in_range = isinstance(module_output, (tuple, list)) and -len(module_output) <= self.output < len(
+                module_output
+            )
+            return module_output[self.output] if in_range else None
+        return getattr(module_output, str(self.output), None)
 
     @staticmethod
-    def _output_names(returned: Any) -> list[Any]:
+    def _output_names(module_output: Any) -> list[Any]:
         """What `output` could be."""
-        if isinstance(returned, Mapping):
-            return [name for name, value in returned.items() if isinstance(value, Tensor)]
-        if hasattr(returned, "_fields"):
-            return list(returned._fields)
-        if isinstance(returned, (tuple, list)):
-            return [number for number, value in enumerate(returned) if isinstance(value, Tensor)]
-        return [name for name, value in vars(returned).items() if isinstance(value, Tensor)] if returned else []
+        if isinstance(module_output, Mapping):
+            return [name for name, value in module_output.items() if isinstance(value, Tensor)]
+        if hasattr(module_output, "_fields"):
+            return list(module_output._fields)
+        if isinstance(module_output, (tuple, list)):
+            return [number for number, value in enumerate(module_output) if isinstance(value, Tensor)]
+        return (
+            [name for name, value in vars(module_output).items() if isinstance(value, Tensor)] if module_output else []
+        )
 
 
 def refuse_random_evaluation(module: Callable[..., Any]) -> NoReturn:
@@ -144,7 +152,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     A layer that is used in two places is one layer: `functional_call` would exchange its tensors twice, and put back
     what it had put in itself.
     """
-    first: dict[int, str] = {}
+    first_name_by_id: dict[int, str] = {}
     visited_slots: set[tuple[int, str]] = set()
     aliases: dict[str, str] = {}
     for prefix, layer in module.named_modules(remove_duplicate=False):
@@ -153,8 +161,8 @@ def tied_names(module: nn.Module) -> dict[str, str]:
             if value is None or slot in visited_slots:
                 continue
             visited_slots.add(slot)
-            if first.setdefault(id(value), name) != name:
-                aliases[name] = first[id(value)]
+            if first_name_by_id.setdefault(id(value), name) != name:
+                aliases[name] = first_name_by_id[id(value)]
     return aliases
 
 

@@ -94,41 +94,53 @@ class Widths(Capacity):
     def setup(self, federation: Federation) -> None:
         order = np.argsort(self.widths, kind="stable")
         self.ascending = np.asarray(self.widths, dtype=np.float64)[order]
-        shares = np.ones(len(order)) if self.shares is None else np.asarray(self.shares, dtype=np.float64)[order]
-        m = federation.clients
-        # the k-th of m clients in ascending order has the width in whose share (k + ½)/m lies
-        ranks = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], (np.arange(m) + 0.5) / m, side="right")
-        if self.assign == "size":
-            sizes = federation.sizes.reshape(federation.replicates, m)
-            ascending_rank = np.argsort(np.argsort(sizes, axis=1, kind="stable"), axis=1, kind="stable")
-        else:
-            ascending_rank = rng.draws_by_seed(federation.seeds, lambda draw: draw.permutation(m), rng.Purpose.CAPACITY)
-        self.level = torch.as_tensor(ranks[ascending_rank].reshape(-1)).to(federation.device)
+        shares = [1.0] * len(order) if self.shares is None else [self.shares[k] for k in order]
+        self.level = levels_of_clients(federation, shares, self.assign, rng.Purpose.CAPACITY)
 
     def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
-        level = self.level[cohort.virtual]
+        level = self.level[cohort.virtual_clients]
         if self.redraw:
-            keys = rng.row_keys(cohort.seed, rng.Purpose.WIDTH, cohort.client, t)
+            keys = rng.row_keys(cohort.seed, rng.Purpose.WIDTH, cohort.client_index, t)
             level = rng.integers(keys, torch.zeros_like(level), level + 1)
         if self.channels == "random":
             return [
                 self._random_channels(cohort, level, width, (t, layer)) for layer, width in enumerate(widths)
             ], torch.arange(len(level), device=level.device)
-        first = t if self.channels == "rolling" else 0
-        return [self._channel_windows(width, first).to(level.device) for width in widths], level
+        first_channel = t if self.channels == "rolling" else 0
+        return [self._channel_windows(width, first_channel).to(level.device) for width in widths], level
 
     def _held_counts(self, width: int) -> list[int]:
         """How many of so many channels a client of each width holds."""
         return [math.ceil(round(share * width, 9)) for share in self.ascending]
 
-    def _channel_windows(self, width: int, first: int) -> Tensor:
-        """[k, width] of each width the channels from `first` on, around the end."""
-        position = (torch.arange(width) - first) % width
+    def _channel_windows(self, width: int, first_channel: int) -> Tensor:
+        """[k, width] of each width the channels from `first_channel` on, around the end."""
+        position = (torch.arange(width) - first_channel) % width
         return position[None] < torch.tensor(self._held_counts(width))[:, None]
 
     def _random_channels(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
         """[n, width] of each row as many channels as it holds, drawn without replacement."""
-        keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client, *counters)
+        keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client_index, *counters)
         uniform_numbers = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
         ranks = uniform_numbers.argsort(dim=1, stable=True).argsort(dim=1)
         return ranks < torch.tensor(self._held_counts(width), device=keys.device)[level][:, None]
+
+
+def levels_of_clients(federation: Federation, shares: Sequence[float], assign: str, purpose: rng.Purpose) -> Tensor:
+    """[R·m] int64 the level of each client, of levels with these shares of the clients, up to a factor.
+
+    Args:
+        federation: the clients.
+        shares: of each level, in ascending order.
+        assign: 'random': levels are drawn, by seed; 'size': clients with more samples have higher ones.
+        purpose: of the draws.
+    """
+    m, relative = federation.clients, np.asarray(shares, dtype=np.float64)
+    # the k-th of m clients in ascending order has the level in whose share (k + ½)/m lies
+    levels = np.searchsorted(np.cumsum(relative / relative.sum())[:-1], (np.arange(m) + 0.5) / m, side="right")
+    if assign == "size":
+        sizes = federation.num_samples.reshape(federation.num_replicates, m)
+        ascending_rank = np.argsort(np.argsort(sizes, axis=1, kind="stable"), axis=1, kind="stable")
+    else:
+        ascending_rank = rng.draws_by_seed(federation.seeds, lambda draw: draw.permutation(m), purpose)
+    return torch.as_tensor(levels[ascending_rank].reshape(-1)).to(federation.device)

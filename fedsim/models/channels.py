@@ -27,12 +27,12 @@ class ChannelLayer:
     Attributes:
         outputs: which hidden layer its output channels are, from 0; None: they are the network's outputs.
         inputs: which hidden layer its inputs come from; None: they are the network's inputs.
-        mixes: whether its weight has one entry for each pair of output and input; else one for each channel.
+        mixes_channels: whether its weight has one entry for each pair of output and input; else one for each channel.
     """
 
     outputs: int | None
     inputs: int | None
-    mixes: bool = True
+    mixes_channels: bool = True
 
 
 class ChannelChain:
@@ -50,7 +50,7 @@ class ChannelChain:
         self.layers, self.widths, self.shapes = dict(layers), tuple(widths), dict(shapes)
 
     @classmethod
-    def of(cls, model: RowModel, samples: Mapping[str, Tensor]) -> ChannelChain:
+    def trace_model(cls, model: RowModel, samples: Mapping[str, Tensor]) -> ChannelChain:
         """That of a model, whose layers are followed through one evaluation of these samples.
 
         Raises:
@@ -59,13 +59,15 @@ class ChannelChain:
         name = type(model.evaluation_module).__name__
         layers: dict[str, ChannelLayer] = {}
         widths: list[int] = []
-        modules, previous = dict(model.evaluation_module.named_modules()), None
+        modules, previous_layer = dict(model.evaluation_module.named_modules()), None
         order = _executed_layers(model, samples)
         mixing = [layer for layer in order if isinstance(modules[layer], CHANNEL_MIXING_LAYERS)]
-        missing = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
-        if missing or len(set(order)) < len(order):
+        untraced_layers = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
+        if untraced_layers or len(set(order)) < len(order):
             unsupported_layer = (
-                sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
+                sorted(untraced_layers)[0]
+                if untraced_layers
+                else next(layer for layer in order if order.count(layer) > 1)
             )
             raise ConfigError(
                 f"capacity: each layer must be executed once, but {unsupported_layer!r} of {name} "
@@ -76,10 +78,10 @@ class ChannelChain:
             module = modules[layer]
             if (
                 isinstance(module, NORMALISATION_LAYERS)
-                and previous is not None
-                and module.num_features == widths[previous]
+                and previous_layer is not None
+                and module.num_features == widths[previous_layer]
             ):
-                layers[layer] = ChannelLayer(previous, previous, mixes=False)
+                layers[layer] = ChannelLayer(previous_layer, previous_layer, mixes_channels=False)
                 continue
             if (
                 not isinstance(module, CHANNEL_MIXING_LAYERS)
@@ -91,62 +93,66 @@ class ChannelChain:
                     f"its channels, and {layer!r} of {name} is {type(module).__name__}; use another model, such as "
                     "model=mlp, or capacity=full"
                 )
-            if previous is not None and module.weight.shape[1] % widths[previous]:
+            if previous_layer is not None and module.weight.shape[1] % widths[previous_layer]:
                 raise ConfigError(
                     f"capacity: {layer!r} of {name} has {module.weight.shape[1]} inputs, no multiple of the "
-                    f"{widths[previous]} channels before it; use capacity=full"
+                    f"{widths[previous_layer]} channels before it; use capacity=full"
                 )
-            last = layer == mixing[-1]
-            layers[layer] = ChannelLayer(None if last else len(widths), previous)
-            if not last:
-                previous = len(widths)
+            is_last_layer = layer == mixing[-1]
+            layers[layer] = ChannelLayer(None if is_last_layer else len(widths), previous_layer)
+            if not is_last_layer:
+                previous_layer = len(widths)
                 widths.append(module.weight.shape[0])
         if not widths:
             raise ConfigError(f"capacity: {name} has no hidden layer; use another model, or capacity=full")
         return cls(layers, widths, model.shapes)
 
-    def masks(self, held: Sequence[Tensor]) -> Tensor:
+    def masks(self, held_channels: Sequence[Tensor]) -> Tensor:
         """The columns of clients that hold these channels.
 
         Args:
-            held: of each hidden layer [k, channels] bool.
+            held_channels: of each hidden layer [k, channels] bool.
 
         Returns:
             [k, d] bool.
         """
-        count, pieces = len(held[0]), []
+        count, column_masks = len(held_channels[0]), []
         for name, shape in self.shapes.items():
             path, _, parameter = name.rpartition(".")
-            layer, outputs = self.layers[path], self._held_outputs(path, shape[0], held)
-            if parameter != "weight" or not layer.mixes:
-                pieces.append(outputs)
+            layer, outputs = self.layers[path], self._held_outputs(path, shape[0], held_channels)
+            if parameter != "weight" or not layer.mixes_channels:
+                column_masks.append(outputs)
                 continue
-            inputs = held[0].new_ones(count, shape[1])
+            inputs = held_channels[0].new_ones(count, shape[1])
             if layer.inputs is not None:  # a flattened image has its channels one after another
-                channels = held[layer.inputs]
+                channels = held_channels[layer.inputs]
                 inputs = channels.repeat_interleave(shape[1] // channels.shape[1], 1)
             pairs = outputs[:, :, None] & inputs[:, None, :]
-            pieces.append(pairs.reshape(count, -1).repeat_interleave(shape[2:].numel(), 1))
-        return torch.cat(pieces, 1)
+            column_masks.append(pairs.reshape(count, -1).repeat_interleave(shape[2:].numel(), 1))
+        return torch.cat(column_masks, 1)
 
-    def incoming(self, held: Sequence[Tensor]) -> Tensor:
+    def incoming_column_mask(self, held_channels: Sequence[Tensor]) -> Tensor:
         """[k, d] bool: the columns that lead into channels which are not held."""
-        pieces = []
+        column_masks = []
         for name, shape in self.shapes.items():
-            outputs = self._held_outputs(name.rpartition(".")[0], shape[0], held)
-            pieces.append((~outputs).repeat_interleave(shape[1:].numel(), 1))
-        return torch.cat(pieces, 1)
+            outputs = self._held_outputs(name.rpartition(".")[0], shape[0], held_channels)
+            column_masks.append((~outputs).repeat_interleave(shape[1:].numel(), 1))
+        return torch.cat(column_masks, 1)
 
-    def _held_outputs(self, path: str, width: int, held: Sequence[Tensor]) -> Tensor:
+    def _held_outputs(self, path: str, width: int, held_channels: Sequence[Tensor]) -> Tensor:
         """[k, width] bool: which of a layer's outputs are held; all outputs of the network are."""
-        hidden = self.layers[path].outputs
-        return held[0].new_ones(len(held[0]), width) if hidden is None else held[hidden]
+        output_channels = self.layers[path].outputs
+        return (
+            held_channels[0].new_ones(len(held_channels[0]), width)
+            if output_channels is None
+            else held_channels[output_channels]
+        )
 
 
 def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
     """The names of the layers with parameters of their own, as they are executed."""
     order: list[str] = []
-    handles = [
+    hook_handles = [
         module.register_forward_hook(lambda _module, _inputs, _output, name=name: order.append(name))
         for name, module in model.evaluation_module.named_modules()
         if any(parameter is not None for parameter in module._parameters.values())
@@ -154,8 +160,8 @@ def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str
     try:
         model.evaluate(model.initial([0])[0], model.call.inputs(samples))
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook_handle in hook_handles:
+            hook_handle.remove()
     return order
 
 
@@ -164,14 +170,16 @@ def _has_odd_parameters(module: nn.Module) -> bool:
     return bool(module._parameters.keys() - {"weight", "bias"}) or bool(list(module.children()))
 
 
-def check_chain(model: RowModel, chain: ChannelChain, held: Sequence[Tensor], samples: Mapping[str, Tensor]) -> None:
+def check_chain(
+    model: RowModel, chain: ChannelChain, held_channels: Sequence[Tensor], samples: Mapping[str, Tensor]
+) -> None:
     """Refuse a model in which channels that a client does not hold take part: their incoming columns must not matter to
     its output, and the columns that it lacks must get no gradient.
 
     Args:
         model: tried at a random row.
         chain: its layers.
-        held: of each hidden layer [1, channels] bool, those that the client holds.
+        held_channels: of each hidden layer [1, channels] bool, those that the client holds.
         samples: a few inputs and targets.
 
     Raises:
@@ -181,20 +189,24 @@ def check_chain(model: RowModel, chain: ChannelChain, held: Sequence[Tensor], sa
     draw = torch.Generator().manual_seed(0)
     row = model.initial([0])[0]
     row = row + (0.1 * torch.randn(len(row), generator=draw)).to(row)
-    mask, incoming = (columns[0].to(row.device) for columns in (chain.masks(held), chain.incoming(held)))
+    mask, incoming_columns = (
+        columns[0].to(row.device) for columns in (chain.masks(held_channels), chain.incoming_column_mask(held_channels))
+    )
     masked_row, inputs = row * mask, model.call.inputs(samples)
     with torch.no_grad():
-        expected, disturbed = (model.evaluate(r, inputs) for r in (masked_row, torch.where(incoming, row, masked_row)))
+        expected, disturbed = (
+            model.evaluate(r, inputs) for r in (masked_row, torch.where(incoming_columns, row, masked_row))
+        )
     if not torch.allclose(expected, disturbed, rtol=1e-3, atol=1e-4):
         raise ConfigError(
             f"capacity: channels that a client does not hold change the output of {name} (a normalisation across "
             "channels does this, and a connection that skips layers); use another model, or capacity=full"
         )
     batch = dict(samples) | {"key": torch.zeros((), dtype=torch.int64, device=row.device)}
-    leaves = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(masked_row).items()}
+    leaf_tensors = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(masked_row).items()}
     with torch.enable_grad():
-        value = model.objective(model.predict(leaves, batch), batch, list(leaves.values()))
-        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        value = model.objective(model.predict(leaf_tensors, batch), batch, list(leaf_tensors.values()))
+        gradients = torch.autograd.grad(value, list(leaf_tensors.values()), materialize_grads=True)
     gradient = torch.cat([gradient_part.reshape(-1) for gradient_part in gradients])
     if bool((gradient * ~mask).abs().max() > 1e-6 * gradient.abs().max()):
         raise ConfigError(

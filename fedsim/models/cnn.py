@@ -47,10 +47,10 @@ class _ConvNet(nn.Module):
             layers += [nn.Dropout(dropout)] if dropout else []
             layers += [nn.Linear(a, b)] + ([nn.ReLU()] if position < len(hidden) else [])
         self.layers = nn.Sequential(*layers)
-        *inner, last = [m for m in self.layers if isinstance(m, nn.Conv2d | nn.Linear)]
-        for module in inner:
+        *hidden_layers, output_layer = [m for m in self.layers if isinstance(m, nn.Conv2d | nn.Linear)]
+        for module in hidden_layers:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        for module in inner if last_bias == "default" else [*inner, last]:
+        for module in hidden_layers if last_bias == "default" else [*hidden_layers, output_layer]:
             assert module.bias is not None
             nn.init.zeros_(module.bias)
 

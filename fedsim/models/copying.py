@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, first_message_line
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -43,7 +43,7 @@ def copy_module(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, replacements)
     except Exception as error:
-        reason = first_line(error, type(error).__name__)
+        reason = first_message_line(error, type(error).__name__)
         raise ConfigError(
             f"model: {type(module).__name__} cannot be copied ({reason}), and each client trains a copy of its own; "
             "keep what cannot be copied out of its attributes"

@@ -37,8 +37,8 @@ class KeyedDropout(nn.Module):
         clients = 1 if self.key.dim() == 0 else len(self.key)
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
         counters = torch.arange(shape.numel() // clients, dtype=torch.int32, device=x.device)
-        dropped = rng.uniform_below(rng.fold(self.key, self.layer)[..., None], counters, self.p).reshape(shape)
-        return x * dropped.logical_not_().to(x.dtype).mul_(1 / (1 - self.p))
+        is_dropped = rng.uniform_below(rng.fold_in(self.key, self.layer)[..., None], counters, self.p).reshape(shape)
+        return x * is_dropped.logical_not_().to(x.dtype).mul_(1 / (1 - self.p))
 
 
 def key_dropouts(module: nn.Module) -> list[str]:
@@ -56,7 +56,7 @@ def key_dropouts(module: nn.Module) -> list[str]:
             )
         if isinstance(child, (nn.Dropout, *_CHANNELWISE_DROPOUT_LAYERS)):
             parent, _, leaf = name.rpartition(".")
-            keyed = KeyedDropout(child.p, len(names), isinstance(child, _CHANNELWISE_DROPOUT_LAYERS))
-            setattr(module.get_submodule(parent), leaf, keyed)
+            keyed_layer = KeyedDropout(child.p, len(names), isinstance(child, _CHANNELWISE_DROPOUT_LAYERS))
+            setattr(module.get_submodule(parent), leaf, keyed_layer)
             names.append(f"{name}.key")
     return names

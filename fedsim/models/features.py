@@ -41,9 +41,9 @@ class FeatureLayer:
         layers = [layer_name for layer_name, _ in module.named_modules() if layer_name]
         if name is not None:
             if name not in layers:
-                near = checks.nearest(name, layers)
+                name_hint = checks.nearest_name_hint(name, layers)
                 raise ConfigError(
-                    f"{key}={name!r} is no layer of {type(module).__name__}, which has {', '.join(layers)}{near}"
+                    f"{key}={name!r} is no layer of {type(module).__name__}, which has {', '.join(layers)}{name_hint}"
                 )
             return cls(name)
         linear = [layer_name for layer_name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
@@ -57,17 +57,21 @@ class FeatureLayer:
     @contextlib.contextmanager
     def recorded(self, module: nn.Module) -> Iterator[list[Tensor]]:
         """Within the block, what passes through this layer of the module is appended to the list."""
-        passed: list[Tensor] = []
+        recorded_tensors: list[Tensor] = []
 
-        def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
-            passed.append(inputs[0] if self.of_input else output)
+        def record_tensor(layer: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
+            recorded_tensors.append(inputs[0] if self.of_input else output)
 
         layer = module.get_submodule(self.name)
-        handle = layer.register_forward_pre_hook(note) if self.of_input else layer.register_forward_hook(note)
+        hook_handle = (
+            layer.register_forward_pre_hook(record_tensor)
+            if self.of_input
+            else layer.register_forward_hook(record_tensor)
+        )
         try:
-            yield passed
+            yield recorded_tensors
         finally:
-            handle.remove()
+            hook_handle.remove()
 
     def describe(self) -> str:
         """For messages."""
@@ -87,7 +91,7 @@ class ForwardPass:
     features: Tensor
 
     @classmethod
-    def of(cls, output: Tensor, recorded: list[Tensor], dtype: torch.dtype) -> ForwardPass:
+    def from_recording(cls, output: Tensor, recorded: list[Tensor], dtype: torch.dtype) -> ForwardPass:
         """From what was recorded, in the run's type."""
         return cls(output, recorded[-1].flatten(1).to(dtype) if recorded else output.new_zeros(len(output), 0))
 

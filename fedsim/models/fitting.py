@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.core.errors import ConfigError, keys_under
+from fedsim.core.errors import ConfigError, prefix_error_keys
 
 
 def fit_constructor(
@@ -27,11 +27,11 @@ def fit_constructor(
     if isinstance(model, nn.Module):
         return model
     try:
-        accepted = inspect.signature(model).parameters
+        model_parameters = inspect.signature(model).parameters
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
     fixed_keywords = model.keywords if isinstance(model, functools.partial) else {}
-    takes_classes = accepted.get("classes")
+    takes_classes = model_parameters.get("classes")
     if not classes and takes_classes is not None and takes_classes.default is takes_classes.empty:
         name = getattr(model, "__name__", type(model).__name__)
         raise ConfigError(
@@ -43,10 +43,10 @@ def fit_constructor(
     if per_position is not None and fixed_keywords.get("every") is None:
         arguments["every"] = per_position
     return functools.partial(
-        _built_model, model, **{name: value for name, value in arguments.items() if name in accepted}
+        _built_model, model, **{name: value for name, value in arguments.items() if name in model_parameters}
     )
 
 
 def _built_model(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
-    with keys_under("model"):
+    with prefix_error_keys("model"):
         return model(**arguments)

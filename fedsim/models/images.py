@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedsim.core import checks
 from fedsim.core.constraints import Count, Fraction, OneOf, validated
 from fedsim.core.errors import ConfigError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.models.attention import attention_blocks
 
 NORM_KINDS = ("batch", "group", "none")
@@ -57,6 +57,8 @@ class ViT(nn.Module):
         dropout: in attention and after every sublayer.
     """
 
+    first_stages: ClassVar[dict[str, tuple[str, ...]]] = {"embed": ("patches", "first", "position")}
+
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -77,10 +79,13 @@ class ViT(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn(1, 1 + height // patch * (breadth // patch), width))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] → [B, 1 + patches, width], with positions."""
         patches = self.patches(x).flatten(2).mT
-        x = torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.position
-        return self.head(self.norm(self.blocks(x)[:, 0]))
+        return torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.position
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embed(x))[:, 0]))
 
 
 @validated
@@ -106,19 +111,19 @@ def from_torchvision(
         weights: of torchvision, such as 'DEFAULT'; the last layer is drawn anew.
         **options: of the model.
     """
-    models = torchvision().models
-    checks.choice("name", name, models.list_models(module=models))
+    models = import_torchvision().models
+    checks.check_choice("name", name, models.list_models(module=models))
     if weights is not None:
-        checks.choice("weights", weights, [entry.name for entry in models.get_model_weights(name)] + ["DEFAULT"])
+        checks.check_choice("weights", weights, [entry.name for entry in models.get_model_weights(name)] + ["DEFAULT"])
     arguments = {"num_classes": classes} if weights is None else {"weights": weights}
     module: nn.Module = models.get_model(name, **arguments, **options)
     if weights is not None:
         _replace_last_layer(module, classes)
     if small_images:
-        first = getattr(module, "conv1", None)
-        if not isinstance(first, nn.Conv2d) or not hasattr(module, "maxpool"):
+        first_convolution = getattr(module, "conv1", None)
+        if not isinstance(first_convolution, nn.Conv2d) or not hasattr(module, "maxpool"):
             raise ConfigError(f"{{small_images}}=true is for residual networks, not {name}", mentions=("small_images",))
-        module.conv1 = nn.Conv2d(shape[0], first.out_channels, 3, padding=1, bias=False)
+        module.conv1 = nn.Conv2d(shape[0], first_convolution.out_channels, 3, padding=1, bias=False)
         module.maxpool = nn.Identity()
         nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
     return module if norm == "batch" else _replace_normalisation(module, norm)
@@ -126,9 +131,9 @@ def from_torchvision(
 
 def _replace_last_layer(module: nn.Module, classes: int) -> None:
     """Another last linear layer, in place."""
-    name, last = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)][-1]
+    name, last_layer = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)][-1]
     parent, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(parent), leaf, nn.Linear(last.in_features, classes))
+    setattr(module.get_submodule(parent), leaf, nn.Linear(last_layer.in_features, classes))
 
 
 def _replace_normalisation(module: nn.Module, norm: str) -> nn.Module:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.core.targets import Kind
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.targets import TargetKind
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.models.images import from_torchvision
 
 # Losses of torch.nn.functional and torchvision.ops, and those of fedsim's.
@@ -24,7 +24,7 @@ def _builds_model(candidate: Any) -> bool:
     """`from_torchvision`, or a function by which torchvision registers a model."""
     if candidate is from_torchvision:
         return True
-    models = torchvision().models
+    models = import_torchvision().models
     return any(models.get_model_builder(name) is candidate for name in models.list_models())
 
 
@@ -32,18 +32,18 @@ def _is_loss(candidate: Any) -> bool:
     return candidate.__name__ in FUNCTIONAL_LOSSES or candidate.__module__ == "fedsim.models.losses"
 
 
-MODEL_KIND = Kind(
+MODEL_KIND = TargetKind(
     "an nn.Module",
     (nn.Module,),
     modules=("torch.nn", "torchvision.models", "torchvision.ops", "timm.models", "timm.layers", "fedsim.models"),
-    functions=_builds_model,
+    is_builder_function=_builds_model,
 )
-LOSS_KIND = Kind(
+LOSS_KIND = TargetKind(
     "a loss",
     required_methods=("__call__",),
     modules=("torch.nn.functional", "torch.nn.modules.loss", "torchvision.ops.focal_loss", "fedsim.models.losses"),
-    shown_in=("torch.nn", "torchvision.ops"),
-    functions=_is_loss,
-    built_in=(nn.modules.loss._Loss,),
-    instances=True,
+    reexporting_modules=("torch.nn", "torchvision.ops"),
+    is_builder_function=_is_loss,
+    built_in_bases=(nn.modules.loss._Loss,),
+    allows_instances=True,
 )

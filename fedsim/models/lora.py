@@ -53,10 +53,10 @@ class LoRALinear(nn.Module):
         self.scaling = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        change = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        low_rank_output = F.linear(F.linear(x, self.lora_A), self.lora_B)
         if self.lora_residual is not None:
-            change = change + F.linear(x, self.lora_residual.detach())
-        return F.linear(x, self.weight, self.bias) + self.scaling * change
+            low_rank_output = low_rank_output + F.linear(x, self.lora_residual.detach())
+        return F.linear(x, self.weight, self.bias) + self.scaling * low_rank_output
 
 
 def add_adapters(
@@ -86,17 +86,21 @@ def add_adapters(
         for name, layer in module.named_modules()
         if type(layer) is nn.Linear and not any(p.requires_grad for p in layer.parameters())
     ]
-    chosen = [name for name in linear if re.search(layers, name)]
-    if not chosen or "" in chosen:
+    adapted_layers = [name for name in linear if re.search(layers, name)]
+    if not adapted_layers or "" in adapted_layers:
         raise ConfigError(
             f"model: adapters are for the linear layers of a module, and {layers!r} matches none of those of "
             f"{type(module).__name__}, {', '.join(filter(None, linear)) or 'which has none'}"
         )
-    for name in chosen:
+    for name in adapted_layers:
         parent, _, leaf = name.rpartition(".")
         layer = module.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        setattr(module.get_submodule(parent), leaf, LoRALinear(layer, rank, alpha, train_a, residual))
+        parent_layer = module.get_submodule(parent)
+        setattr(parent_layer, leaf, LoRALinear(layer, rank, alpha, train_a, residual))
+        if isinstance(parent_layer, nn.TransformerEncoderLayer):
+            # in evaluation its fused kernel would read `weight` of the linear layers, and leave out their adapters
+            parent_layer.activation_relu_or_gelu = 0
     return module
 
 

@@ -33,8 +33,8 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 def _fused_cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """`cross_entropy` in torch's own two kernels, forward and back."""
-    plain = batch["y"].dim() == 1 and output.dim() == 2 and MARGIN_NAME not in batch
-    return F.cross_entropy(output, batch["y"], reduction="none") if plain else cross_entropy(output, batch)
+    has_class_labels = batch["y"].dim() == 1 and output.dim() == 2 and MARGIN_NAME not in batch
+    return F.cross_entropy(output, batch["y"], reduction="none") if has_class_labels else cross_entropy(output, batch)
 
 
 def without_vmap(loss: LossFunction) -> LossFunction:
@@ -82,20 +82,22 @@ def costed_revenue(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return 0.5 * (output.flatten(1).square() * batch["y"].flatten(1)).sum(1) - inner_product(output, batch)
 
 
-def correct_share(output: Tensor, labels: Tensor, leading: int) -> Tensor:
+def correct_share(output: Tensor, labels: Tensor, num_leading_dims: int) -> Tensor:
     """The share of each sample's labels that its output predicts, over the leading axes: 0 or 1 where there is one.
 
     Of outputs […, C] the class of the largest, of a single, logistic one […, 1] its sign. Positions without a label do
     not count. Of outputs […, k] for floating-point labels […, k] each one's sign.
     """
     if labels.is_floating_point():
-        return ((output > 0) == (labels > 0.5)).to(output.dtype).flatten(leading).mean(-1)
+        return ((output > 0) == (labels > 0.5)).to(output.dtype).flatten(num_leading_dims).mean(-1)
     predictions = (output[..., 0] > 0).to(torch.int64) if output.shape[-1] == 1 else output.argmax(-1)
     correct_mask = (predictions == labels).to(output.dtype)
-    if labels.dim() == leading:
+    if labels.dim() == num_leading_dims:
         return correct_mask
     label_mask = (labels != IGNORED_LABEL).to(output.dtype)
-    return (correct_mask * label_mask).flatten(leading).sum(-1) / label_mask.flatten(leading).sum(-1).clamp(min=1)
+    return (correct_mask * label_mask).flatten(num_leading_dims).sum(-1) / label_mask.flatten(num_leading_dims).sum(
+        -1
+    ).clamp(min=1)
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ class Naming:
     constants: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_module(
         cls,
         module: nn.Module,
         shapes: Mapping[str, torch.Size],
@@ -49,18 +49,20 @@ class Naming:
         entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
         names_by_id = {id(tensor_of(module, name)): name for name in shapes}
         names_by_id |= {id(tensor_of(module, name)): name for name in statistics}
-        first: dict[str, str] = {}
+        first_name_by_storage: dict[str, str] = {}
         for name, value in entries.items():
-            first[name] = names_by_id.setdefault(id(value), name)
+            first_name_by_storage[name] = names_by_id.setdefault(id(value), name)
         constants_by_name = {
-            name: entries[name] for name, of in first.items() if of not in {*shapes, *statistics} and of == name
+            name: entries[name]
+            for name, first_name in first_name_by_storage.items()
+            if first_name not in {*shapes, *statistics} and first_name == name
         }
         return cls(
             list(entries),
             {name: list(shape) for name, shape in shapes.items()},
             {name: list(shape) for name, shape in statistics.items()},
             {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()},
-            {name: of for name, of in first.items() if of != name},
+            {name: first_name for name, first_name in first_name_by_storage.items() if first_name != name},
             sorted(private_parameters),
             {name: value.detach().cpu().clone() for name, value in constants_by_name.items()},
         )
@@ -69,7 +71,7 @@ class Naming:
     def columns(self) -> ParameterPartition:
         """Which columns of a row travel."""
         sizes = {name: math.prod(shape) for name, shape in (self.shapes | self.statistics).items()}
-        return ParameterPartition.of(sizes, set(self.statistics), set(self.private_parameters))
+        return ParameterPartition.from_sizes(sizes, set(self.statistics), set(self.private_parameters))
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """[d] a row → what the module's `load_state_dict` takes: copies of its own shapes and types."""

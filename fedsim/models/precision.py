@@ -51,7 +51,9 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
     except OSError:
         return None
     entries = (line.partition(":") for line in lines)
-    cpu_flags = {flag for name, _, value in entries if name.strip() in ("flags", "Features") for flag in value.split()}
+    cpu_flags = {
+        flag_name for name, _, value in entries if name.strip() in ("flags", "Features") for flag_name in value.split()
+    }
     return tuple(unit for unit in BF16_CPU_FLAGS if unit in cpu_flags)
 
 

@@ -21,7 +21,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.core.snapshot import Node, differing_paths, snapshot
 from fedsim.models.calling import ModuleCaller, refuse_random_evaluation
 from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
@@ -46,7 +46,7 @@ class ForwardTraits:
     min_batch: samples that a batch in training must have.
     evaluation_unvmapped: why several rows cannot go through one vmapped pass of evaluation; None where they can.
     assigns_data: does it assign to `tensor.data`, under which vmap crashes?
-    isolated: why each client needs a fresh copy of the module, trained alone; None where one serves them all.
+    isolation_reason: why each client needs a fresh copy of the module, trained alone; None where one serves them all.
     evaluation_isolated: the same for each evaluation.
     """
 
@@ -57,7 +57,7 @@ class ForwardTraits:
     min_batch: int = 1
     evaluation_unvmapped: str | None = None
     assigns_data: bool = False
-    isolated: str | None = None
+    isolation_reason: str | None = None
     evaluation_isolated: str | None = None
 
 
@@ -74,65 +74,94 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
     """
     traits, call = ForwardTraits(), call or ModuleCaller()
     refuse_parameter_hooks(module)
-    pair = _first_samples(x, 2)
-    with torch.no_grad(), streams.restore_states(), name_forward_errors(module):
-        training = copy_module(module).train()
-        surroundings = snapshot(_layer_classes(training))
-        first, calls = _watched_output(call, training, pair)
-        traits.random = calls > 0
-        before = {name: value.clone() for name, value in training.named_buffers()}
-        second_copy = copy_module(module).train()
-        streams.reseed(1)
-        repeated = output_of(call, second_copy, pair)
-        _refuse_state_outside(training, surroundings)  # a module of torch.fx has a class of its own
-        if not same_output(first, repeated):
-            _refuse_unkeyed(call, module, pair)
-        second = {name: value.clone() for name, value in second_copy.named_buffers()}
-        moved_module = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
-        output_of(call, moved_module, pair)
-        buffers_after = dict(moved_module.named_buffers())
-        traits.statistics = [
-            n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, buffers_after[n]))
-        ]
-        for name in traits.statistics:
-            if not torch.equal(before[name], second[name]):
-                _refuse_unkeyed(call, module, pair)
-        larger_inputs = _larger_inputs(call, module, x)
-        writes = _record_writes(call, module, larger_inputs)
-        _refuse_state_outside(training, surroundings)  # which inputs of other kinds may change alone
-        traits.assigns_data = writes.assigns
-        moving_names = {*traits.statistics, *writes.buffers}
-        traits.statistics = [name for name, _ in module.named_buffers() if name in moving_names]
-        traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
-        traits.isolated = _hidden_state_reason(call, module, larger_inputs, traits.statistics)
-        traits.min_batch = _min_batch(call, module, pair)
-        traits.mixes_samples = (
-            traits.min_batch > 1
-            or _depends_on_others(call, copy_module(module).train(), first, pair)
-            or any(
-                _depends_on_others(
-                    call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y
-                )
-                for y in larger_inputs[1:]
-            )
-            or _depends_on_size(call, lambda: copy_module(module).train(), larger_inputs)
-        )
-        evaluation = copy_module(module).eval()
-        evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
-        streams.reseed(2)
-        if not same_output(evaluation_output, output_of(call, copy_module(module).eval(), pair)):
-            raise ConfigError(
-                f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
-                "a function of its input, its parameters and its buffers"
-            )
-        larger_inputs = _larger_inputs(call, evaluation, x)
-        traits.evaluation_isolated = _hidden_state_reason(call, module, larger_inputs, [], training=False)
-        traits.evaluation_mixes_samples = (
-            _depends_on_others(call, evaluation, evaluation_output, pair)
-            or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in larger_inputs[1:])
-            or _depends_on_size(call, lambda: evaluation, larger_inputs)
-        )
+    with torch.no_grad(), streams.preserve_rng_states(), name_forward_errors(module):
+        _probe_training(call, module, x, traits)
+        _probe_evaluation(call, module, x, traits)
     return traits
+
+
+def _probe_training(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
+    """Set the traits of forward passes in training."""
+    pair = _first_samples(x, 2)
+    training = copy_module(module).train()
+    layer_classes_before = snapshot(_layer_classes(training))
+    first_output, random_calls = _watched_output(call, training, pair)
+    traits.random = random_calls > 0
+    traits.statistics = _changed_buffers(call, module, pair, training, first_output, layer_classes_before)
+    larger_inputs = _larger_inputs(call, module, x)
+    writes = _record_writes(call, module, larger_inputs)
+    _refuse_state_outside(training, layer_classes_before)  # which inputs of other kinds may change alone
+    traits.assigns_data = writes.assigns
+    moving_names = {*traits.statistics, *writes.buffers}
+    traits.statistics = [name for name, _ in module.named_buffers() if name in moving_names]
+    traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen_names]
+    traits.isolation_reason = _hidden_state_reason(call, module, larger_inputs, traits.statistics)
+    traits.min_batch = _min_batch(call, module, pair)
+    traits.mixes_samples = traits.min_batch > 1 or _mixes_samples(
+        call, lambda: copy_module(module).train(), first_output, larger_inputs, pair
+    )
+
+
+def _changed_buffers(
+    call: ModuleCaller,
+    module: nn.Module,
+    pair: Any,
+    training: nn.Module,
+    first_output: Any,
+    layer_classes_before: Node,
+) -> list[str]:
+    """Names of the buffers that a pass in training changes; `training` has done the pass with this first output.
+
+    Raises:
+        ConfigError: a second pass gives another output or other buffers, or changes what lies outside of the module.
+    """
+    buffers_before = {name: value.clone() for name, value in training.named_buffers()}
+    second_copy = copy_module(module).train()
+    streams.reseed_global_generators(1)
+    repeated_output = output_of(call, second_copy, pair)
+    _refuse_state_outside(training, layer_classes_before)  # a module of torch.fx has a class of its own
+    if not same_output(first_output, repeated_output):
+        _refuse_unkeyed(call, module, pair)
+    second_buffers = {name: value.clone() for name, value in second_copy.named_buffers()}
+    moved_module = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
+    output_of(call, moved_module, pair)
+    buffers_after = dict(moved_module.named_buffers())
+    changed_names = [
+        n
+        for n, b in module.named_buffers()
+        if not (torch.equal(b, buffers_before[n]) and torch.equal(b, buffers_after[n]))
+    ]
+    for name in changed_names:
+        if not torch.equal(buffers_before[name], second_buffers[name]):
+            _refuse_unkeyed(call, module, pair)
+    return changed_names
+
+
+def _probe_evaluation(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
+    """Set the traits of forward passes in evaluation."""
+    pair = _first_samples(x, 2)
+    evaluation = copy_module(module).eval()
+    evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
+    streams.reseed_global_generators(2)
+    if not same_output(evaluation_output, output_of(call, copy_module(module).eval(), pair)):
+        raise ConfigError(
+            f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
+            "a function of its input, its parameters and its buffers"
+        )
+    larger_inputs = _larger_inputs(call, evaluation, x)
+    traits.evaluation_isolated = _hidden_state_reason(call, module, larger_inputs, [], training=False)
+    traits.evaluation_mixes_samples = _mixes_samples(call, lambda: evaluation, evaluation_output, larger_inputs, pair)
+
+
+def _mixes_samples(
+    call: ModuleCaller, make_module: Callable[[], nn.Module], pair_output: Any, larger_inputs: list[Any], pair: Any
+) -> bool:
+    """Whether a sample's output depends on the other samples of its batch, or on their number."""
+    return (
+        _depends_on_others(call, make_module(), pair_output, pair)
+        or any(_depends_on_others(call, make_module(), output_of(call, make_module(), y), y) for y in larger_inputs[1:])
+        or _depends_on_size(call, make_module, larger_inputs)
+    )
 
 
 @contextlib.contextmanager
@@ -145,7 +174,7 @@ def name_forward_errors(module: nn.Module) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"model: the forward pass of {type(module).__name__} raised {type(error).__name__}: "
-            f"{first_line(error)[:300]}"
+            f"{first_message_line(error)[:300]}"
         ) from error
 
 
@@ -162,9 +191,9 @@ def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
     pair, larger_batch = _first_samples(x, 2), _first_samples(x, LARGER_BATCH_SIZE)
     if _num_samples(larger_batch) == 2:
         return [pair]
-    copied = copy_module(module)
+    module_copy = copy_module(module)
     try:
-        output_of(call, copied if not module.training else copied.train(), larger_batch)
+        output_of(call, module_copy if not module.training else module_copy.train(), larger_batch)
     except Exception:  # whatever it is, the pair does go through; batches of the run are tried later
         return [pair]
     return [pair, larger_batch]
@@ -180,10 +209,11 @@ def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batche
 
 @dataclass
 class _RecordedWrites:
-    """What passes in training were seen to write: `assigns` to tensor.data, these `frozen` parameters and `buffers`."""
+    """What passes in training were seen to write: `assigns` to tensor.data, these `frozen_names` parameters and
+    `buffers`."""
 
     assigns: bool = False
-    frozen: set[str] = field(default_factory=set)
+    frozen_names: set[str] = field(default_factory=set)
     buffers: set[str] = field(default_factory=set)
 
 
@@ -195,12 +225,17 @@ def _record_writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) ->
     """
     writes = _RecordedWrites()
     for training in (True, False):
-        for copied in (copy_module(module), _copy_with_other_parameters(module)):
-            copied.train(training)
+        for module_copy in (copy_module(module), _copy_with_other_parameters(module)):
+            module_copy.train(training)
             for number in range(NUM_PROBE_PASSES):
                 x = batches[number % len(batches)]
                 _watch_pass(
-                    call, copied, x if number < len(batches) else _varied_inputs(x, number), training, writes, number
+                    call,
+                    module_copy,
+                    x if number < len(batches) else _varied_inputs(x, number),
+                    training,
+                    writes,
+                    number,
                 )
     return writes
 
@@ -213,7 +248,7 @@ def _watch_pass(
     storages = {name: storage_of(value) for name, value in parameters.items()}
     values = {name: value.detach().clone() for name, value in parameters.items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
-    streams_before = streams.rng_state()
+    streams_before = streams.global_rng_state()
     with WriteRecorder(parameters) as recorder, DataAssignments() as data_assignments:
         try:
             output_of(call, module, x)
@@ -222,19 +257,19 @@ def _watch_pass(
         except Exception:
             if not number:
                 raise
-    if not streams.states_equal(streams_before, streams.rng_state()):
+    if not streams.rng_states_equal(streams_before, streams.global_rng_state()):
         _refuse_unkeyed(call, module, x) if training else refuse_random_evaluation(module)
     parameters_after = dict(module.named_parameters())
     if training:
         writes.assigns = writes.assigns or data_assignments.count > 0
         buffers_after = dict(module.named_buffers())
         writes.buffers |= {
-            n for n, value in buffers.items() if n in buffers_after and not _identical(value, buffers_after[n])
+            n for n, value in buffers.items() if n in buffers_after and not _tensors_identical(value, buffers_after[n])
         }
     for name, value in parameters_after.items():
         if name not in storages:
             continue  # of a kind of input that the run may never meet
-        has_changed = storage_of(value) != storages[name] or not _identical(value.detach(), values[name])
+        has_changed = storage_of(value) != storages[name] or not _tensors_identical(value.detach(), values[name])
         if name not in recorder.written_names and not has_changed:
             continue
         if value.requires_grad or not training:
@@ -243,7 +278,7 @@ def _watch_pass(
                 f"{'' if training else ' in evaluation'}; a client's step begins at the row that the server sent, so "
                 "constrain it by torch.nn.utils.parametrize, or in the loss (an Embedding's max_norm writes too)"
             )
-        writes.frozen.add(name)
+        writes.frozen_names.add(name)
 
 
 def _refuse_new_parameters(module: nn.Module, new_parameters: Set[str]) -> None:
@@ -255,12 +290,12 @@ def _refuse_new_parameters(module: nn.Module, new_parameters: Set[str]) -> None:
         )
 
 
-def _refuse_state_outside(module: nn.Module, before: Node) -> None:
-    """Refuse what a pass has changed outside of the module since the snapshot `before`."""
-    changes = differing_paths(before, snapshot(_layer_classes(module)))
-    if changes:
+def _refuse_state_outside(module: nn.Module, snapshot_before: Node) -> None:
+    """Refuse what a pass has changed outside of the module since the snapshot `snapshot_before`."""
+    changed_paths = differing_paths(snapshot_before, snapshot(_layer_classes(module)))
+    if changed_paths:
         raise ConfigError(
-            f"model: the forward pass of {type(module).__name__} changes {changes[0]}, which lies outside of the "
+            f"model: the forward pass of {type(module).__name__} changes {changed_paths[0]}, which lies outside of the "
             "module, so that all clients share it; keep it in a buffer (self.register_buffer), and every client has "
             "its own"
         )
@@ -273,16 +308,16 @@ def state_outside_refused(module: nn.Module) -> Iterator[None]:
     Raises:
         ConfigError: naming it.
     """
-    before = snapshot(_layer_classes(module))
+    snapshot_before = snapshot(_layer_classes(module))
     yield
-    _refuse_state_outside(module, before)
+    _refuse_state_outside(module, snapshot_before)
 
 
-def _identical(first: Tensor, second: Tensor) -> bool:
+def _tensors_identical(first_output: Tensor, second_output: Tensor) -> bool:
     return (
-        first.shape == second.shape
-        and first.dtype == second.dtype
-        and torch.equal(first.nan_to_num(), second.nan_to_num())
+        first_output.shape == second_output.shape
+        and first_output.dtype == second_output.dtype
+        and torch.equal(first_output.nan_to_num(), second_output.nan_to_num())
     )
 
 
@@ -294,21 +329,21 @@ def _varied_inputs(x: Any, number: int) -> Any:
 
 def _copy_with_other_parameters(module: nn.Module) -> nn.Module:
     """A copy in training mode, somewhere else."""
-    perturbed = copy_module(module).train()
-    for parameter in perturbed.parameters():
+    perturbed_module = copy_module(module).train()
+    for parameter in perturbed_module.parameters():
         count = torch.arange(parameter.numel(), device=parameter.device)
         parameter.add_(0.1 * torch.sin(count + 1).view_as(parameter).to(parameter))
-    return perturbed
+    return perturbed_module
 
 
 def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
     """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
     try:
         right = expected()
-        with streams.quiet_trial():
+        with streams.suppress_trial_effects():
             attempted = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
-        return first_line(error, type(error).__name__)[:200]
+        return first_message_line(error, type(error).__name__)[:200]
     return None if same_output(right, attempted, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
 
@@ -331,28 +366,30 @@ def _probe_key_on_device(x: Any) -> Tensor:
 def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     input_copy = tree_map(lambda value: value.clone(), x)
-    before_it = streams.rng_state()
+    before_it = streams.global_rng_state()
     parameters = dict(module.named_parameters()).keys()
-    with KeyedRandomness(_probe_key_on_device(x)) as keyed:
+    with KeyedRandomness(_probe_key_on_device(x)) as keyed_randomness:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
     _refuse_new_parameters(module, parameters ^ dict(module.named_parameters()).keys())
-    changed_buffers = [n for n, value in module.named_buffers() if n in buffers and not _identical(value, buffers[n])]
+    changed_buffers = [
+        n for n, value in module.named_buffers() if n in buffers and not _tensors_identical(value, buffers[n])
+    ]
     module_name = type(module).__name__
     if mode == "evaluation" and changed_buffers:
         raise ConfigError(
             f"model: {module_name} changes its buffer {changed_buffers[0]!r} in evaluation; ask for self.training first"
         )
-    if mode == "evaluation" and keyed.calls:
+    if mode == "evaluation" and keyed_randomness.num_calls:
         refuse_random_evaluation(module)
     if not same_output(input_copy, x):
         raise ConfigError(
             f"model: the forward pass of {module_name} writes into its input, which is the stored data set's; "
             "work on a copy"
         )
-    if not streams.states_equal(before_it, streams.rng_state()):
+    if not streams.rng_states_equal(before_it, streams.global_rng_state()):
         _refuse_unkeyed(call, module, x)
-    return output, keyed.calls
+    return output, keyed_randomness.num_calls
 
 
 def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
@@ -360,12 +397,12 @@ def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
     outputs: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
     for number, record in enumerate(outputs):
-        copied = copy_module(module).train()
-        for name, layer in copied.named_modules():
+        module_copy = copy_module(module).train()
+        for name, layer in module_copy.named_modules():
             layer.register_forward_hook(_record_outputs(record, name, order))
-        streams.reseed(number)
+        streams.reseed_global_generators(number)
         with contextlib.suppress(ConfigError):
-            output_of(call, copied, x)
+            output_of(call, module_copy, x)
     layers = dict(module.named_modules())
     unkeyed_layer = next(
         (n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), ""
@@ -406,7 +443,7 @@ def _hidden_state_reason(
         ConfigError: what is kept changes results, or lies outside of the module, where copies share it.
     """
     reused_module = copy_module(module).train(training)
-    initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_layer_classes(reused_module))
+    initial_state, layer_classes_before = snapshot(_attributes(reused_module)), snapshot(_layer_classes(reused_module))
     for number in range(NUM_PROBE_PASSES):
         output_of(call, reused_module, batches[number % len(batches)])
     final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
@@ -415,9 +452,9 @@ def _hidden_state_reason(
     put_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
     output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
     second_state = snapshot(_attributes(reused_module))
-    _refuse_state_outside(reused_module, surroundings)
-    changes = differing_paths(initial_state, second_state)
-    if not changes:
+    _refuse_state_outside(reused_module, layer_classes_before)
+    changed_paths = differing_paths(initial_state, second_state)
+    if not changed_paths:
         return None
     for number in range(NUM_PROBE_PASSES):
         batch = batches[number % len(batches)]
@@ -427,13 +464,13 @@ def _hidden_state_reason(
         if not same_output(output_of(call, reused_module, batch), output_of(call, fresh_module, batch)) or any(
             not same_output(tensor_of(reused_module, name), tensor_of(fresh_module, name)) for name in statistics
         ):
-            _refuse_state(module, changes[0])
+            _refuse_state(module, changed_paths[0])
     if training:
         reused_module.eval()
         fresh_module = copy_module(module).eval()
         put_tensors(fresh_module, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
         if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh_module, batches[0])):
-            _refuse_state(module, changes[0])
+            _refuse_state(module, changed_paths[0])
     accumulated = differing_paths(first_state, second_state)
     if not accumulated:
         return None
@@ -496,19 +533,23 @@ def _replace_other_samples(x: Tensor) -> Tensor:
     return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 
 
-def same_output(first: Any, second: Any, tolerance: float = 1e-6) -> bool:
+def same_output(first_output: Any, second_output: Any, tolerance: float = 1e-6) -> bool:
     """Equal tensors (but for rounding), numbers, or collections of them."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        if first.shape != second.shape or first.dtype != second.dtype:
+    if isinstance(first_output, Tensor) and isinstance(second_output, Tensor):
+        if first_output.shape != second_output.shape or first_output.dtype != second_output.dtype:
             return False
-        if not first.is_floating_point():
-            return torch.equal(first, second)
-        scale = first.detach().abs().nan_to_num(0.0, 0.0).max().item() if first.numel() else 0.0
-        return torch.allclose(first, second, rtol=0, atol=tolerance * scale, equal_nan=True)
-    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(
-            same_output(a, b, tolerance) for a, b in zip(first, second, strict=True)
+        if not first_output.is_floating_point():
+            return torch.equal(first_output, second_output)
+        scale = first_output.detach().abs().nan_to_num(0.0, 0.0).max().item() if first_output.numel() else 0.0
+        return torch.allclose(first_output, second_output, rtol=0, atol=tolerance * scale, equal_nan=True)
+    if isinstance(first_output, (list, tuple)) and isinstance(second_output, (list, tuple)):
+        return len(first_output) == len(second_output) and all(
+            same_output(a, b, tolerance) for a, b in zip(first_output, second_output, strict=True)
         )
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same_output(first[k], second[k], tolerance) for k in first)
-    return type(first) is type(second) and (not isinstance(first, (int, float, str, set)) or first == second)
+    if isinstance(first_output, dict) and isinstance(second_output, dict):
+        return first_output.keys() == second_output.keys() and all(
+            same_output(first_output[k], second_output[k], tolerance) for k in first_output
+        )
+    return type(first_output) is type(second_output) and (
+        not isinstance(first_output, (int, float, str, set)) or first_output == second_output
+    )

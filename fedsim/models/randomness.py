@@ -35,7 +35,7 @@ class KeyedRandomness(TorchFunctionMode):
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
-        self.key, self.calls = key, 0
+        self.key, self.num_calls = key, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -58,8 +58,8 @@ class KeyedRandomness(TorchFunctionMode):
         return self._draw_numbers(rng.normal, shape, dtype)
 
     def _draw_numbers(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        key, shape = rng.fold(self.key, FIRST_CALL_COUNTER + self.calls), tuple(shape)
-        self.calls += 1
+        key, shape = rng.fold_in(self.key, FIRST_CALL_COUNTER + self.num_calls), tuple(shape)
+        self.num_calls += 1
         draw_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         counters = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
         return law(key[..., None], counters, draw_dtype).reshape(shape).to(dtype)
@@ -75,11 +75,11 @@ class KeyedRandomness(TorchFunctionMode):
 
 def _uniform_or_normal(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """torch.rand, randn, rand_like, randn_like: of the shape and type that the call itself would have."""
-    like = _empty(mode, func, *args, **kwargs)
-    return (mode.normal if "randn" in func.__name__ else mode.uniform)(like.shape, like.dtype)
+    empty_tensor = _empty_client_tensor(mode, func, *args, **kwargs)
+    return (mode.normal if "randn" in func.__name__ else mode.uniform)(empty_tensor.shape, empty_tensor.dtype)
 
 
-def _empty(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _empty_client_tensor(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
     if args and isinstance(args[0], Tensor) and func.__name__.endswith("_like"):
         meta_tensor = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
@@ -123,9 +123,9 @@ def _exponential_(mode: KeyedRandomness, func: Any, x: Tensor, lambd: float = 1.
 
 
 def _randint(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    numbers = [a for a in args if isinstance(a, int)]
-    high = kwargs.pop("high", None) or numbers[-1]
-    low = kwargs.pop("low", None) or (numbers[0] if len(numbers) > 1 else 0)
+    integer_arguments = [a for a in args if isinstance(a, int)]
+    high = kwargs.pop("high", None) or integer_arguments[-1]
+    low = kwargs.pop("low", None) or (integer_arguments[0] if len(integer_arguments) > 1 else 0)
     shape = next((a for a in args if not isinstance(a, int)), None) or kwargs["size"]
     random_integers = (mode.uniform(shape, torch.float64) * (high - low)).floor() + low
     return random_integers.to(kwargs.get("dtype") or torch.int64)
@@ -144,8 +144,10 @@ def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: 
     drops_channels = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
     if drops_channels:
         batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
-        leading = 2 if batched else 1
-        return _in_place_or_new(x, mode.dropout(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
+        num_leading_dims = 2 if batched else 1
+        return _in_place_or_new(
+            x, mode.dropout(x, p, x.shape[:num_leading_dims] + (1,) * (x.dim() - num_leading_dims)), arguments
+        )
     return _in_place_or_new(x, mode.dropout(x, p), arguments)
 
 
@@ -154,9 +156,9 @@ def _dropout_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"training" if name == "train" else name: value for name, value in kwargs.items()}
 
 
-def _in_place_or_new(x: Tensor, answer: Tensor, arguments: dict[str, Any]) -> Tensor:
+def _in_place_or_new(x: Tensor, random_values: Tensor, arguments: dict[str, Any]) -> Tensor:
     """In the place of x, where the call says so."""
-    return x.copy_(answer) if arguments.get("inplace") else answer
+    return x.copy_(random_values) if arguments.get("inplace") else random_values
 
 
 def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -186,10 +188,14 @@ def _gumbel_softmax(
 ) -> Tensor:  # fmt: skip
     tiny = torch.finfo(logits.dtype).tiny
     noise = -(-(mode.uniform(logits.shape, logits.dtype) + tiny).log()).log()
-    soft = ((logits + noise) / tau).softmax(dim)
+    soft_sample = ((logits + noise) / tau).softmax(dim)
     if not hard:
-        return soft
-    return torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
+        return soft_sample
+    return (
+        torch.zeros_like(soft_sample).scatter(dim, soft_sample.argmax(dim, keepdim=True), 1.0)
+        - soft_sample.detach()
+        + soft_sample
+    )
 
 
 def _attention(
@@ -205,8 +211,8 @@ def _attention(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
-        hidden = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
+        is_boolean_mask = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if is_boolean_mask else scores + attn_mask
     return mode.dropout(scores.softmax(-1), dropout_p) @ value
 
 
@@ -231,17 +237,17 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
     )
     bias = None if arguments["in_proj_bias"] is None else arguments["in_proj_bias"][-width:]
     values = F.linear(value, weight, bias).unflatten(-1, (num_heads, -1))  # [S, (N,) H, e]
-    dropped = mode.dropout(weights, p)
+    dropped_weights = mode.dropout(weights, p)
     head_values = values.movedim(0, -2)  # [(N,) H, S, e]
-    attention_output = (dropped @ head_values).movedim(-2, 0).flatten(-2)
+    attention_output = (dropped_weights @ head_values).movedim(-2, 0).flatten(-2)
     attention_output = F.linear(attention_output, arguments["out_proj_weight"], arguments["out_proj_bias"])
-    return attention_output, (dropped.mean(-3) if average else dropped) if needs_weights else None
+    return attention_output, (dropped_weights.mean(-3) if average else dropped_weights) if needs_weights else None
 
 
 RandomCallHandler = Callable[..., Any]
 RANDOM_CALL_HANDLERS: dict[Any, RandomCallHandler] = {
     **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _uniform_or_normal),
-    **dict.fromkeys((torch.empty, torch.empty_like), _empty),
+    **dict.fromkeys((torch.empty, torch.empty_like), _empty_client_tensor),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout), _dropout),
     **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), _alpha_dropout),

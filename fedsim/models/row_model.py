@@ -22,11 +22,12 @@ from torch.utils._pytree import tree_map
 from fedsim.core import rng, streams
 from fedsim.core.column_names import ColumnNames
 from fedsim.core.columns import ParameterPartition
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.models.calling import Inputs, ModuleCaller, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.features import FeatureLayer
+from fedsim.models.frozen_prefix import FrozenPrefix
 from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES, LossFunction, weighted_mean
 from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import check_precision
@@ -87,7 +88,7 @@ def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Ten
     assert y is not None
     leaf = output.detach().clone().requires_grad_()
     try:
-        with torch.enable_grad(), streams.restore_states():
+        with torch.enable_grad(), streams.preserve_rng_states():
             (gradient,) = torch.autograd.grad(loss(leaf, batch).sum(), leaf)
     except Exception:  # a loss that needs more samples than two
         return False
@@ -147,7 +148,7 @@ class RowModel:
             refuse_parameter_hooks(build)
         self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
         self._given_module = build if isinstance(build, nn.Module) else None
-        self._original: nn.Module | None = None  # which the template is a copy of, until `check`
+        self._original_module: nn.Module | None = None  # which the template is a copy of, until `check`
         self._shared_memory: list[SharedMemory] = []
         self._two_samples, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
@@ -190,7 +191,7 @@ class RowModel:
         refuse_parameter_hooks(template)
         trained = [name for name, parameter in template.named_parameters() if parameter.requires_grad]
         refuse_complex(template, trained)
-        self._shared_memory, self._original = (
+        self._shared_memory, self._original_module = (
             shared_memory(self._given_module or template),
             self._given_module or template,
         )
@@ -246,15 +247,27 @@ class RowModel:
         if self.dtype == torch.float64:
             return self
         loss = loss_in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
-        double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
-        double.call, double.labelled, checked = self.call, self.labelled, self._checked_samples
-        double.feature_layer = self.feature_layer
-        double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
-        double._checked_samples = checked and {
+        double_model = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
+        double_model.call, double_model.labelled, checked = self.call, self.labelled, self._checked_samples
+        double_model.feature_layer = self.feature_layer
+        double_model.tensor_output, double_model._scores_second = self.tensor_output, self._scores_second
+        double_model._checked_samples = checked and {
             n: v.double() if v.is_floating_point() else v for n, v in checked.items()
         }
-        double._take_findings(self.traits)
-        return double
+        double_model._take_findings(self.traits)
+        return double_model
+
+    def skipping(self, prefix: FrozenPrefix, pair: Mapping[str, Tensor]) -> RowModel:
+        """The same model without its frozen prefix, for the prefix's outputs as inputs; not checked yet.
+
+        Args:
+            prefix: of the module.
+            pair: a batch of some of these inputs.
+        """
+        return RowModel(
+            lambda: prefix.skipped(copy_module(self._build_module())),
+            self.loss, self.ridge, self.device, self.dtype, self.precision, pair, self.call.output,
+        )  # fmt: skip
 
     def _take_findings(self, traits: ForwardTraits) -> None:
         """Take the probe's findings: statistics become columns."""
@@ -267,26 +280,26 @@ class RowModel:
 
     def _columns(self) -> ParameterPartition:
         sizes = {name: shape.numel() for name, shape in (self.shapes | self.statistics).items()}
-        partition = ParameterPartition.of(sizes, set(self.statistics), self.private_parameters)
+        partition = ParameterPartition.from_sizes(sizes, set(self.statistics), self.private_parameters)
         return ParameterPartition(
             *(indices.to(self.device) for indices in (partition.shared, partition.private, partition.averaged))
         )
 
-    def divide(self, selector: Selector) -> None:
+    def set_private_parameters(self, selector: Selector) -> None:
         """Let a selector say what stays with the client; after `check`."""
         names = [*self.shapes, *self.statistics]
-        chosen = selector.private_parameters(self.training_module, list(names))
+        private_names = selector.private_parameters(self.training_module, list(names))
         label = f"columns={type(selector).__name__}: private_parameters"
-        if not isinstance(chosen, (set, frozenset, list, tuple)):
-            raise ConfigError(f"{label} must return a set of names, and returns {type(chosen).__name__}")
-        if unknown := sorted(set(chosen) - set(names)):
-            raise ConfigError(f"{label} names {unknown[0]!r}, which is none of the model's {', '.join(names)}")
-        with streams.restore_states():
+        if not isinstance(private_names, (set, frozenset, list, tuple)):
+            raise ConfigError(f"{label} must return a set of names, and returns {type(private_names).__name__}")
+        if unknown_names := sorted(set(private_names) - set(names)):
+            raise ConfigError(f"{label} names {unknown_names[0]!r}, which is none of the model's {', '.join(names)}")
+        with streams.preserve_rng_states():
             for seed in range(ASKED_AGAIN):
-                streams.reseed(seed)
-                if set(chosen) != set(selector.private_parameters(self.training_module, list(names))):
+                streams.reseed_global_generators(seed)
+                if set(private_names) != set(selector.private_parameters(self.training_module, list(names))):
                     raise ConfigError(f"{label} returns other names when it is asked again; name the same ones always")
-        self.private_parameters = set(chosen)
+        self.private_parameters = set(private_names)
         self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
@@ -294,12 +307,14 @@ class RowModel:
     @property
     def column_names(self) -> ColumnNames:
         """Where each tensor lies in the rows that strategies see."""
-        return ColumnNames.of(self.shapes, self.statistics, self.private_parameters, self.received_parameters)
+        return ColumnNames.from_shapes(self.shapes, self.statistics, self.private_parameters, self.received_parameters)
 
     @property
     def naming(self) -> Naming:
         """How a row is the module's `state_dict`."""
-        return Naming.of(self.evaluation_module, self.shapes, self.statistics, self._kinds, self.private_parameters)
+        return Naming.from_module(
+            self.evaluation_module, self.shapes, self.statistics, self._kinds, self.private_parameters
+        )
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named trained parameters, as views."""
@@ -364,9 +379,10 @@ class RowModel:
         losses = self.loss(output, batch)
         return weighted_mean(losses, batch.get("weight")) if losses.dim() else losses
 
-    def scores(self, output: Tensor, leading: int) -> Tensor:
-        """Outputs with the classes' scores in the last dimension; samples are in the first `leading` dimensions."""
-        return output.movedim(leading, -1) if self._scores_second else output
+    def scores(self, output: Tensor, num_leading_dims: int) -> Tensor:
+        """Outputs with the classes' scores in the last dimension; samples are in the first `num_leading_dims`
+        dimensions."""
+        return output.movedim(num_leading_dims, -1) if self._scores_second else output
 
     def client_losses(self, output: Any, batch: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
         """Losses [n, q] of the samples of n clients, outputs [n, q, …]; `weight` [n, q] is 0 for padding.
@@ -381,13 +397,15 @@ class RowModel:
             return self.loss(tree_map(lambda v: v.flatten(0, 1), output), flat).reshape(shape)
         losses = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for client in range(shape[0]):
-            pick = torch.ones(shape[1], dtype=torch.bool, device=self.device) if weight is None else weight[client] > 0
-            if not bool(pick.any()):
-                continue
-            client_samples = {name: value[client][pick] for name, value in samples.items()}
-            losses[client, pick] = self.loss(tree_map(lambda v, c=client, p=pick: v[c][p], output), client_samples).to(
-                self.dtype
+            row_selection = (
+                torch.ones(shape[1], dtype=torch.bool, device=self.device) if weight is None else weight[client] > 0
             )
+            if not bool(row_selection.any()):
+                continue
+            client_samples = {name: value[client][row_selection] for name, value in samples.items()}
+            losses[client, row_selection] = self.loss(
+                tree_map(lambda v, c=client, p=row_selection: v[c][p], output), client_samples
+            ).to(self.dtype)
         return losses
 
     def objective(self, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -416,7 +434,7 @@ class RowModel:
             if is_users and _classes_may_be_second(output, y, classes) and _scores_classes(output, y, classes):
                 raise ConfigError(
                     f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
-                    "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of "
+                    "many positions: it is not clear which dimension holds the classes; set model.loss to a loss of "
                     "your own, such as torch.nn.functional.cross_entropy, which takes the second"
                 )
             if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
@@ -444,7 +462,7 @@ class RowModel:
         self._check_tensors(traits, inputs)
         self._take_findings(traits)
         row, self._checked_samples = self.initial([0])[0] if self.statistics else row, samples
-        if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
+        if self.traits.assigns_data or self.traits.isolation_reason is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
             return
         with self._untouched():
@@ -454,13 +472,13 @@ class RowModel:
 
     def _check_tensors(self, traits: ForwardTraits, pair: Inputs) -> None:
         """Is the module a function of the tensors of a row? The user's own module is asked once."""
-        original, self._original = self._original, None
+        original_module, self._original_module = self._original_module, None
         if is_built_in(self.training_module):
             return
         module, trained = self.training_module, list(self.shapes)
         refuse_complex(module, traits.statistics)
         refuse_shared_memory(module, self._shared_memory, [*trained, *traits.statistics], pair, self.call)
-        check_substitution(module, original, pair, self.call, traits, trained)
+        check_substitution(module, original_module, pair, self.call, traits, trained)
 
     def _first_output(self, row: Tensor, inputs: Inputs, mismatch_text: str) -> Any:
         """The module's output in evaluation, its errors in one sentence."""
@@ -469,9 +487,9 @@ class RowModel:
         except (ConfigError, MemoryError):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ConfigError(f"{mismatch_text}: {first_line(error)}") from error
+            raise ConfigError(f"{mismatch_text}: {first_message_line(error)}") from error
         except Exception as error:
-            raise ConfigError(f"{mismatch_text}: {type(error).__name__}: {first_line(error)}") from error
+            raise ConfigError(f"{mismatch_text}: {type(error).__name__}: {first_message_line(error)}") from error
 
     def _check_known_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
         """One of this package's losses on the output."""
@@ -497,7 +515,7 @@ class RowModel:
                 if count == 2:
                     raise
                 continue
-            parameters = list(self._original.parameters()) if self._original is not None else []
+            parameters = list(self._original_module.parameters()) if self._original_module is not None else []
             self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype, parameters)
             return
 
@@ -511,10 +529,10 @@ class RowModel:
             return None
         if self.traits.assigns_data:
             return "it assigns to tensor.data in its forward pass"
-        if self.traits.isolated is not None:
-            return self.traits.isolated
+        if self.traits.isolation_reason is not None:
+            return self.traits.isolation_reason
         row = self.initial([0])[0]
-        keyed = dict(self._checked_samples) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
+        keyed_samples = dict(self._checked_samples) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
 
         def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             output = self.predict(parameters, batch, self.statistics_of(row))
@@ -523,15 +541,19 @@ class RowModel:
         def functionally(row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             return torch.cat([g.reshape(-1) for g in grad(loss)(self.unflatten(row), row, batch).values()])
 
-        def plainly() -> Tensor:
-            leaves = {name: value.detach().clone().requires_grad_() for name, value in self.unflatten(row).items()}
+        def gradient_by_autograd() -> Tensor:
+            leaf_tensors = {
+                name: value.detach().clone().requires_grad_() for name, value in self.unflatten(row).items()
+            }
             with torch.enable_grad():
-                gradients = torch.autograd.grad(loss(leaves, row, keyed), list(leaves.values()), materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    loss(leaf_tensors, row, keyed_samples), list(leaf_tensors.values()), materialize_grads=True
+                )
             return torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
         with self._untouched():
             reason = difference_reason(
-                lambda: vmapped_second_result(functionally, row, keyed), plainly
+                lambda: vmapped_second_result(functionally, row, keyed_samples), gradient_by_autograd
             )  # deep ones: by rounding?
         return (
             reason

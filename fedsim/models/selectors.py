@@ -52,11 +52,11 @@ class ByName(Selector):
                 raise ConfigError(f"columns.{self.key}: {pattern!r} is not a regular expression ({error})") from error
 
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
-        for pattern, compiled in self.patterns.items():
-            if not any(map(compiled.search, names)):
+        for pattern, compiled_pattern in self.patterns.items():
+            if not any(map(compiled_pattern.search, names)):
                 raise ConfigError(f"columns.{self.key}: {pattern!r} matches none of the model's {', '.join(names)}")
-        matches = {name for name in names if any(p.search(name) for p in self.patterns.values())}
-        return matches if self.key == "stays" else set(names) - matches
+        matching_names = {name for name in names if any(p.search(name) for p in self.patterns.values())}
+        return matching_names if self.key == "stays" else set(names) - matching_names
 
 
 class Normalisation(Selector):
@@ -103,7 +103,7 @@ def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
     if layers > len(order):
         raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
     sizes = {name: shape.numel() for name, shape in shapes.items()}
-    return ParameterPartition.of(sizes, set(), _names_in(shapes, order[-layers:])).private
+    return ParameterPartition.from_sizes(sizes, set(), _names_in(shapes, order[-layers:])).private
 
 
 def _layers(names: Iterable[str]) -> list[str]:

@@ -68,10 +68,10 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
         for leaf, value in (*registered.items(), *attributes.items()):
             name = f"{prefix}.{leaf}" if prefix else leaf
             entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_memory(tensor)]
-    shared: list[SharedMemory] = []
-    spans = sorted((_memory_span(value), number) for number, (_, value, _) in enumerate(entries))
+    overlapping_pairs: list[SharedMemory] = []
+    memory_spans = sorted((_memory_span(value), number) for number, (_, value, _) in enumerate(entries))
     reached_spans: list[tuple[int, int]] = []  # end, number
-    for (start, end), number in spans:
+    for (start, end), number in memory_spans:
         reached_spans = [(other_end, number_before) for other_end, number_before in reached_spans if other_end > start]
         for _, number_before in reached_spans:
             (name, value, is_registered), (other_name, other_value, other_registered) = (
@@ -81,11 +81,11 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
             if value is other_value and (isinstance(value, nn.Parameter) or name == other_name):
                 continue
             if is_registered:
-                shared.append(SharedMemory(name, other_name, other_registered))
+                overlapping_pairs.append(SharedMemory(name, other_name, other_registered))
             if other_registered:
-                shared.append(SharedMemory(other_name, name, is_registered))
+                overlapping_pairs.append(SharedMemory(other_name, name, is_registered))
         reached_spans.append((end, number))
-    return shared
+    return overlapping_pairs
 
 
 _MODULE_ATTRIBUTES = vars(nn.Module()).keys()
@@ -99,19 +99,19 @@ def _has_memory(value: Any) -> bool:
 
 def _memory_span(value: Tensor) -> tuple[int, int]:
     """The first byte, and the one after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+    last_offset = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last_offset + 1) * value.element_size()
 
 
 def refuse_shared_memory(
-    module: nn.Module, shared: Sequence[SharedMemory], names: Sequence[str], x: Any, call: ModuleCaller
+    module: nn.Module, overlapping_pairs: Sequence[SharedMemory], names: Sequence[str], x: Any, call: ModuleCaller
 ) -> None:
     """Refuse trained parameters and statistics (`names`) that share memory with another tensor that is used.
 
     Raises:
         ConfigError: names both.
     """
-    for pair in shared:
+    for pair in overlapping_pairs:
         if pair.name in names and (pair.registered or _forward_reads(module, pair.partner, x, call)):
             raise ConfigError(
                 f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.partner!r}, which copies of "
@@ -125,13 +125,13 @@ def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller
     for training in (True, False):
         outputs = []
         for is_moved in (False, True):
-            copied = copy_module(module).train(training)
-            values = tree_leaves(vars(copied.get_submodule(prefix)).get(leaf))
-            with torch.no_grad(), streams.restore_states(), contextlib.suppress(_UnfitParametersError):
+            module_copy = copy_module(module).train(training)
+            values = tree_leaves(vars(module_copy.get_submodule(prefix)).get(leaf))
+            with torch.no_grad(), streams.preserve_rng_states(), contextlib.suppress(_UnfitParametersError):
                 for value in values if is_moved else ():
                     if _has_memory(value) and value.is_floating_point():
-                        value.data.add_(_wave(value))
-                outputs.append(_try_forward(call, copied, x))
+                        value.data.add_(_sine_tensor(value))
+                outputs.append(_try_forward(call, module_copy, x))
         if len(outputs) == 2 and not same_output(outputs[0], outputs[1], PROBE_TOLERANCE):
             return True
     return False
@@ -139,7 +139,7 @@ def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller
 
 def check_substitution(
     module: nn.Module,
-    original: nn.Module | None,
+    original_module: nn.Module | None,
     x: Any,
     call: ModuleCaller,
     traits: ForwardTraits,
@@ -149,7 +149,7 @@ def check_substitution(
 
     Args:
         module: the copy of the user's module that the run trains.
-        original: which it is a copy of; it is left as it was.
+        original_module: which it is a copy of; it is left as it was.
         x: two inputs.
         call: how it is called.
         traits: what the probe found.
@@ -159,14 +159,14 @@ def check_substitution(
         ConfigError: the module takes parameters from somewhere else.
     """
     kind = type(module).__name__
-    with torch.no_grad(), streams.restore_states(), contextlib.suppress(_UnfitParametersError):
+    with torch.no_grad(), streams.preserve_rng_states(), contextlib.suppress(_UnfitParametersError):
         for training in (True, False):
-            if original is not None:
+            if original_module is not None:
                 own_tensors = _trained(module, trained)
                 output_before = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
-                with _displaced_tensors(original):
-                    after = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
-                if not same_output(output_before, after, PROBE_TOLERANCE):
+                with _displaced_tensors(original_module):
+                    output_after = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
+                if not same_output(output_before, output_after, PROBE_TOLERANCE):
                     raise ConfigError(
                         f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
                         "function or a reference that deepcopy does not copy (a lambda, a closure, a weak reference, a "
@@ -181,16 +181,16 @@ def _compare(
     mode, kind = "training" if training else "evaluation", type(module).__name__
     changed_tensors = _trained(module, trained)
     for value in changed_tensors.values():
-        value.add_(_wave(value))
+        value.add_(_sine_tensor(value))
     copy_with_values = copy_module(module).eval().train()
     for name, parameter in copy_with_values.named_parameters():
         if name in changed_tensors:
             parameter.data.copy_(changed_tensors[name])
     expected = _try_forward(call, copy_with_values.train(training), x)
 
-    def substituted(copied: nn.Module, values: dict[str, Tensor]) -> Any:
+    def substituted(module_copy: nn.Module, values: dict[str, Tensor]) -> Any:
         statistics = {name: tensor_of(module, name).detach().clone() for name in traits.statistics}
-        return _try_forward(call, copied, x, values | statistics)
+        return _try_forward(call, module_copy, x, values | statistics)
 
     if not same_output(expected, substituted(copy_module(module).train(training), changed_tensors), PROBE_TOLERANCE):
         raise ConfigError(
@@ -198,9 +198,9 @@ def _compare(
             "them in train() or eval(), counts those calls, or reaches them by a list or another attribute; read "
             "parameters in the forward pass, by the names under which they are registered"
         )
-    reused = copy_module(module).train(training)
-    substituted(reused, _trained(module, trained))
-    if not same_output(expected, substituted(reused, changed_tensors), PROBE_TOLERANCE):
+    reused_module = copy_module(module).train(training)
+    substituted(reused_module, _trained(module, trained))
+    if not same_output(expected, substituted(reused_module, changed_tensors), PROBE_TOLERANCE):
         raise ConfigError(
             f"model: in {mode} {kind} keeps what it computed from its parameters in an earlier pass, and uses it for "
             "other parameters; compute it in each forward pass"
@@ -216,7 +216,7 @@ class _UnfitParametersError(Exception):
 
 
 def _try_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
-    streams.reseed(0)
+    streams.reseed_global_generators(0)
     try:
         return output_of(call, module, tree_map(lambda value: value.clone(), x), tensors)
     except Exception as error:
@@ -230,10 +230,10 @@ def _displaced_tensors(module: nn.Module) -> Iterator[None]:
         for value in itertools.chain(module.parameters(), module.buffers()):
             if value.is_floating_point() and _has_memory(value) and not value.is_inference():
                 stack.callback(value.data.copy_, value.detach().clone())
-                value.data.add_(_wave(value))
+                value.data.add_(_sine_tensor(value))
         yield
 
 
-def _wave(like: Tensor) -> Tensor:
+def _sine_tensor(like: Tensor) -> Tensor:
     count = torch.arange(like.numel(), device=like.device)
     return PARAMETER_SHIFT * torch.cos(count + 1).reshape(like.shape).to(like)

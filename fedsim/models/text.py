@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -49,7 +51,8 @@ class Transformer(nn.Module):
         every: predict at every position; None: as the data set's labels are in a run, else at every position.
     """
 
-    causal: Tensor
+    causal_mask: Tensor
+    first_stages: ClassVar[dict[str, tuple[str, ...]]] = {"embed": ("token", "position")}
 
     def __init__(
         self,
@@ -66,12 +69,17 @@ class Transformer(nn.Module):
         self.blocks = attention_blocks(width, heads, layers, dropout)
         self.token, self.position = nn.Embedding(classes, width), nn.Embedding(shape[0], width)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
-        hidden = torch.full((shape[0], shape[0]), float("-inf")).triu(1)
-        self.register_buffer("causal", hidden, persistent=False)
+        future_mask = torch.full((shape[0], shape[0]), float("-inf")).triu(1)
+        self.register_buffer("causal_mask", future_mask, persistent=False)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, L] → [B, L, width], with positions."""
+        embedded: Tensor = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        return embedded
 
     def forward(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
-        x = self.token(tokens) + self.position.weight[:length]
+        x = self.embed(tokens)
+        length = x.shape[1]
         for block in self.blocks:
-            x = block(x, src_mask=self.causal[:length, :length])
+            x = block(x, src_mask=self.causal_mask[:length, :length])
         return self.head(self.norm(x if self.every else x[:, -1]))

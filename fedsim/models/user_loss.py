@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import rng, streams
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import differing_paths, enlarged_counter, snapshot
 from fedsim.models.randomness import KeyedRandomness
@@ -51,15 +51,17 @@ class UserLoss:
     random: bool = False
 
     def __call__(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        second = dict(batch) if self.takes_batch else batch["y"]  # a dictionary of its own, which it may write to
-        tensors = [value for value in tree_leaves([output, second]) if isinstance(value, Tensor)]
+        second_argument = (
+            dict(batch) if self.takes_batch else batch["y"]
+        )  # a dictionary of its own, which it may write to
+        tensors = [value for value in tree_leaves([output, second_argument]) if isinstance(value, Tensor)]
         versions = [0 if value.is_inference() else value._version for value in tensors]
         if not self.random:
-            value = self.function(output, second)
+            value = self.function(output, second_argument)
         else:
             key = batch["key"] if "key" in batch else torch.tensor(EVALUATION_KEY, device=batch["x"].device)
-            with KeyedRandomness(rng.fold(key, LOSS_STREAM)):
-                value = self.function(output, second)
+            with KeyedRandomness(rng.fold_in(key, LOSS_STREAM)):
+                value = self.function(output, second_argument)
         if [0 if tensor.is_inference() else tensor._version for tensor in tensors] != versions:
             raise ConfigError(
                 f"{describe_loss(self.function)} writes into the model's output or the batch; let it work on a copy"
@@ -128,13 +130,13 @@ def _resolve_function(
     rewind: Rewind,
 ) -> UserLoss:
     device = batch["x"].device
-    with torch.no_grad(), streams.restore_states():
+    with torch.no_grad(), streams.preserve_rng_states():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
-        resolved = UserLoss(function, takes_batch)
-        states_before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
-        with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
-            value = _loss_value(resolved, name, output, batch, dataset)
-        if not streams.states_equal(states_before, streams.rng_state()):
+        user_loss = UserLoss(function, takes_batch)
+        states_before, input_snapshot = streams.global_rng_state(), snapshot([output, dict(batch)])
+        with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed_randomness:
+            value = _loss_value(user_loss, name, output, batch, dataset)
+        if not streams.rng_states_equal(states_before, streams.global_rng_state()):
             raise ConfigError(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
                 "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"
@@ -142,11 +144,11 @@ def _resolve_function(
         if differing_paths(input_snapshot, snapshot([output, dict(batch)])):
             raise ConfigError(f"{name} writes into the model's output or the batch; let it work on a copy")
         _check_value(value, name, len(batch["x"]))
-        resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
-        _check_memory(resolved, name, output, batch, rewind)
-        mixes_samples = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
-    _check_gradient(resolved, name, output, batch, parameters)
-    return UserLoss(function, takes_batch, resolved.over_batch, mixes_samples, resolved.random)
+        user_loss = UserLoss(function, takes_batch, value.dim() == 0, random=keyed_randomness.num_calls > 0)
+        _check_memory(user_loss, name, output, batch, rewind)
+        mixes_samples = user_loss.over_batch or _mixes_samples(user_loss, value, output, batch)
+    _check_gradient(user_loss, name, output, batch, parameters)
+    return UserLoss(function, takes_batch, user_loss.over_batch, mixes_samples, user_loss.random)
 
 
 def _prepared_loss(loss: Callable[..., Any], name: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
@@ -183,10 +185,10 @@ def _takes_batch(
         raise ConfigError(
             f"{name} takes {parameters[0].name!r} first; a loss takes the model's output first, then the target"
         )
-    second = parameters[1].name.lower() if len(parameters) > 1 else ""
-    if second in BATCH_NAMES:
+    second_name = parameters[1].name.lower() if len(parameters) > 1 else ""
+    if second_name in BATCH_NAMES:
         return True
-    if second in TARGET_NAMES or "target" in second or "label" in second:
+    if second_name in TARGET_NAMES or "target" in second_name or "label" in second_name:
         if "y" not in batch:
             raise ConfigError(f"{name} takes a target, but dataset={dataset} has none; let it take (output, batch)")
         return False
@@ -219,7 +221,7 @@ def _loss_value(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tens
 
 
 def _error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)[:200]}"
+    return f"{type(error).__name__}: {first_message_line(error)[:200]}"
 
 
 def _check_value(value: Any, name: str, count: int) -> None:
@@ -241,22 +243,22 @@ def _check_gradient(
     loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]
 ) -> None:
     """Refuse a loss that is cut off from the model's output, so that nothing would train, or that reaches further."""
-    leaves: list[Tensor] = []
+    leaf_tensors: list[Tensor] = []
 
     def leaf(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        leaves.append(value.detach().clone().requires_grad_())
-        return leaves[-1]
+        leaf_tensors.append(value.detach().clone().requires_grad_())
+        return leaf_tensors[-1]
 
-    with torch.enable_grad(), streams.restore_states():
+    with torch.enable_grad(), streams.preserve_rng_states():
         value = loss(tree_map(leaf, output), batch)
         is_connected = (
-            bool(leaves)
+            bool(leaf_tensors)
             and value.requires_grad
             and any(
                 gradient is not None
-                for gradient in torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
+                for gradient in torch.autograd.grad(value.sum(), leaf_tensors, retain_graph=True, allow_unused=True)
             )
         )
     if _gradient_reaches(value, parameters):
@@ -264,7 +266,7 @@ def _check_gradient(
             f"{name} has a gradient with respect to parameters of the module that was given, which stay as they are "
             "while clients train copies; penalise parameters by model.ridge or in a local rule"
         )
-    if leaves and not is_connected:
+    if leaf_tensors and not is_connected:
         raise ConfigError(
             f"{name} has no gradient with respect to the model's output, so that nothing would train; it must be "
             "computed from the output by differentiable operations (without .item(), .detach() or NumPy)"
@@ -274,17 +276,18 @@ def _check_gradient(
 def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], rewind: Rewind) -> None:
     """Refuse a loss that computes something from the batch it meets first, and uses it for others."""
     rewind()
-    before = snapshot(loss.function)
+    snapshot_before = snapshot(loss.function)
     first_value = loss(output, batch)
-    paths = differing_paths(before, snapshot(loss.function))
+    paths = differing_paths(snapshot_before, snapshot(loss.function))
     if not paths:
         return
     rewind()
     count = len(batch["x"])
     first_sample, reversed_order = torch.zeros(count, dtype=torch.int64), torch.arange(count - 1, -1, -1)
-    for pick in (first_sample.to(batch["x"].device), reversed_order.to(batch["x"].device)):
+    for row_selection in (first_sample.to(batch["x"].device), reversed_order.to(batch["x"].device)):
         earlier_output, earlier_batch = (
-            tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
+            tree_map(lambda v, p=row_selection: _rows_of(v, p, count), nested_tensors)
+            for nested_tensors in (output, dict(batch))
         )
         with contextlib.suppress(Exception):  # a loss may need samples of several classes
             loss(tree_map(_displaced_output, earlier_output), earlier_batch)
@@ -320,16 +323,16 @@ def _depends_on_counters(
 
 def _gradient_reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
     """Does the gradient of a value go to one of these?"""
-    waiting, visited = [value.grad_fn], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in visited:
+    pending_nodes, visited_nodes = [value.grad_fn], set[Any]()
+    while pending_nodes:
+        node = pending_nodes.pop()
+        if node is None or node in visited_nodes:
             continue
-        visited.add(node)
+        visited_nodes.add(node)
         leaf = getattr(node, "variable", None)  # of the nodes at which gradients end
         if any(leaf is parameter for parameter in parameters):
             return True
-        waiting += [next_node for next_node, _ in node.next_functions]
+        pending_nodes += [next_node for next_node, _ in node.next_functions]
     return False
 
 
@@ -339,17 +342,18 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
         return True  # its numbers belong to positions in the batch
     count = len(value)
     for sample_positions in ([0], [0, 1], list(range(count - 1, -1, -1))):
-        pick = torch.tensor(sample_positions, device=value.device)
+        row_selection = torch.tensor(sample_positions, device=value.device)
         output_subset, batch_subset = (
-            tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
+            tree_map(lambda v, p=row_selection: _rows_of(v, p, count), nested_tensors)
+            for nested_tensors in (output, dict(batch))
         )
         try:
             subset_loss = loss(output_subset, batch_subset)
         except Exception:  # it needs more samples than these
             return True
-        if subset_loss.shape != pick.shape or not torch.allclose(
+        if subset_loss.shape != row_selection.shape or not torch.allclose(
             subset_loss,
-            value[pick],
+            value[row_selection],
             rtol=LOSS_TOLERANCE,
             atol=LOSS_TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),
             equal_nan=True,
@@ -358,14 +362,14 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     return False
 
 
-def _rows_of(value: Any, pick: Tensor, count: int) -> Any:
+def _rows_of(value: Any, row_selection: Tensor, count: int) -> Any:
     """These samples, of what has an entry for each of them."""
-    return value[pick] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
+    return value[row_selection] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
 
 
 def _displaced_output(value: Any) -> Any:
     """Another output of the same kind: that of an untrained model may be all zeros, which hides what a loss does."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    wave = torch.sin(torch.arange(1.0, value.numel() + 1, device=value.device)).reshape(value.shape)
-    return value.detach() + 0.3 * wave.to(value)
+    sine_values = torch.sin(torch.arange(1.0, value.numel() + 1, device=value.device)).reshape(value.shape)
+    return value.detach() + 0.3 * sine_values.to(value)

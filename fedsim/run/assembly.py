@@ -18,6 +18,7 @@ from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
 from fedsim.evaluation.performative.reference_path import reference_path
 from fedsim.evaluation.performative.references import References, references
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
+from fedsim.evaluation.registry import DISTANCE_COLUMNS
 from fedsim.models import RowModel
 from fedsim.models.naming import Naming
 from fedsim.run.delayed_updates import DelayedUpdates
@@ -38,7 +39,7 @@ from fedsim.run.wiring import Compute
 from fedsim.shift import Shift
 from fedsim.strategies import State, Strategy
 from fedsim.strategies.strategy import KeepsClientModels
-from fedsim.trainer import Execution, Trainer, Trainers
+from fedsim.trainer import Execution, Trainer, TrainerFactory
 from fedsim.uplink import Uplink
 from fedsim.uplink.accounting import Privacy
 from fedsim.uplink.attack import Attack
@@ -83,7 +84,7 @@ class Assembly:
         self.training = Training.build(components, self.population, self.server)
         self.submodels = Submodels.build(components, self.population, self.server, self.training)
         self.measurement = Measurement.build(components, self.population, self.server, self.training)
-        self.delivery.check_dropping(on_nonfinite)
+        self.delayed_updates.check_nonfinite_handling(on_nonfinite)
         report_settings(self)
 
     @property
@@ -97,9 +98,9 @@ class Assembly:
         return self.compute.deterministic
 
     @property
-    def per_seed(self) -> dict[str, Sequence[float]]:
+    def values_per_seed(self) -> dict[str, Sequence[float]]:
         """Settings that were given one number per seed."""
-        return self.population.per_seed
+        return self.population.values_per_seed
 
     @property
     def execution(self) -> Execution:
@@ -127,7 +128,7 @@ class Assembly:
         return self.population.dataset
 
     @property
-    def tables(self) -> list[Table]:
+    def client_tables(self) -> list[Table]:
         """Which samples belong to whom, for each replicate; newcomers included. None for a stream."""
         return self.population.tables
 
@@ -159,7 +160,7 @@ class Assembly:
     @property
     def shift(self) -> Shift:
         """How the samples of the clients that train react to the deployed model."""
-        return self.training.trainers.shift
+        return self.training.trainer_factory.shift
 
     @property
     def trainer(self) -> Trainer:
@@ -167,10 +168,10 @@ class Assembly:
         return self.training.trainer
 
     @property
-    def all_trainers(self) -> list[Trainers]:
+    def trainer_factories(self) -> list[TrainerFactory]:
         """What makes trainers: of the clients that train, and of newcomers where there are some."""
         of_newcomers = self.measurement.newcomer_trainers
-        return [self.training.trainers, *([] if of_newcomers is None else [of_newcomers])]
+        return [self.training.trainer_factory, *([] if of_newcomers is None else [of_newcomers])]
 
     @property
     def traffic(self) -> Traffic:
@@ -178,14 +179,14 @@ class Assembly:
         return self.training.traffic
 
     @property
-    def pace(self) -> RoundClock:
+    def round_clock(self) -> RoundClock:
         """Which clients are in time; keeps virtual time."""
-        return self.training.pace
+        return self.training.round_clock
 
     @property
-    def delivery(self) -> DelayedUpdates:
+    def delayed_updates(self) -> DelayedUpdates:
         """In which later round rows arrive."""
-        return self.training.delivery
+        return self.training.delayed_updates
 
     @property
     def evaluator(self) -> Evaluator:
@@ -193,7 +194,7 @@ class Assembly:
         return self.measurement.evaluator
 
     @property
-    def models(self) -> EvaluatedModels:
+    def evaluated_models(self) -> EvaluatedModels:
         """Makes the models that are evaluated."""
         return self.measurement.models
 
@@ -212,25 +213,25 @@ class Assembly:
         """Trains and scores who joins when training is over; None where there is nobody."""
         return self.measurement.newcomers
 
-    def memory_at_start(self, state: State) -> Memory:
+    def initial_memory(self, state: State) -> Memory:
         """What clients, evaluation and uplink remember before round 0, given the strategy's state."""
-        memory = self.trainer.memory(state.model)
-        memory.evaluated = self.models.memory(state.model) | self.participation.memory()
+        memory = self.trainer.initial_memory(state.model)
+        memory.evaluated = self.evaluated_models.memory(state.model) | self.participation.memory()
         self.uplink.remember(memory, self.federation, state.model)
         return memory
 
     @property
     def components_by_group(self) -> dict[str, Any]:
         """The parts that rounds are made of, as they were set up, by group."""
-        components, trainers = self.components, self.training.trainers
+        components, trainers = self.components, self.training.trainer_factory
         stages = {
             f"{'attack' if isinstance(stage, Attack) else 'uplink'}.{number}": stage
             for number, stage in enumerate(self.uplink.stages)
         }
         return stages | {
-            "availability": self.availability, "strategy": self.strategy, "local": self.trainer.rule,
-            "shift": trainers.shift, "contamination": self.training.contamination, "clock": self.pace.clock,
-            "work": self.pace.work, "delay": self.delivery.delay, "capacity": components.capacity,
+            "availability": self.availability, "strategy": self.strategy, "local": self.trainer.local_rule,
+            "shift": trainers.shift, "contamination": self.training.contamination, "clock": self.round_clock.clock,
+            "work": self.round_clock.work_model, "delay": self.delayed_updates.delay, "capacity": components.capacity,
             "partition": components.partition,
         }  # fmt: skip
 
@@ -239,7 +240,7 @@ class Assembly:
         return privacy_claim(self.server, self.training, rounds)
 
     @functools.cached_property
-    def naming(self) -> Naming:
+    def parameter_naming(self) -> Naming:
         """What the module calls the parts of a row."""
         return self.model.naming
 
@@ -247,17 +248,25 @@ class Assembly:
         """What a checkpoint tells of the models in it: names, and whether clients keep some."""
         keeps_models = isinstance(self.strategy, KeepsClientModels)
         metadata = {
-            "own": list(self.trainer.rule.own_models),
+            "own": list(self.trainer.local_rule.own_models),
             "kept": keeps_models,
             "clustered": self.strategy.clustered,
         }
-        return {"naming": self.naming.as_json(), "clients": self.federation.clients} | metadata
+        return {"naming": self.parameter_naming.as_json(), "clients": self.federation.clients} | metadata
 
     @property
     def column_descriptions(self) -> dict[str, str]:
         """Columns of this run → what they are."""
-        clock = self.pace.clock
-        return self.measurement.columns(clock.active, clock.asynchronous, self.references.has_regret)
+        clock = self.round_clock.clock
+        return self.measurement.columns(clock, self.references.has_regret)
+
+    @property
+    def possible_columns(self) -> set[str]:
+        """The columns that this run may measure; those of reference points count where some are sought, since they are
+        searched for when the run begins."""
+        clock, sought = self.round_clock.clock, self.shift.active or self.data.drift.active
+        columns = self.measurement.columns(clock, sought)
+        return {*columns, *(DISTANCE_COLUMNS if sought else ())}
 
     @functools.cached_property
     def references(self) -> References:

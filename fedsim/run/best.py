@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core import checksums
 from fedsim.core.files import check_regular_path, replacement_file
-from fedsim.run.run_files import BEST_MODELS, MODEL_HEADER_KEY
+from fedsim.run.run_files import BEST_MODELS_FILE, MODEL_HEADER_KEY
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class BestModels:
 
     def __init__(self, folder: Path, metric: str, higher_is_better: bool, header: dict[str, Any]) -> None:
         self.path, self.metric, self.higher_is_better, self.header = (
-            folder / BEST_MODELS,
+            folder / BEST_MODELS_FILE,
             metric,
             higher_is_better,
             header,
@@ -52,29 +52,32 @@ class BestModels:
         try:
             with safe_open(check_regular_path(self.path), framework="pt") as file:
                 header, models = file.metadata(), file.get_tensor("model")
-            record, damaged_name = json.loads(header["best"]), checksums.damaged_name(header, {"model": models})
+            best_record, damaged_name = (
+                json.loads(header["best"]),
+                checksums.find_damaged_entry(header, {"model": models}),
+            )
             if damaged_name is not None:
                 raise ValueError(f"it is damaged: the checksum of {damaged_name} differs")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be read (%s); the best model is searched from here on", self.path, error)
             return
-        if record["metric"] != self.metric:
+        if best_record["metric"] != self.metric:
             log.warning(
-                "the best model was chosen by %s; by %s it is searched from here on", record["metric"], self.metric
+                "the best model was chosen by %s; by %s it is searched from here on", best_record["metric"], self.metric
             )
             return
-        self.models, self.rounds, self.values = models, record["rounds"], record["values"]
+        self.models, self.rounds, self.values = models, best_record["rounds"], best_record["values"]
 
-    def update(self, completed: int, models: Tensor, values: np.ndarray) -> None:
+    def update(self, completed_rounds: int, models: Tensor, metric_values: np.ndarray) -> None:
         """An evaluation after so many rounds: models [R, d], and the metric [R]."""
         if self.models is None:
             self.models = torch.empty(models.shape, dtype=models.dtype)
             self.rounds, self.values = [-1] * len(models), [float("nan")] * len(models)
         sign = 1 if self.higher_is_better else -1
-        for r, value in enumerate(values.tolist()):
+        for r, value in enumerate(metric_values.tolist()):
             if value == value and not sign * value <= sign * self.values[r]:
                 self.models[r] = models[r].cpu()
-                self.rounds[r], self.values[r], self._has_unwritten_models = completed, value, True
+                self.rounds[r], self.values[r], self._has_unwritten_models = completed_rounds, value, True
 
     def write(self) -> None:
         """To the file, if there is a better one."""
@@ -84,7 +87,7 @@ class BestModels:
         header = {"format": "fedsim-best", "best": json.dumps(record), MODEL_HEADER_KEY: json.dumps(self.header)}
         tensors = {"model": self.models.contiguous()}
         with replacement_file(self.path, "wb", durable=True) as file:
-            file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
+            file.write(save(tensors, metadata=checksums.add_checksums(header, tensors)))
         self._has_unwritten_models = False
 
     def summary(self) -> dict[str, Any]:

@@ -24,18 +24,18 @@ from fedsim.core.errors import CheckpointError
 from fedsim.core.files import check_regular_path, replacement_file
 from fedsim.core.memory import IN_FLIGHT, QUEUE, Memory
 from fedsim.core.placement import is_memory_mapped
-from fedsim.core.targets import current_names
+from fedsim.core.targets import with_current_targets
 from fedsim.run import content as contents
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
-from fedsim.run.run_files import CHECKPOINT
+from fedsim.run.run_files import CHECKPOINT_FILE
 from fedsim.strategies import State
 
-NAME = CHECKPOINT
+NAME = CHECKPOINT_FILE
 CHECKPOINT_FORMAT = "fedsim-3"
 MAX_WRITE_TIME_SHARE = 0.03  # share of wall time that `every: auto` may spend on writing
 SINGLE_PROCESS_LAYOUT = Layout()
-CONTENT, VERSIONS = "content", "versions"  # entries of the header
+CONTENT_ENTRY, VERSIONS_ENTRY = "content", "versions"  # entries of the header
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def write(
     path: Path,
     state: State,
     progress: Progress,
-    identity: dict[str, Any],
+    run_identity: dict[str, Any],
     memory: Memory | None = None,
     layout: Layout = SINGLE_PROCESS_LAYOUT,
     header: dict[str, Any] | None = None,
@@ -59,7 +59,7 @@ def write(
         path: of the file.
         state: the strategy's state.
         progress: where the run stands.
-        identity: what the run is; a checkpoint is only resumed by a run of the same identity.
+        run_identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
         layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
         header: more entries of the header, such as what `fedsim.studies.results.StoredModels` reads.
@@ -72,8 +72,8 @@ def write(
     local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.named_tensors()
     full_tensors = {name: layout.gather(name, value) for name, value in local_tensors.items()}
     if layout.ranks.is_first:
-        _write(path, full_tensors, progress, identity, header or {})
-    layout.ranks.wait()
+        _write(path, full_tensors, progress, run_identity, header or {})
+    layout.ranks.wait_for_all()
 
 
 def _write(
@@ -87,19 +87,19 @@ def _write(
     entries = {"progress": vars(progress), "identity": identity} | extra_header
     header = {"format": CHECKPOINT_FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
     with replacement_file(path, "wb", durable=True) as file:
-        file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
+        file.write(save(tensors, metadata=checksums.add_checksums(header, tensors)))
 
 
 def read(
     path: Path,
-    like: S,
-    identity: dict[str, Any],
+    template_state: S,
+    run_identity: dict[str, Any],
     memory: Memory | None = None,
     layout: Layout = SINGLE_PROCESS_LAYOUT,
     content: dict[str, Any] | None = None,
 ) -> tuple[S, Progress]:
-    """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place, as is
-    what of `like` lies in a file.
+    """Read a checkpoint into a state of the same type, shapes and device as `template_state`; `memory` is filled in
+    place, as is what of `template_state` lies in a file.
 
     Of several ranks the first reads, and gives every other one its part. `content` is what the run is made of beside
     its settings, see `fedsim.run.content`; another version of PyTorch or fedsim is told.
@@ -108,32 +108,37 @@ def read(
         CheckpointError: for a damaged or foreign file, or one of another run; the message names the difference.
     """
     ranks = layout.ranks
-    tensors, progress, made_of = _load(path, identity, len(like.model)) if ranks.is_first else ({}, Progress(), {})
-    fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
-    remembered = (memory or Memory()).named_tensors()
-    for name, expected in (fields | remembered).items() if ranks.is_first else ():
-        tensor, shape = tensors.get(name), layout.whole_shape(name, expected)
-        if tensor is None or tensor.shape != shape or tensor.dtype != expected.dtype:
+    tensors, progress, made_of = (
+        _load_state(path, run_identity, len(template_state.model)) if ranks.is_first else ({}, Progress(), {})
+    )
+    state_fields = {f.name: getattr(template_state, f.name) for f in dataclasses.fields(template_state)}
+    memory_tensors = (memory or Memory()).named_tensors()
+    for tensor_name, expected_tensor in (state_fields | memory_tensors).items() if ranks.is_first else ():
+        tensor, whole_shape = tensors.get(tensor_name), layout.full_shape(tensor_name, expected_tensor)
+        if tensor is None or tensor.shape != whole_shape or tensor.dtype != expected_tensor.dtype:
             description = (
                 None if tensor is None else f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
             )
             raise CheckpointError(
-                f"checkpoint {path}: {name} is {description}, expected {list(shape)} of "
-                f"{str(expected.dtype).removeprefix('torch.')}; it belongs to another model"
+                f"checkpoint {path}: {tensor_name} is {description}, expected {list(whole_shape)} of "
+                f"{str(expected_tensor.dtype).removeprefix('torch.')}; it belongs to another model"
             )
     if memory is not None and ranks.is_first:
-        memory.in_flight, memory.queue = _in_flight(path, tensors, like.model), _group(tensors, QUEUE)
+        memory.in_flight, memory.queue = (
+            _in_flight(path, tensors, template_state.model),
+            _entries_of_group(tensors, QUEUE),
+        )
     if memory is not None:
-        memory.in_flight = layout.deal_rows(memory.in_flight)
+        memory.in_flight = layout.scatter_rows(memory.in_flight)
     if content is not None and ranks.is_first:
         contents.check_content(path, made_of, content)
-    for name, expected in (fields | remembered).items():
-        local_tensor = layout.deal(name, tensors.get(name), expected)
-        if name in remembered or is_memory_mapped(expected):
-            expected.copy_(local_tensor)
+    for tensor_name, expected_tensor in (state_fields | memory_tensors).items():
+        local_tensor = layout.scatter(tensor_name, tensors.get(tensor_name), expected_tensor)
+        if tensor_name in memory_tensors or is_memory_mapped(expected_tensor):
+            expected_tensor.copy_(local_tensor)
         else:
-            fields[name] = local_tensor.to(expected.device)
-    return type(like)(**fields), ranks.broadcast_object(progress)
+            state_fields[tensor_name] = local_tensor.to(expected_tensor.device)
+    return type(template_state)(**state_fields), ranks.broadcast_object(progress)
 
 
 def completed_rounds(path: Path) -> int | None:
@@ -147,14 +152,14 @@ def completed_rounds(path: Path) -> int | None:
         return None
 
 
-def _group(tensors: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
+def _entries_of_group(tensors: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
     """The entries of one group of the memory, of any length."""
     return {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{group}.")}
 
 
 def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
     """The rows that had not arrived: any number, of a model like this one [R, d]."""
-    in_flight_rows = _group(tensors, IN_FLIGHT)
+    in_flight_rows = _entries_of_group(tensors, IN_FLIGHT)
     if in_flight_rows and (
         len({len(rows) for rows in in_flight_rows.values()}) != 1
         or in_flight_rows["start"].shape[1:] != model.shape[1:]
@@ -163,35 +168,35 @@ def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor
     return in_flight_rows
 
 
-def _load(
-    path: Path, identity: dict[str, Any], replicates: int
+def _load_state(
+    path: Path, run_identity: dict[str, Any], replicates: int
 ) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
     """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
     try:
         with safe_open(check_regular_path(path), framework="pt") as file:
-            header = file.metadata() or {}
+            file_header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start over") from error
-    if header.get("format") != CHECKPOINT_FORMAT:
+    if file_header.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start over")
-    stored_identity, progress, content, versions = _read_header(path, header, tensors)
-    stored_identity = current_names(stored_identity)
-    for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
-        if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
+    stored_identity, progress, content, library_versions = _read_header(path, file_header, tensors)
+    stored_identity = with_current_targets(stored_identity)
+    for key in sorted(stored_identity.keys() | run_identity.keys(), key=lambda name: (name.count("."), name)):
+        if stored_identity.get(key) != json.loads(json.dumps(run_identity.get(key))):
             raise CheckpointError(
                 f"checkpoint {path} belongs to another run: {key} was {stored_identity.get(key)!r}, now "
-                f"{identity.get(key)!r}; use the same settings, or another out"
+                f"{run_identity.get(key)!r}; use the same settings, or another out"
             )
     if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start over")
     progress.unanswered = progress.unanswered or [0] * replicates  # an earlier version has not counted them
-    current_versions = _versions()
+    current_versions = _library_versions()
     if version_changes := [
-        f"{name} {versions[name]}, not {current_versions[name]}"
+        f"{name} {library_versions[name]}, not {current_versions[name]}"
         for name in current_versions
-        if versions.get(name, current_versions[name]) != current_versions[name]
+        if library_versions.get(name, current_versions[name]) != current_versions[name]
     ]:
         log.warning(
             "the run was started with %s: further results may differ by rounding", " and ".join(version_changes)
@@ -200,18 +205,20 @@ def _load(
 
 
 def _read_header(
-    path: Path, header: dict[str, str], tensors: dict[str, torch.Tensor]
+    path: Path, file_header: dict[str, str], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], Progress, dict[str, Any], dict[str, Any]]:
     """Identity, progress, content and versions, or an error where the header does not hold them, or holds another sum
     of something."""
     try:
-        identity, progress = json.loads(header["identity"]), Progress.read(header["progress"])
-        content, versions = (json.loads(header.get(name, "{}")) for name in (CONTENT, VERSIONS))
-        if not all(isinstance(entry, dict) for entry in (identity, content, versions)):
+        run_identity, progress = json.loads(file_header["identity"]), Progress.read(file_header["progress"])
+        content, library_versions = (
+            json.loads(file_header.get(name, "{}")) for name in (CONTENT_ENTRY, VERSIONS_ENTRY)
+        )
+        if not all(isinstance(entry, dict) for entry in (run_identity, content, library_versions)):
             raise ValueError("an entry is no mapping")
-        if versions and checksums.CHECKSUMS_KEY not in header:  # an earlier version wrote neither
+        if library_versions and checksums.CHECKSUMS_KEY not in file_header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
-        damaged_name = checksums.damaged_name(header, tensors)
+        damaged_name = checksums.find_damaged_entry(file_header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start over") from error
     if damaged_name is not None:
@@ -220,10 +227,10 @@ def _read_header(
             "restore "
             "the file from a copy, or delete it to start over"
         )
-    return identity, progress, content, versions
+    return run_identity, progress, content, library_versions
 
 
-def _versions() -> dict[str, str]:
+def _library_versions() -> dict[str, str]:
     return {"fedsim": fedsim.__version__, "torch": str(torch.__version__)}
 
 
@@ -243,7 +250,7 @@ class Checkpointer:
         layout: Layout = SINGLE_PROCESS_LAYOUT,
         header: dict[str, Any] | None = None,
     ) -> None:
-        self.header = (header or {}) | {VERSIONS: _versions()}
+        self.header = (header or {}) | {VERSIONS_ENTRY: _library_versions()}
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last_write_time, self._write_seconds = time.monotonic(), 0.0
@@ -252,17 +259,18 @@ class Checkpointer:
         """Is there one to go on with? Of several ranks the first looks."""
         return self.path is not None and bool(self.layout.ranks.broadcast_object(self.path.exists()))
 
-    def read(self, like: S) -> tuple[S, Progress]:
-        """State, of the same type, shapes and device as `like`, and progress; the run's memory is filled in place.
+    def read(self, template_state: S) -> tuple[S, Progress]:
+        """State, of the same type, shapes and device as `template_state`, and progress; the run's memory is filled in
+        place.
 
         Raises:
             CheckpointError: the file is damaged, or another run's.
         """
         assert self.path is not None
-        content = self.header.get(CONTENT)
-        return read(self.path, like, self.identity, self.memory, self.layout, content)
+        content = self.header.get(CONTENT_ENTRY)
+        return read(self.path, template_state, self.identity, self.memory, self.layout, content)
 
-    def due(self, rounds: int, num_runs: int = 1) -> bool:
+    def is_due(self, rounds: int, num_runs: int = 1) -> bool:
         """Is it time to write after this many completed rounds? Of several ranks the first says so; so many runs as go
         on together share the time."""
         if self.path is None or not self.layout.ranks.is_first:

@@ -30,7 +30,7 @@ FINGERPRINT_TOLERANCE = 1e-6  # of sums, relative to the length of the array as 
 def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
     """What stands in for everything of this run that may have come from a file, by what it is called."""
     fingerprints = {name: fingerprint(values) for name, values in _arrays_by_name(run)}
-    for number, table in enumerate(run.tables):
+    for number, table in enumerate(run.client_tables):
         for part_name, split_table in (("", table), ("'s validation samples", table.validation)):
             if split_table is not None:
                 shape = [len(split_table.offsets) + len(split_table.order)]
@@ -41,44 +41,50 @@ def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
     return fingerprints
 
 
-def check_content(path: Path, recorded: dict[str, Any], current: dict[str, list[Any]]) -> None:
+def check_content(
+    path: Path, recorded_fingerprints: dict[str, Any], current_fingerprints: dict[str, list[Any]]
+) -> None:
     """Refuse to go on with a checkpoint of other content; what the checkpoint does not know of is not compared.
 
     Raises:
         CheckpointError: something differs; the message says what.
     """
-    for name in sorted(recorded.keys() & current.keys()):
-        if not fingerprints_match(recorded[name], current[name]):
+    for array_name in sorted(recorded_fingerprints.keys() & current_fingerprints.keys()):
+        if not fingerprints_match(recorded_fingerprints[array_name], current_fingerprints[array_name]):
             raise CheckpointError(
-                f"checkpoint {path} was written with other content: {name} changed since; restore what the run began "
-                "with, or choose another out"
+                f"checkpoint {path} was written with other content: {array_name} changed since; restore what "
+                "the run began with, or choose another out"
             )
-    for name in sorted(recorded.keys() ^ current.keys()) if recorded else ():
+    for array_name in (
+        sorted(recorded_fingerprints.keys() ^ current_fingerprints.keys()) if recorded_fingerprints else ()
+    ):
         raise CheckpointError(
-            f"checkpoint {path} was written with other content: {name} is {'new' if name in current else 'gone'}; "
-            "restore "
+            f"checkpoint {path} was written with other content: {array_name} is "
+            f"{'new' if array_name in current_fingerprints else 'gone'}; restore "
             "what the run began with, or choose another out"
         )
 
 
-def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
-    for name, value in vars(run.dataset).items():
-        if not name.startswith("_") and name != "optimum":  # which follows from the others
-            values_by_name = value if isinstance(value, dict) else {"": value}
+def _arrays_by_name(simulation: Setup) -> Iterator[tuple[str, np.ndarray]]:
+    for array_name, array_value in vars(simulation.dataset).items():
+        if not array_name.startswith("_") and array_name != "optimum":  # which follows from the others
+            values_by_name = array_value if isinstance(array_value, dict) else {"": array_value}
             for part_name, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):
-                    yield f"{name}{part_name and f'.{part_name}'} of the data", _host_array(array)
-    yield from _records(run)
-    for name, value in run.naming.constants.items():
-        yield f"{name}, a frozen part of the model,", _host_array(value)
+                    yield f"{array_name}{part_name and f'.{part_name}'} of the data", _host_array(array)
+    yield from _recorded_arrays(simulation)
+    for array_name, array_value in simulation.parameter_naming.constants.items():
+        yield f"{array_name}, a frozen part of the model,", _host_array(array_value)
 
 
-def _records(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
-    """What availability and clock have read from files."""
+def _recorded_arrays(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
+    """What availability, clock and drift have read from files."""
     for name, values in run.availability.record_of().items():
         yield f"the record of availability ({name})", values
-    for name, values in run.pace.clock.record_of().items():
+    for name, values in run.round_clock.clock.record_of().items():
         yield f"the table of devices ({name})", values
+    for name, values in run.data.drift.record_of().items():
+        yield f"the recorded drift ({name})", values
 
 
 def _host_array(values: Tensor | np.ndarray) -> np.ndarray:
@@ -98,16 +104,16 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     if values.dtype.kind in "biuSU":
         return [shape, _digest(values)]
     flat = values.reshape(-1)
-    sums = np.zeros(3)
-    finite = 0
-    for number, begin in enumerate(range(0, len(flat), NUMBERS_PER_BLOCK)):
-        block = flat[begin : begin + NUMBERS_PER_BLOCK].astype(np.float64)
+    checksum_sums = np.zeros(3)
+    finite_count = 0
+    for number, block_start in enumerate(range(0, len(flat), NUMBERS_PER_BLOCK)):
+        block = flat[block_start : block_start + NUMBERS_PER_BLOCK].astype(np.float64)
         finite_mask = np.isfinite(block)
-        finite += int(finite_mask.sum())
+        finite_count += int(finite_mask.sum())
         block = np.where(finite_mask, block, 0.0)
         weights = np.random.default_rng(number).uniform(0.5, 1.5, (2, len(block)))
-        sums += [block @ block, *(weights @ block)]
-    return [shape, finite, float(np.sqrt(sums[0])), float(sums[1]), float(sums[2])]
+        checksum_sums += [block @ block, *(weights @ block)]
+    return [shape, finite_count, float(np.sqrt(checksum_sums[0])), float(checksum_sums[1]), float(checksum_sums[2])]
 
 
 def _digest(*arrays: np.ndarray, dtype: type | None = None) -> str:
@@ -117,19 +123,19 @@ def _digest(*arrays: np.ndarray, dtype: type | None = None) -> str:
     for array in arrays:
         rows = array.reshape(1) if array.ndim == 0 else array
         rows_per_block = max(1, NUMBERS_PER_BLOCK * len(rows) // max(1, rows.size))
-        for begin in range(0, len(rows), rows_per_block):
-            digest.update(np.ascontiguousarray(rows[begin : begin + rows_per_block], dtype).tobytes())
+        for block_start in range(0, len(rows), rows_per_block):
+            digest.update(np.ascontiguousarray(rows[block_start : block_start + rows_per_block], dtype).tobytes())
     return digest.hexdigest()
 
 
-def fingerprints_match(recorded: Any, current: list[Any]) -> bool:
+def fingerprints_match(recorded_fingerprints: Any, current_fingerprints: list[Any]) -> bool:
     """Do two of what `fingerprint` gives say the same?"""
-    if not isinstance(recorded, list) or len(recorded) != len(current):
+    if not isinstance(recorded_fingerprints, list) or len(recorded_fingerprints) != len(current_fingerprints):
         return False
-    if len(current) == 2 or recorded[:2] != current[:2]:
-        return bool(recorded == current)
-    length = abs(current[2])
+    if len(current_fingerprints) == 2 or recorded_fingerprints[:2] != current_fingerprints[:2]:
+        return bool(recorded_fingerprints == current_fingerprints)
+    length = abs(current_fingerprints[2])
     return all(
         isinstance(a, (int, float)) and abs(a - b) <= FINGERPRINT_TOLERANCE * length
-        for a, b in zip(recorded[2:], current[2:], strict=True)
+        for a, b in zip(recorded_fingerprints[2:], current_fingerprints[2:], strict=True)
     )

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import fedsim
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
-from fedsim.core.snapshot import Node, differing_paths, in_a_library, snapshot
+from fedsim.core.snapshot import Node, differing_paths, is_library_file, snapshot
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -29,7 +29,7 @@ from fedsim.run.ownership import PartCopies
 
 PACKAGE_FOLDER = Path(fedsim.__file__).parent
 NamedTensors = dict[str, Tensor]
-RUN_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
+SHARED_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
 ROUNDING_TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
@@ -57,25 +57,25 @@ class Invariance(Generic[P]):
     Attributes:
         name: of what makes none.
         violation: tries a part; how it makes a difference, in a sentence, or None where it makes none.
-        otherwise: what happens then: an execution for which the invariance holds, or a ConfigError.
+        refuse: what happens then: an execution for which the invariance holds, or a ConfigError.
     """
 
     name: str
     violation: Callable[[P], str | None]
-    otherwise: Callable[[P, str], None]
+    refuse: Callable[[P, str], None]
 
 
 def check_invariances(invariances: Iterable[Invariance[P]], trial: P) -> None:
     """Try them, in their order."""
     for invariance in invariances:
-        broken = invariance.violation(trial)
-        if broken is not None:
-            invariance.otherwise(trial, broken)
+        violation_text = invariance.violation(trial)
+        if violation_text is not None:
+            invariance.refuse(trial, violation_text)
 
 
-def refuse_part(_of: Any, broken: str) -> None:
+def raise_violation(_of: Any, violation_text: str) -> None:
     """What happens where no execution helps."""
-    raise ConfigError(broken)
+    raise ConfigError(violation_text)
 
 
 def is_user_defined(component: Any) -> bool:
@@ -83,19 +83,19 @@ def is_user_defined(component: Any) -> bool:
     return not type(component).__module__.startswith("fedsim.")
 
 
-def contains_user_code(component: Any, depth: int = 3) -> bool:
+def contains_user_code(component: Any, search_depth: int = 3) -> bool:
     """Is it somebody's own, or does it hold something that is, such as a schedule?"""
     if component is None or isinstance(
-        component, (*RUN_OBJECT_TYPES, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
+        component, (*SHARED_OBJECT_TYPES, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
     ):
         return False
     if isinstance(component, (list, tuple, Mapping)):
         members = list(component.values()) if isinstance(component, Mapping) else list(component)
-        return any(contains_user_code(member, depth - 1) for member in members[:100]) if depth else False
+        return any(contains_user_code(member, search_depth - 1) for member in members[:100]) if search_depth else False
     if type(component).__module__.startswith("fedsim."):
         return (
-            any(contains_user_code(member, depth - 1) for member in getattr(component, "__dict__", {}).values())
-            if depth
+            any(contains_user_code(member, search_depth - 1) for member in getattr(component, "__dict__", {}).values())
+            if search_depth
             else False
         )
     return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARY_PACKAGES)
@@ -106,64 +106,72 @@ def trial_copy(component: P, *of_run: Any) -> P:
     return PartCopies(*of_run, *_run_objects(component, 4))(component)
 
 
-def _run_objects(component: Any, depth: int) -> Iterator[Any]:
-    if isinstance(component, RUN_OBJECT_TYPES):
+def _run_objects(component: Any, search_depth: int) -> Iterator[Any]:
+    if isinstance(component, SHARED_OBJECT_TYPES):
         yield component
-    elif depth and not isinstance(component, (Tensor, np.ndarray, str, bytes, int, float, type)):
+    elif search_depth and not isinstance(component, (Tensor, np.ndarray, str, bytes, int, float, type)):
         members = list(component.values()) if isinstance(component, Mapping) else []
         members += list(component) if isinstance(component, (list, tuple)) else []
         for member in [*members, *getattr(component, "__dict__", {}).values()]:
-            yield from _run_objects(member, depth - 1)
+            yield from _run_objects(member, search_depth - 1)
 
 
-def snapshot_of(component: Any) -> Node:
+def take_snapshot(component: Any) -> Node:
     """A snapshot of a part, but for what it was set up with."""
-    return snapshot(component, skip=RUN_OBJECT_TYPES)
+    return snapshot(component, skipped_types=SHARED_OBJECT_TYPES)
 
 
-def changed_paths(component: Any, before: Node) -> list[str]:
-    """Where a part has changed since a snapshot by `snapshot_of`."""
-    return differing_paths(before, snapshot_of(component))
+def changed_paths(component: Any, snapshot_before: Node) -> list[str]:
+    """Where a part has changed since a snapshot by `take_snapshot`."""
+    return differing_paths(snapshot_before, take_snapshot(component))
 
 
-def moved_counters(component: Any, before: Node) -> list[str]:
-    """Names of a part's own attributes that have moved since a snapshot by `snapshot_of`."""
+def increased_counters(component: Any, snapshot_before: Node) -> list[str]:
+    """Names of a part's own attributes that have moved since a snapshot by `take_snapshot`."""
     return [
         path
-        for path in changed_paths(component, before)
+        for path in changed_paths(component, snapshot_before)
         if path.isidentifier() and path in getattr(component, "__dict__", {})
     ]
 
 
-def close_to(first: Tensor, second: Tensor, scale: float | None = None) -> bool:
+def is_close(first_tensor: Tensor, second_tensor: Tensor, scale: float | None = None) -> bool:
     """Equal but for rounding; `scale` is of the numbers that count, the largest one's unless given."""
-    if first.shape != second.shape or first.dtype != second.dtype:
+    if first_tensor.shape != second_tensor.shape or first_tensor.dtype != second_tensor.dtype:
         return False
-    if not first.is_floating_point() or not first.numel():
-        return torch.equal(first, second)
-    largest = float(second.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
+    if not first_tensor.is_floating_point() or not first_tensor.numel():
+        return torch.equal(first_tensor, second_tensor)
+    max_magnitude = float(second_tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
     return torch.allclose(
-        first, second, rtol=0, atol=ROUNDING_TOLERANCE.get(first.dtype, 1e-2) * largest, equal_nan=True
+        first_tensor,
+        second_tensor,
+        rtol=0,
+        atol=ROUNDING_TOLERANCE.get(first_tensor.dtype, 1e-2) * max_magnitude,
+        equal_nan=True,
     )
 
 
-def first_difference(first: NamedTensors, second: NamedTensors) -> str | None:
+def first_difference(first_tensors: NamedTensors, second_tensors: NamedTensors) -> str | None:
     """The first name under which two batches, carries or states are not bit for bit the same."""
-    for name, value in first.items():
-        if name not in second or value.dtype != second[name].dtype or value.shape != second[name].shape:
-            return name
+    for tensor_name, value in first_tensors.items():
+        if (
+            tensor_name not in second_tensors
+            or value.dtype != second_tensors[tensor_name].dtype
+            or value.shape != second_tensors[tensor_name].shape
+        ):
+            return tensor_name
         if not torch.equal(
             value.nan_to_num(0.0) if value.is_floating_point() else value,
-            (second[name].nan_to_num(0.0) if value.is_floating_point() else second[name]),
+            (second_tensors[tensor_name].nan_to_num(0.0) if value.is_floating_point() else second_tensors[tensor_name]),
         ):
-            return name
-    return next((name for name in second if name not in first), None)
+            return tensor_name
+    return next((tensor_name for tensor_name in second_tensors if tensor_name not in first_tensors), None)
 
 
 @contextlib.contextmanager
-def user_code_errors(label: str, component: Any) -> Iterator[None]:
+def user_code_errors(component_label: str, component: Any) -> Iterator[None]:
     """Errors of somebody's own part in one sentence; nothing may be drawn from a global stream."""
-    before = streams.rng_state()
+    snapshot_before = streams.global_rng_state()
     try:
         yield
     except (ConfigError, MemoryError):
@@ -171,41 +179,45 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
     except Exception as error:
         if not contains_user_code(component):
             raise
-        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if in_user_code(f.filename)]
+        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
-        raise ConfigError(f"{label} raised {type(error).__name__}: {first_line(error)}{location}") from error
-    if not streams.states_equal(before, streams.rng_state()):
         raise ConfigError(
-            f"{label} draws from a global random stream, which depends on all that was drawn before; use "
+            f"{component_label} raised {type(error).__name__}: {first_message_line(error)}{location}"
+        ) from error
+    if not streams.rng_states_equal(snapshot_before, streams.global_rng_state()):
+        raise ConfigError(
+            f"{component_label} draws from a global random stream, which depends on all that was drawn before; use "
             "fedsim.core.rng, whose numbers are functions of seed, round and client"
         )
 
 
-def in_user_code(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Is this file neither fedsim's nor a library's?"""
-    return PACKAGE_FOLDER not in Path(file).parents and not in_a_library(file)
+    return PACKAGE_FOLDER not in Path(file).parents and not is_library_file(file)
 
 
-def state_fields(state: Any) -> dict[str, Any]:
+def fields_of_state(state: Any) -> dict[str, Any]:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
-def copy_tensors(of: Any) -> Any:
+def copy_tensors(component: Any) -> Any:
     """The same with tensors and arrays of its own, which may be written to."""
-    return dataclasses.replace(of, **{name: _copied(value) for name, value in state_fields(of).items()})
+    return dataclasses.replace(
+        component, **{name: _copied_value(value) for name, value in fields_of_state(component).items()}
+    )
 
 
-def _copied(value: Any) -> Any:
+def _copied_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copied(item) for name, item in value.items()}
+        return {name: _copied_value(item) for name, item in value.items()}
     if isinstance(value, Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def unlisted(state: Any) -> list[str]:
+def undeclared_attributes(state: Any) -> list[str]:
     """Attributes of a state that are none of its fields, and so in no checkpoint."""
-    return sorted(vars(state).keys() - state_fields(state).keys())
+    return sorted(vars(state).keys() - fields_of_state(state).keys())
 
 
 def describe_type(value: Any) -> str:

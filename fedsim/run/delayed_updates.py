@@ -1,6 +1,6 @@
 """Rows that are under way: what began in one round and arrives in a later one.
 
-A client that is asked begins at once, from the model of that round and on data that answer it; what comes out is kept
+A client that is asked begins at once, from the model of that round and on data that react to it; what comes out is kept
 until it arrives. Until the round after, the client is busy, and is not asked again.
 """
 
@@ -54,9 +54,9 @@ class DelayedUpdates:
     """
 
     def __init__(self, delay: Delay, pace: RoundClock, strategy: Strategy[Any], trainer: Trainer) -> None:
-        self.delay, self.pace, self.federation = delay, pace, pace.batches.federation
+        self.delay, self.round_clock, self.federation = delay, pace, pace.batches.federation
         self.strategy, self.trainer = strategy, trainer
-        self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.net_delayed = np.zeros(self.federation.num_replicates, dtype=np.int64)
 
     def setup(self) -> None:
         """Set the delay up for the clients: once, before the first round.
@@ -66,17 +66,17 @@ class DelayedUpdates:
         """
         self.delay.setup(self.federation)
         if self.active:
-            self._check(self.strategy, self.trainer.rule, self.trainer.model)
+            self._check(self.strategy, self.trainer.local_rule, self.trainer.model)
 
     @property
     def active(self) -> bool:
         """May a row arrive in a later round than that in which it began?"""
-        return self.delay.active or self.pace.clock.delivers_late_rows
+        return self.delay.active or self.round_clock.clock.delivers_late_rows
 
-    def _check(self, strategy: Strategy[Any], rule: LocalRule, model: RowModel) -> None:
+    def _check(self, strategy: Strategy[Any], local_rule: LocalRule, model: RowModel) -> None:
         """Refuse what has no meaning for rows that are late, or would get there by another way in time."""
         name = type(strategy).__name__
-        if self.delay.active and self.pace.clock.delivers_late_rows:
+        if self.delay.active and self.round_clock.clock.delivers_late_rows:
             raise ConfigError("delay and clock.late=deliver both say when a row arrives; give delay=none")
         if not strategy.supports_stale:
             raise ConfigError(
@@ -89,80 +89,91 @@ class DelayedUpdates:
                 f"statistics ({next(iter(model.statistics))}, …) that the server averages would not be late; keep them "
                 "with the client by columns=fedbn, or give delay=none"
             )
-        if any(rule.traffic(model.dimension)):
-            raise ConfigError(f"what local={type(rule).__name__} sends beside rows would not be late; give delay=none")
+        if any(local_rule.traffic(model.dimension)):
+            raise ConfigError(
+                f"what local={type(local_rule).__name__} sends beside rows would not be late; give delay=none"
+            )
 
-    def check_dropping(self, on_nonfinite: str) -> None:
+    def check_nonfinite_handling(self, on_nonfinite: str) -> None:
         """Refuse what follows from rows that are no finite numbers, where it has no meaning here."""
 
-    def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
+    def without_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
-        self.net_delayed = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.net_delayed = np.zeros(self.federation.num_replicates, dtype=np.int64)
         rows = self._busy_clients(memory)
         if not rows:
             return active
-        free_mask = ~np.isin(active.host.virtual, rows["virtual"].numpy())
+        free_mask = ~np.isin(active.host_index.virtual_clients, rows["virtual"].numpy())
         return active if free_mask.all() else active.subset(np.flatnonzero(free_mask))
 
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
         """What is kept of the clients that have something under way, their numbers under 'virtual'; empty: nobody."""
         return memory.in_flight
 
-    def steps(
+    def round_steps(
         self,
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
         t: int,
         deployed: Tensor,
         memory: Memory,
-        accept: AcceptRows | None = None,
+        accept_rows: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
-        """A round's local work, and the report of what arrives in it; the arguments are those of `Trainer.steps`."""
-        report = yield from self.trainer.steps(start, cohort, t, deployed, memory, accept)
+        """A round's local work, and the report of what arrives in it; the arguments are those of
+        `Trainer.round_steps`."""
+        report = yield from self.trainer.round_steps(start, cohort, t, deployed, memory, accept_rows)
         return self(report, memory)
 
     def __call__(self, report: Report, memory: Memory) -> Report:
         """What arrives in this round, in the place of what was done in it."""
         if not self.active:
             return report
-        t, virtual = report.cohort.round, report.cohort.host.virtual
-        delays = self._delays(t, virtual) if self.delay.active else self.pace.rounds_behind[virtual]
+        t, virtual_clients = report.cohort.round, report.cohort.host_index.virtual_clients
+        delays = (
+            self._delays(t, virtual_clients) if self.delay.active else self.round_clock.arrival_delays[virtual_clients]
+        )
         new_rows = _rows_by_name(report, t + delays)
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
         device = self.federation.device
         compute_device, storage_device = device, device if self.federation.storage == "device" else torch.device("cpu")
         arrived_rows, on_time_rows = (
-            _rows_at(in_flight, np.flatnonzero(due_mask), compute_device),
-            _rows_at(new_rows, np.flatnonzero(on_time_mask), compute_device),
+            _select_rows(in_flight, np.flatnonzero(due_mask), compute_device),
+            _select_rows(new_rows, np.flatnonzero(on_time_mask), compute_device),
         )
         waiting_rows, delayed_rows = (
-            _rows_at(in_flight, np.flatnonzero(~due_mask), storage_device),
-            _rows_at(new_rows, np.flatnonzero(~on_time_mask), storage_device),
+            _select_rows(in_flight, np.flatnonzero(~due_mask), storage_device),
+            _select_rows(new_rows, np.flatnonzero(~on_time_mask), storage_device),
         )
         memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
         (self.net_delayed,) = self.federation.ranks.all_reduce_host(
             self._count_clients(delayed_rows) - self._count_clients(arrived_rows)
         )
         order = torch.argsort(torch.cat([arrived_rows["virtual"], on_time_rows["virtual"]]))
-        return self._report(
-            report, {name: _pick_rows(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
+        return self._report_of_arrivals(
+            report, {name: _index_rows(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
         )
 
-    def _delays(self, t: int, virtual: np.ndarray) -> np.ndarray:
+    def _delays(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """[n] by how many rounds what clients begin is late."""
         label = f"delay={type(self.delay).__name__}: rounds({t}, …)"
-        return checks.number_per_client(label, self.delay.rounds(t, virtual.copy()), len(virtual), whole=True)
+        return checks.check_number_per_client(
+            label, self.delay.rounds(t, virtual_clients.copy()), len(virtual_clients), whole_numbers=True
+        )
 
     def _count_clients(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
         """[R] clients of each replicate among those that take part."""
-        virtual = rows_by_name["virtual"][rows_by_name["count"] > 0].numpy()
-        return np.bincount(virtual // self.federation.clients, minlength=self.federation.replicates)
+        virtual_clients = rows_by_name["virtual"][rows_by_name["count"] > 0].numpy()
+        return np.bincount(virtual_clients // self.federation.clients, minlength=self.federation.num_replicates)
 
-    def _report(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
+    def _report_of_arrivals(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
         """A report of these rows; what it says of the round and of replicates is that of the round."""
-        virtual, start_rounds, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST_ROW_NAMES)
-        cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, report.cohort.round)
+        virtual_clients, start_rounds, _, samples, count, probability = (
+            rows_by_name[name].numpy() for name in HOST_ROW_NAMES
+        )
+        cohort = Cohort(
+            self.federation, self.federation.local_rows(virtual_clients), count, probability, report.cohort.round
+        )
         carry = {
             name.removeprefix(CARRY_PREFIX): rows
             for name, rows in rows_by_name.items()
@@ -179,9 +190,9 @@ class DelayedUpdates:
 
 def _rows_by_name(report: Report, due_rounds: np.ndarray) -> dict[str, Tensor]:
     """Everything that a report says of its rows, by name: [n, …] each."""
-    host, n = report.cohort.host, len(report.cohort)
+    host, n = report.cohort.host_index, len(report.cohort)
     start_rounds = np.full(n, report.cohort.round)
-    numbers = (host.virtual, start_rounds, due_rounds, report.samples, host.count, host.probability)
+    numbers = (host.virtual_clients, start_rounds, due_rounds, report.samples, host.multiplicity, host.probability)
     rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST_ROW_NAMES, numbers, strict=True)}
     rows_by_name |= {
         name: value
@@ -191,12 +202,12 @@ def _rows_by_name(report: Report, due_rounds: np.ndarray) -> dict[str, Tensor]:
     return rows_by_name | {f"{CARRY_PREFIX}{name}": rows for name, rows in report.carry.items()}
 
 
-def _pick_rows(rows: Tensor, positions: Tensor) -> Tensor:
+def _index_rows(rows: Tensor, positions: Tensor) -> Tensor:
     return rows[positions.to(rows.device)]
 
 
-def _rows_at(rows_by_name: dict[str, Tensor], positions: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+def _select_rows(rows_by_name: dict[str, Tensor], positions: np.ndarray, device: torch.device) -> dict[str, Tensor]:
     """Some of the rows; all but the host's numbers on a device."""
-    pick = torch.as_tensor(positions)
-    picked_rows = {name: _pick_rows(rows, pick) for name, rows in rows_by_name.items()}
+    row_selection = torch.as_tensor(positions)
+    picked_rows = {name: _index_rows(rows, row_selection) for name, rows in rows_by_name.items()}
     return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked_rows.items()}

@@ -36,14 +36,14 @@ def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with deterministic(args[0].deterministic):  # type: ignore[attr-defined]
+        with deterministic_algorithms(args[0].deterministic):  # type: ignore[attr-defined]
             return method(*args, **kwargs)
 
     return run
 
 
 @contextlib.contextmanager
-def deterministic(enabled: bool) -> Iterator[None]:
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     """Within the block, PyTorch picks deterministic algorithms alone; what was set before is set again behind it.
 
     Raises:
@@ -52,8 +52,11 @@ def deterministic(enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
-    strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
+    was_deterministic, was_warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    cudnn_benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False  # which picks the kernel that was the quickest today
     try:
@@ -67,5 +70,5 @@ def deterministic(enabled: bool) -> Iterator[None]:
             "use deterministic=false, or device=cpu"
         ) from error
     finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warn)
-        torch.backends.cudnn.benchmark = benchmark
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warn_only)
+        torch.backends.cudnn.benchmark = cudnn_benchmark

@@ -29,7 +29,7 @@ _MAX_CLIENTS_IN_MESSAGE = 10  # clients a message lists
 NONFINITE_BEFORE_TRAINING = "the loss was not finite before training: check the data and the model's outputs for them"
 
 
-def error_line(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Its message, without line breaks."""
     return " ".join(str(error).split())
 
@@ -43,7 +43,7 @@ def divergence_remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
     return f"lower {', '.join(rates[:-1])}{' and ' if rates[1:] else ''}{rates[-1]}{clip}"
 
 
-def check_start(model: RowModel, rows: Tensor) -> None:
+def check_initial_models(model: RowModel, rows: Tensor) -> None:
     """Refuse models [R, d] that are not finite as they begin.
 
     Raises:
@@ -52,8 +52,8 @@ def check_start(model: RowModel, rows: Tensor) -> None:
     if bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all()):
         return
     column_ends = np.cumsum([shape.numel() for shape in (model.shapes | model.statistics).values()])
-    first = int((~torch.isfinite(rows)).any(0).nonzero()[0])
-    name = [*model.shapes, *model.statistics][int(np.searchsorted(column_ends, first, side="right"))]
+    first_column = int((~torch.isfinite(rows)).any(0).nonzero()[0])
+    name = [*model.shapes, *model.statistics][int(np.searchsorted(column_ends, first_column, side="right"))]
     raise ConfigError(
         f"model: {type(model.training_module).__name__} is initialised with non-finite values (in {name}); correct its "
         "initialisation"
@@ -82,7 +82,8 @@ class DivergenceGuard:
         remedy: what a run that ends by it should try.
 
     Attributes:
-        ill: replicates whose loss was no number before any training; to them no learning rate is a remedy.
+        nonfinite_replicates: replicates whose loss was no number before any training; to them no learning rate is a
+            remedy.
     """
 
     def __init__(
@@ -96,59 +97,67 @@ class DivergenceGuard:
     ) -> None:
         self.federation, self.strategy, self.eval_every = federation, strategy, eval_every
         self.on_nonfinite = on_nonfinite
-        self.dropped = [] if dropped is None else dropped
+        self.dropped_records = [] if dropped is None else dropped
         self.remedy, self.nonfinite_replicates = remedy, set[int]()
-        self.rows = torch.full((federation.rows,), _NEVER_NONFINITE, device=federation.device)
-        self.models = torch.full((federation.replicates,), _NEVER_NONFINITE, device=federation.device)
+        self.first_nonfinite_round_of_rows = torch.full(
+            (federation.num_rows,), _NEVER_NONFINITE, device=federation.device
+        )
+        self.first_nonfinite_round_of_models = torch.full(
+            (federation.num_replicates,), _NEVER_NONFINITE, device=federation.device
+        )
 
     @property
-    def given_up(self) -> dict[int, int]:
+    def round_by_dropped_replicate(self) -> dict[int, int]:
         """Replicates that were given up, and the round in which each became non-finite."""
-        return {entry["replicate"]: entry["round"] for entry in self.dropped if "clients" in entry}
+        return {entry["replicate"]: entry["round"] for entry in self.dropped_records if "clients" in entry}
 
-    def without_given_up(self, cohort: Cohort, t: int) -> Cohort:
+    def without_dropped_replicates(self, cohort: Cohort, t: int) -> Cohort:
         """The rows of replicates that are not given up. When one leaves depends on nothing but its round of divergence:
         at the evaluation after it, which looks at the device anyway."""
-        return self.without(self.replicates_left_out(t), cohort)
+        return self.without_replicates(self.excluded_replicates(t), cohort)
 
-    def replicates_left_out(self, t: int) -> list[int]:
+    def excluded_replicates(self, t: int) -> list[int]:
         """Those that were given up, as far as round t is concerned."""
         return [
             r
-            for r, divergence_round in self.given_up.items()
+            for r, divergence_round in self.round_by_dropped_replicate.items()
             if t >= (divergence_round // self.eval_every + 1) * self.eval_every
         ]
 
-    def drop(self, replicate: int, completed: int, reason: str) -> None:
+    def drop_replicate(self, replicate: int, completed_rounds: int, drop_reason: str) -> None:
         """Give up a replicate after an evaluation, when so many rounds are completed.
 
         Raises:
             ConfigError: there is no such replicate.
         """
-        if not 0 <= replicate < self.federation.replicates:
-            raise ConfigError(f"an observer drops replicate {replicate}, but there are {self.federation.replicates}")
-        if replicate not in self.given_up:
-            seed, divergence_round = self.federation.seeds[replicate], max(completed - 1, 0)
-            self.dropped.append(
-                {"replicate": replicate, "seed": seed, "round": divergence_round, "clients": [], "reason": reason}
+        if not 0 <= replicate < self.federation.num_replicates:
+            raise ConfigError(
+                f"an observer drops replicate {replicate}, but there are {self.federation.num_replicates}"
+            )
+        if replicate not in self.round_by_dropped_replicate:
+            seed, divergence_round = self.federation.seeds[replicate], max(completed_rounds - 1, 0)
+            self.dropped_records.append(
+                {"replicate": replicate, "seed": seed, "round": divergence_round, "clients": [], "reason": drop_reason}
             )
 
-    def without(self, replicates: list[int], cohort: Cohort) -> Cohort:
+    def without_replicates(self, replicates: list[int], cohort: Cohort) -> Cohort:
         """The rows of all replicates but these."""
         if not replicates:
             return cohort
-        return cohort.subset(np.flatnonzero(~np.isin(cohort.host.virtual // self.federation.clients, replicates)))
+        return cohort.subset(
+            np.flatnonzero(~np.isin(cohort.host_index.virtual_clients // self.federation.clients, replicates))
+        )
 
-    def accept(self, t: int, cohort: Cohort, finite: Tensor) -> np.ndarray | None:
+    def accepted_rows(self, t: int, cohort: Cohort, is_finite_row: Tensor) -> np.ndarray | None:
         """Positions of the rows that are taken and remembered, given which of them are finite [n]; None: all are.
 
         Every rank comes here in every round, and notes the rows of all.
         """
         if self.on_nonfinite != "drop_client":
             return None
-        finite_mask = finite.cpu().numpy()
-        nonfinite_rows = self.federation.ranks.gather(cohort.host.virtual[~finite_mask])
-        dropped_entries = {(entry["replicate"], entry["client"]): entry for entry in self.dropped}
+        finite_mask = is_finite_row.cpu().numpy()
+        nonfinite_rows = self.federation.ranks.all_gather_objects(cohort.host_index.virtual_clients[~finite_mask])
+        dropped_entries = {(entry["replicate"], entry["client"]): entry for entry in self.dropped_records}
         new_clients: dict[int, list[int]] = {}
         for row in np.sort(np.concatenate(nonfinite_rows)):
             replicate, client = divmod(int(row), self.federation.clients)
@@ -157,18 +166,26 @@ class DivergenceGuard:
                 continue
             new_clients.setdefault(replicate, []).append(client)
             seed = self.federation.seeds[replicate]
-            self.dropped.append({"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1})
+            self.dropped_records.append(
+                {"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1}
+            )
         if new_clients:
             log.warning("%s; such clients are treated as absent", self._divergence_description(t, new_clients))
         return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
-    def update(self, t: int, state: State, report: Report) -> None:
+    def record_nonfinite(self, t: int, state: State, report: Report) -> None:
         """Note rows and server's models after round t (no transfer)."""
         if report.finite is not None:
             rows = report.cohort.rows
-            self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER_NONFINITE, t))
+            self.first_nonfinite_round_of_rows[rows] = torch.minimum(
+                self.first_nonfinite_round_of_rows[rows], torch.where(report.finite, _NEVER_NONFINITE, t)
+            )
         finite = torch.isfinite(state.model.sum(1))  # the quickest look
-        torch.minimum(self.models, torch.where(finite, _NEVER_NONFINITE, t), out=self.models)
+        torch.minimum(
+            self.first_nonfinite_round_of_models,
+            torch.where(finite, _NEVER_NONFINITE, t),
+            out=self.first_nonfinite_round_of_models,
+        )
 
     @contextlib.contextmanager
     def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:
@@ -178,20 +195,20 @@ class DivergenceGuard:
         except Exception as error:
             if not is_numerical(error):
                 raise
-            raise self.error_of(t, state, report, error) from error
+            raise self.divergence_error(t, state, report, error) from error
 
-    def error_of(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
+    def divergence_error(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
         """What to raise where the aggregation of round t raised `error`, a numerical routine's."""
-        self.update(t, state, report)
+        self.record_nonfinite(t, state, report)
         self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
         try:
-            self.check()
+            self.handle_nonfinite()
         except DivergenceError as divergence:
-            return DivergenceError(f"{divergence} ({error_line(error)})")
-        return DivergenceError(f"round {t} of {self.strategy}: {error_line(error)}; {self.remedy}")
+            return DivergenceError(f"{divergence} ({error_summary(error)})")
+        return DivergenceError(f"round {t} of {self.strategy}: {error_summary(error)}; {self.remedy}")
 
     def evaluate(
-        self, evaluator: Callable[[Tensor], EvaluationResult], models: Tensor, completed: int
+        self, evaluator: Callable[[Tensor], EvaluationResult], models: Tensor, completed_rounds: int
     ) -> EvaluationResult:
         """What `evaluator` measures of models [R, d]. Where a numerical routine refuses one that is not finite, it is
         judged as another replicate's: it was given up, and its numbers are NaN in any case.
@@ -213,30 +230,33 @@ class DivergenceGuard:
                 if not is_numerical(retry_error):
                     raise
                 raise DivergenceError(
-                    f"models of {self.strategy} cannot be evaluated after round {completed}: "
-                    f"{error_line(retry_error)}; {self.remedy}"
+                    f"models of {self.strategy} cannot be evaluated after round {completed_rounds}: "
+                    f"{error_summary(retry_error)}; {self.remedy}"
                 ) from retry_error
 
-    def check(self) -> None:
+    def handle_nonfinite(self) -> None:
         """Act on what was seen; costs one transfer, and of several ranks one exchange.
 
         Raises:
             DivergenceError: if the run cannot go on.
         """
-        federation, lost_replicates = self.federation, self.given_up
-        rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
-        rows = rows.reshape(federation.replicates, -1)
-        first = federation.ranks.minimum(np.minimum(rows.min(1), models))
+        federation, lost_replicates = self.federation, self.round_by_dropped_replicate
+        rows, models = (
+            first_rounds.cpu().numpy()
+            for first_rounds in (self.first_nonfinite_round_of_rows, self.first_nonfinite_round_of_models)
+        )
+        rows = rows.reshape(federation.num_replicates, -1)
+        first_bad_rounds = federation.ranks.all_reduce_min(np.minimum(rows.min(1), models))
         divergence_rounds = {
-            r: int(t) for r, t in enumerate(first) if t != _NEVER_NONFINITE and r not in lost_replicates
+            r: int(t) for r, t in enumerate(first_bad_rounds) if t != _NEVER_NONFINITE and r not in lost_replicates
         }
         if not divergence_rounds:
             return
-        diverged_mask = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(
-            federation.replicates, -1
+        diverged_mask = federation.all_gather_clients((rows == first_bad_rounds[:, None]).reshape(-1)).reshape(
+            federation.num_replicates, -1
         )
         clients = {r: np.flatnonzero(diverged_mask[r]).tolist() for r in divergence_rounds}
-        remaining_count = self.federation.replicates - len(lost_replicates) - len(divergence_rounds)
+        remaining_count = self.federation.num_replicates - len(lost_replicates) - len(divergence_rounds)
         if self.on_nonfinite != "drop_replicate" or not remaining_count:
             divergence_round = (
                 min(divergence_rounds.values())
@@ -246,20 +266,24 @@ class DivergenceGuard:
             description = self._divergence_description(
                 divergence_round, {r: clients[r] for r, t in divergence_rounds.items() if t == divergence_round}
             )
-            ill = self.nonfinite_replicates & {r for r, t in divergence_rounds.items() if t == divergence_round}
-            raise DivergenceError(f"{description}; {NONFINITE_BEFORE_TRAINING if ill else self.remedy}")
+            nonfinite_now = self.nonfinite_replicates & {
+                r for r, t in divergence_rounds.items() if t == divergence_round
+            }
+            raise DivergenceError(f"{description}; {NONFINITE_BEFORE_TRAINING if nonfinite_now else self.remedy}")
         for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
             log.warning(
                 "%s; this replicate is dropped", self._divergence_description(t, {replicate: clients[replicate]})
             )
             seed = self.federation.seeds[replicate]
-            self.dropped.append({"replicate": replicate, "seed": seed, "round": t, "clients": clients[replicate]})
+            self.dropped_records.append(
+                {"replicate": replicate, "seed": seed, "round": t, "clients": clients[replicate]}
+            )
 
     def _divergence_description(self, t: int, clients: dict[int, list[int]]) -> str:
         """Strategy, round, replicates and clients; where no client is to blame, the aggregated model."""
-        descriptions = []
+        replicate_descriptions = []
         for replicate, client_numbers in sorted(clients.items()):
-            names = self.federation.names or range(self.federation.clients)
+            names = self.federation.client_names or range(self.federation.clients)
             client_names = ", ".join(str(names[client]) for client in client_numbers[:_MAX_CLIENTS_IN_MESSAGE]) + (
                 f" and {len(client_numbers) - _MAX_CLIENTS_IN_MESSAGE} more"
                 if client_numbers[_MAX_CLIENTS_IN_MESSAGE:]
@@ -269,7 +293,7 @@ class DivergenceGuard:
             replicate_label = f"seed {seed}" + (
                 f" (replicate {replicate})" if self.federation.seeds.count(seed) > 1 else ""
             )
-            descriptions.append(
+            replicate_descriptions.append(
                 f"{replicate_label}: " + (f"clients {client_names}" if client_numbers else "the aggregated model")
             )
-        return f"non-finite values in round {t} of {self.strategy}, {'; '.join(descriptions)}"
+        return f"non-finite values in round {t} of {self.strategy}, {'; '.join(replicate_descriptions)}"

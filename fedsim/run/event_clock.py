@@ -12,8 +12,9 @@ from fedsim.availability.clock import Events, Work
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.run.event_queue import Candidates, EventQueue
-from fedsim.run.round_clock import Durations, RoundClock
+from fedsim.run.event_queue import EventQueue, TaskCandidates, TransferLoads
+from fedsim.run.round_clock import RoundClock, RoundDurations
+from fedsim.run.shared_links import FINISHED, ClientTask, SharedLinkQueue
 from fedsim.run.traffic import Traffic
 from fedsim.trainer import Trainer
 
@@ -24,107 +25,191 @@ class EventClock(RoundClock):
     so in the checkpoint.
 
     Args:
-        clock, work, trainer, traffic: see `RoundClock`.
+        clock, work_model, trainer, traffic: see `RoundClock`.
 
     Attributes:
-        arrived: [k] virtual clients with whose updates the server steps in this round, sorted.
+        arrived_clients: [k] virtual clients with whose updates the server steps in this round, sorted.
     """
 
     clock: Events
 
-    def __init__(self, clock: Events, work: Work, trainer: Trainer, traffic: Traffic) -> None:
-        super().__init__(clock, work, trainer, traffic)
+    def __init__(self, clock: Events, work_model: Work, trainer: Trainer, traffic: Traffic) -> None:
+        super().__init__(clock, work_model, trainer, traffic)
 
-    def begin(self, seconds: list[float] | None = None, memory: Memory | None = None) -> None:
-        super().begin(seconds, memory)
+    def start_round(
+        self, seconds: list[float] | None = None, memory: Memory | None = None, joules: list[float] | None = None
+    ) -> None:
+        super().start_round(seconds, memory, joules)
         self.memory = Memory() if memory is None else memory
         self.arrived_clients = np.zeros(0, dtype=np.int64)
 
-    def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+    def _participating_cohort(self, requested_cohort: Cohort, client_durations: RoundDurations, t: int) -> Cohort:
         if not self.clock.asynchronous:
-            return super()._participating_cohort(requested, durations, t)
-        clock, host, federation = self.clock, requested.host, requested.federation
-        finishing_positions = np.flatnonzero(np.isfinite(durations.needed))
-        order = finishing_positions[self._start_order(t, host.virtual[finishing_positions])]
-        order = order[np.argsort(host.virtual[order] // federation.clients, kind="stable")]  # by replicate
-        virtual = host.virtual[order]
-        failure = clock.failure_times(t, virtual)
-        queues = self._queues()
-        bounds = np.searchsorted(virtual // federation.clients, np.arange(len(queues) + 1))
-        started, arrived, target = list[int](), list[int](), clock.target
+            return super()._participating_cohort(requested_cohort, client_durations, t)
+        clock, host_index, federation = self.clock, requested_cohort.host_index, requested_cohort.federation
+        finishing_positions = np.flatnonzero(np.isfinite(client_durations.needed_seconds))
+        order = finishing_positions[self._start_order(t, host_index.virtual_clients[finishing_positions])]
+        order = order[
+            np.argsort(host_index.virtual_clients[order] // federation.clients, kind="stable")
+        ]  # by replicate
+        virtual_clients = host_index.virtual_clients[order]
+        failure_times = clock.failure_times(t, virtual_clients)
+        needed_seconds = client_durations.needed_seconds[order] + clock.pauses(t, virtual_clients)
+        event_queues = self._queues()
+        bounds = np.searchsorted(virtual_clients // federation.clients, np.arange(len(event_queues) + 1))
+        started_clients, lost_clients, arrived_clients = list[int](), list[int](), list[int]()
+        target = clock.target
         assert target is not None
-        for r, (queue, (a, b)) in enumerate(zip(queues, itertools.pairwise(bounds), strict=True)):
-            candidates = Candidates(virtual[a:b], durations.needed[order[a:b]], failure[a:b])
-            step = queue.until_update(candidates, target, clock.concurrency, self._deadline)
-            queue.current_time += clock.server if step.used else 0.0
-            self.seconds[r], self.num_cut_off[r] = queue.current_time, len(step.will_fail)
-            self.late_clients[r] = len(set(step.started) - set(step.used))
-            started += sorted(set(step.started) - set(step.will_fail))
-            arrived += step.used
-        self._remember(queues)
-        self.arrived_clients = np.sort(np.array(arrived, dtype=np.int64))
-        starting = Cohort(federation, host.rows, host.count, host.probability, t, durations.steps)
-        return starting.subset(np.searchsorted(host.virtual, np.array(started, dtype=np.int64)))
+        for r, (queue, (a, b)) in enumerate(zip(event_queues, itertools.pairwise(bounds), strict=True)):
+            transfers = self._transfers(virtual_clients[a:b])
+            candidates = TaskCandidates(virtual_clients[a:b], needed_seconds[a:b], failure_times[a:b], transfers)
+            step = queue.advance_to_update(candidates, target, clock.concurrency, self._deadline)
+            queue.current_time += clock.server if step.aggregated_clients else 0.0
+            self.seconds[r], self.num_dropped_late[r] = queue.current_time, len(step.failing_clients)
+            self.late_clients[r] = len(set(step.started_clients) - set(step.aggregated_clients))
+            started_clients += sorted(set(step.started_clients) - set(step.failing_clients))
+            lost_clients += step.failing_clients
+            arrived_clients += step.aggregated_clients
+        self._store_queues(event_queues)
+        self.arrived_clients = np.sort(np.array(arrived_clients, dtype=np.int64))
+        starting_cohort = Cohort(
+            federation, host_index.rows, host_index.multiplicity, host_index.probability, t, client_durations.steps
+        )
+        started_positions, lost_positions = (
+            np.searchsorted(host_index.virtual_clients, np.array(clients, dtype=np.int64))
+            for clients in (started_clients, lost_clients)
+        )
+        for positions, is_sending in ((started_positions, 1.0), (lost_positions, 0.0)):
+            self._add_energy(
+                starting_cohort.subset(positions),
+                client_durations.compute_seconds[positions],
+                np.full(len(positions), is_sending),
+            )
+        return starting_cohort.subset(started_positions)
 
-    def _start_order(self, t: int, virtual: np.ndarray) -> np.ndarray:
+    def _start_order(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """The clock's order, which names each position once."""
-        order = self.clock.start_order(t, virtual.copy())
-        if not np.array_equal(np.sort(np.asarray(order)), np.arange(len(virtual))):
+        start_positions = self.clock.start_order(t, virtual_clients.copy())
+        if not np.array_equal(np.sort(np.asarray(start_positions)), np.arange(len(virtual_clients))):
             raise ConfigError(
-                f"clock={type(self.clock).__name__}: start_order({t}, …) must name each of {len(virtual)} positions "
+                f"clock={type(self.clock).__name__}: start_order({t}, …) must name each of "
+                f"{len(virtual_clients)} positions "
                 "once; give np.argsort of a number for each client"
             )
-        return order
+        return start_positions
 
-    def _wait(self, requested: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
+    def _counted_mask(
+        self, requested_cohort: Cohort, needed_seconds: np.ndarray, is_waited_for: np.ndarray
+    ) -> np.ndarray:
         """[n] who of a synchronous round counts: the server's step is the event that all have arrived."""
-        clock, virtual = self.clock, requested.host.virtual
-        failure = clock.failure_times(requested.round, virtual)
-        counts = np.zeros(len(virtual), dtype=bool)
-        for r, (a, b) in enumerate(itertools.pairwise(requested.bounds)):
-            positions = a + np.flatnonzero(waited[a:b])
-            queue = EventQueue()
-            target = min(len(positions), clock.first or len(positions))
-            candidates = Candidates(positions, needed[positions], failure[positions])
-            step = queue.until_update(candidates, target, deadline=self._deadline)
-            arrived = step.used or queue.buffer  # where some failed, those that have arrived
-            counts[arrived] = True
-            self.late_clients[r] = self.num_cut_off[r] = len(positions) - len(arrived)
-            waits_forever = len(arrived) < target and bool(
-                np.isinf(needed[positions]).any()
+        clock, virtual_clients = self.clock, requested_cohort.host_index.virtual_clients
+        failure_times = clock.failure_times(requested_cohort.round, virtual_clients)
+        needed_seconds = needed_seconds + clock.pauses(requested_cohort.round, virtual_clients)
+        counted_mask = np.zeros(len(virtual_clients), dtype=bool)
+        for r, (a, b) in enumerate(itertools.pairwise(requested_cohort.replicate_bounds)):
+            waiting_positions = a + np.flatnonzero(is_waited_for[a:b])
+            event_queue = self._empty_queue()
+            target_count = min(len(waiting_positions), clock.first or len(waiting_positions))
+            transfers = self._transfers(virtual_clients[waiting_positions])
+            candidates = TaskCandidates(
+                waiting_positions, needed_seconds[waiting_positions], failure_times[waiting_positions], transfers
+            )
+            step = event_queue.advance_to_update(candidates, target_count, deadline=self._deadline)
+            arrived_clients = (
+                step.aggregated_clients or event_queue.buffered_clients
+            )  # where some failed, those that have arrived
+            counted_mask[arrived_clients] = True
+            self.late_clients[r] = self.num_dropped_late[r] = len(waiting_positions) - len(arrived_clients)
+            waits_forever = len(arrived_clients) < target_count and bool(
+                np.isinf(needed_seconds[waiting_positions]).any()
             )  # and without a deadline, as Devices
             self.seconds[r] += clock.server + (
-                0.0 if waits_forever and math.isinf(self._deadline) else queue.current_time
+                0.0 if waits_forever and math.isinf(self._deadline) else event_queue.current_time
             )
-        return counts
+        return counted_mask
 
     @property
     def _deadline(self) -> float:
         return math.inf if self.clock.deadline is None else self.clock.deadline
 
+    def _transfers(self, virtual_clients: np.ndarray) -> TransferLoads | None:
+        """What these virtual clients send through links that they share."""
+        if not self.clock.shares_links:
+            return None
+        down = 0.0 if self.clock.shared_down is None else float(self.traffic.bytes_down)
+        up = 0.0 if self.clock.shared_up is None else float(self.traffic.bytes_up)
+        with np.errstate(divide="ignore"):
+            return TransferLoads(down, up, *(1 / byte[virtual_clients] for byte in self.clock.byte))
+
+    def _empty_queue(self, seconds: float = 0.0) -> EventQueue:
+        """Nobody is in flight after so many virtual seconds."""
+        if not self.clock.shares_links:
+            return EventQueue(seconds)
+        down, up = (math.inf if rate is None else rate for rate in (self.clock.shared_down, self.clock.shared_up))
+        return SharedLinkQueue(seconds, download_capacity=down, upload_capacity=up, transfer_time=seconds)
+
     def _queues(self) -> list[EventQueue]:
         """One for each replicate, as the memory has them."""
-        queues = [EventQueue(float(seconds)) for seconds in self.seconds]
+        event_queues = [self._empty_queue(float(seconds)) for seconds in self.seconds]
         if not self.memory.queue:
-            return queues
+            return event_queues
         columns = (self.memory.queue[name].tolist() for name in ("at", "virtual", "fails", "arrived"))
-        for event_time, client, fails, arrived in zip(
-            *columns, strict=True
+        stages = self.memory.queue.get("stage")
+        for k, (event_time, client, has_failed, has_arrived) in enumerate(
+            zip(*columns, strict=True)
         ):  # in the order of a heap, replicate by replicate
-            queue = queues[client // self.batches.federation.clients]
-            if arrived:
-                queue.buffer.append(client)
+            event_queue = event_queues[client // self.batches.federation.clients]
+            if has_arrived:
+                event_queue.buffered_clients.append(client)
+            elif stages is not None and stages[k] < FINISHED:
+                assert isinstance(event_queue, SharedLinkQueue)
+                self._restore_tasks(event_queue, k)
             else:
-                queue.heap.append((event_time, client, fails))
-        return queues
+                event_queue.events.append((event_time, client, has_failed))
+        return event_queues
 
-    def _remember(self, queues: list[EventQueue]) -> None:
-        in_flight = [entry for queue in queues for entry in sorted(queue.heap)]
-        waiting = [(queue.current_time, client, False) for queue in queues for client in queue.buffer]
-        event_time, virtual, fails = zip(*in_flight, *waiting, strict=True) if in_flight or waiting else ((), (), ())
+    def _restore_tasks(self, event_queue: SharedLinkQueue, k: int) -> None:
+        """Put the task of entry k of the memory back into its queue."""
+        queue_entry = {name: value[k].item() for name, value in self.memory.queue.items()}
+        client = int(queue_entry["virtual"])
+        transfers = self._transfers(np.array([client]))
+        assert transfers is not None
+        rates = float(transfers.down_rate[0]), float(transfers.up_rate[0])
+        sizes = float(queue_entry["down"]), float(queue_entry["seconds"]), float(queue_entry["up"])
+        event_queue.transfer_time = float(queue_entry["followed"])
+        event_queue.restore(
+            client,
+            ClientTask(*sizes, *rates, bool(queue_entry["fails"]), int(queue_entry["stage"])),
+            float(queue_entry["at"]),
+        )
+
+    def _store_queues(self, queues: list[EventQueue]) -> None:
+        in_flight = [entry for queue in queues for entry in sorted(queue.events)]
+        buffered_entries = [
+            (queue.current_time, client, False) for queue in queues for client in queue.buffered_clients
+        ]
+        unfinished_tasks = [
+            entry for queue in queues if isinstance(queue, SharedLinkQueue) for entry in queue.unfinished_tasks()
+        ]
+        unfinished_entries = [(due_time, client, task.will_fail) for due_time, client, task, _ in unfinished_tasks]
+        queue_entries = [*in_flight, *unfinished_entries, *buffered_entries]
+        event_time, virtual_clients, has_failed = zip(*queue_entries, strict=True) if queue_entries else ((), (), ())
         self.memory.queue = {
             "at": torch.tensor(event_time, dtype=torch.float64),
-            "virtual": torch.tensor(virtual, dtype=torch.int64),
-            "fails": torch.tensor(fails, dtype=torch.bool),
-            "arrived": torch.arange(len(event_time)) >= len(in_flight),
+            "virtual": torch.tensor(virtual_clients, dtype=torch.int64),
+            "fails": torch.tensor(has_failed, dtype=torch.bool),
+            "arrived": torch.arange(len(event_time)) >= len(queue_entries) - len(buffered_entries),
         }
+        if self.clock.shares_links:
+            tasks = slice(len(in_flight), len(in_flight) + len(unfinished_tasks))
+            numbers = {
+                "stage": [task.stage for _, _, task, _ in unfinished_tasks],
+                "down": [task.bytes_down for _, _, task, _ in unfinished_tasks],
+                "seconds": [task.compute_seconds for _, _, task, _ in unfinished_tasks],
+                "up": [task.bytes_up for _, _, task, _ in unfinished_tasks],
+                "followed": [transfer_time for *_, transfer_time in unfinished_tasks],
+            }
+            for name, values in numbers.items():
+                column = torch.full((len(queue_entries),), FINISHED if name == "stage" else 0.0, dtype=torch.float64)
+                column[tasks] = torch.tensor(values, dtype=torch.float64)
+                self.memory.queue[name] = column

@@ -56,38 +56,38 @@ class RowSlots:
             rows[name] = value if name in HOST_ROW_NAMES else value.to(device)
         self._device = device
 
-    def occupied_where(self, condition: np.ndarray) -> np.ndarray:
+    def select_occupied_slots(self, condition: np.ndarray) -> np.ndarray:
         """Slots that are in use and fulfil this [k], in the order of their virtual clients."""
-        virtual = self.host("virtual")
-        slot_indices = np.flatnonzero(condition & (virtual != FREE_SLOT))
-        return slot_indices[np.argsort(virtual[slot_indices])]
+        virtual_clients = self.host_values("virtual")
+        slot_indices = np.flatnonzero(condition & (virtual_clients != FREE_SLOT))
+        return slot_indices[np.argsort(virtual_clients[slot_indices])]
 
-    def host(self, name: str) -> np.ndarray:
+    def host_values(self, name: str) -> np.ndarray:
         """[k] numbers of the host, which may be changed."""
         return self.rows[name].numpy() if name in self.rows else np.zeros(0, dtype=np.int64)
 
-    def occupy(self, count: int) -> np.ndarray:
+    def take_free_slots(self, slot_count: int) -> np.ndarray:
         """So many free slots, in ascending order; there are as many slots as were ever in use at once."""
-        if count:
+        if slot_count:
             self.rows.setdefault("virtual", torch.zeros(0, dtype=torch.int64))
-        free_slots = np.flatnonzero(self.host("virtual") == FREE_SLOT)
-        if (missing := count - len(free_slots)) > 0:
-            size = len(self.host("virtual"))
+        free_slots = np.flatnonzero(self.host_values("virtual") == FREE_SLOT)
+        if (num_missing := slot_count - len(free_slots)) > 0:
+            size = len(self.host_values("virtual"))
             for name, value in self.rows.items():
-                self.rows[name] = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
-            free_slots = np.append(free_slots, np.arange(size, size + missing))
-        return free_slots[:count]
+                self.rows[name] = torch.cat([value, value.new_zeros(num_missing, *value.shape[1:])])
+            free_slots = np.append(free_slots, np.arange(size, size + num_missing))
+        return free_slots[:slot_count]
 
     def write(self, slot_indices: np.ndarray, rows: dict[str, Tensor]) -> None:
         """Rows [n, …] by name, into n slots."""
         if not len(slot_indices):
             return
-        pick = torch.as_tensor(slot_indices)
+        row_selection = torch.as_tensor(slot_indices)
         for name, value in rows.items():
             device = torch.device("cpu") if name in HOST_ROW_NAMES else self._device
             if name not in self.rows:
-                self.rows[name] = value.new_zeros(len(self.host("virtual")), *value.shape[1:], device=device)
-            self.rows[name][pick.to(device)] = value.to(device)
+                self.rows[name] = value.new_zeros(len(self.host_values("virtual")), *value.shape[1:], device=device)
+            self.rows[name][row_selection.to(device)] = value.to(device)
 
     def read(self, slot_indices: np.ndarray, name: str) -> Tensor:
         """[n, …] copies, on the device where rows are computed."""
@@ -96,14 +96,14 @@ class RowSlots:
 
     def cohort(self, slot_indices: np.ndarray, t: int, with_planned_steps: bool = False) -> Cohort:
         """The clients in these slots; `with_planned_steps`: with the steps that they are to do."""
-        virtual, steps = self.host("virtual")[slot_indices], self.host("steps")[slot_indices]
-        count, probability = (self.host(name)[slot_indices] for name in ("count", "probability"))
-        rows = self.federation.rows_of(virtual)
+        virtual_clients, steps = self.host_values("virtual")[slot_indices], self.host_values("steps")[slot_indices]
+        count, probability = (self.host_values(name)[slot_indices] for name in ("count", "probability"))
+        rows = self.federation.local_rows(virtual_clients)
         return Cohort(
             self.federation, rows, count, probability, t, steps if with_planned_steps and (steps >= 0).all() else None
         )
 
-    def with_prefix(self, slot_indices: np.ndarray, prefix: str) -> dict[str, Tensor]:
+    def read_by_prefix(self, slot_indices: np.ndarray, prefix: str) -> dict[str, Tensor]:
         """What these slots hold under names that begin so, by the rest of the name."""
         return {
             name.removeprefix(prefix): self.read(slot_indices, name) for name in self.rows if name.startswith(prefix)
@@ -117,36 +117,39 @@ class EventUpdates(DelayedUpdates):
         delay, pace, strategy, trainer: see `DelayedUpdates`.
 
     Attributes:
-        lazy: whether work is computed when it is needed; else at its start, because it reads or changes what other
-            clients or evaluations read in between.
+        is_computed_lazily: whether work is computed when it is needed; else at its start, because it reads or changes
+            what other clients or evaluations read in between.
     """
 
-    pace: EventClock
+    round_clock: EventClock
 
     def __init__(self, delay: Delay, pace: EventClock, strategy: Strategy[Any], trainer: Trainer) -> None:
         super().__init__(delay, pace, strategy, trainer)
         columns, batches = trainer.model.columns, trainer.batches
-        self.lazy = not (
-            trainer.shift.active or columns.is_divided or batches.contamination.active or trainer.rule.own_models
+        self.is_computed_lazily = not (
+            trainer.shift.active
+            or columns.has_hidden_columns
+            or batches.contamination.active
+            or trainer.local_rule.own_models
         )
 
     @property
     def active(self) -> bool:
-        return self.pace.clock.asynchronous
+        return self.round_clock.clock.asynchronous
 
     def setup(self) -> None:
         self.delay.setup(self.federation)
         if self.delay.active:
             raise ConfigError("delay and clock=events both say when an update arrives; give delay=none")
-        if self.federation.ranks.count > 1:
+        if self.federation.ranks.num_ranks > 1:
             raise ConfigError(
-                f"clock=events runs in one process, and there are {self.federation.ranks.count} ranks; start one, or "
-                "give clock=devices"
+                f"clock=events runs in one process, and there are {self.federation.ranks.num_ranks} ranks; start one, "
+                "or give clock=devices"
             )
         if self.active:
-            self._check(self.strategy, self.trainer.rule, self.trainer.model)
+            self._check(self.strategy, self.trainer.local_rule, self.trainer.model)
 
-    def check_dropping(self, on_nonfinite: str) -> None:
+    def check_nonfinite_handling(self, on_nonfinite: str) -> None:
         if self.active and on_nonfinite == "drop_client":
             raise ConfigError(
                 "on_nonfinite=drop_client makes a client absent in a round, and under clock=events its update would be "
@@ -156,65 +159,81 @@ class EventUpdates(DelayedUpdates):
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
         return memory.queue  # slots in `in_flight` may be free
 
-    def steps(
+    def round_steps(
         self,
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
         t: int,
         deployed: Tensor,
         memory: Memory,
-        accept: AcceptRows | None = None,
+        accept_rows: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
         if not self.active:
-            return (yield from self.trainer.steps(start, cohort, t, deployed, memory, accept))
-        slots = RowSlots(memory.in_flight, self.federation)
-        self._begin(slots, start, cohort, t)
-        arrived_slots = slots.occupied_where(np.isin(slots.host("virtual"), self.pace.arrived_clients))
-        pending = slots.occupied_where(slots.host("pending") > 0)
-        if not (self.lazy and not memory.clients and not memory.server):
-            report = yield from self._compute(slots, pending, t, deployed, memory)
-        elif slots.host("pending")[arrived_slots].any():
-            report = yield from self._compute(slots, pending, t, deployed, memory, slots.host("began")[pending])
+            return (yield from self.trainer.round_steps(start, cohort, t, deployed, memory, accept_rows))
+        row_slots = RowSlots(memory.in_flight, self.federation)
+        self._put_into_slots(row_slots, start, cohort, t)
+        arrived_slots = row_slots.select_occupied_slots(
+            np.isin(row_slots.host_values("virtual"), self.round_clock.arrived_clients)
+        )
+        pending_slots = row_slots.select_occupied_slots(row_slots.host_values("pending") > 0)
+        if not (self.is_computed_lazily and not memory.clients and not memory.server):
+            report = yield from self._compute_updates(row_slots, pending_slots, t, deployed, memory)
+        elif row_slots.host_values("pending")[arrived_slots].any():
+            report = yield from self._compute_updates(
+                row_slots, pending_slots, t, deployed, memory, row_slots.host_values("began")[pending_slots]
+            )
         elif not len(arrived_slots):
-            report = yield from self._compute(slots, arrived_slots, t, deployed, memory)
+            report = yield from self._compute_updates(row_slots, arrived_slots, t, deployed, memory)
         else:
-            none = deployed[:0, 0]
-            report = Report(cohort, deployed[:0], {}, none, self.trainer.rate(t), none, np.zeros(0, dtype=np.int64))
+            no_rows = deployed[:0, 0]
+            report = Report(
+                cohort, deployed[:0], {}, no_rows, self.trainer.learning_rate(t), no_rows, np.zeros(0, dtype=np.int64)
+            )
             report = replace(report, deployed=deployed, memory=memory, server=deployed)
-        return self._deliver(slots, arrived_slots, t, report)
+        return self._report_arrivals(row_slots, arrived_slots, t, report)
 
-    def _begin(self, slots: RowSlots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
+    def _put_into_slots(self, row_slots: RowSlots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
         """Put the cohort's start rows into slots."""
         carry = start if isinstance(start, dict) else {"params": start}
-        slot_indices, host, n = slots.occupy(len(cohort)), cohort.host, len(cohort)
-        steps = np.full(n, -1) if host.steps is None else host.steps
-        numbers = (host.virtual, np.full(n, t), steps, np.zeros(n), np.ones(n), host.count, host.probability)
+        slot_indices, host_index, n = row_slots.take_free_slots(len(cohort)), cohort.host_index, len(cohort)
+        steps = np.full(n, -1) if host_index.steps is None else host_index.steps
+        numbers = (
+            host_index.virtual_clients,
+            np.full(n, t),
+            steps,
+            np.zeros(n),
+            np.ones(n),
+            host_index.multiplicity,
+            host_index.probability,
+        )
         kinds = (np.int64,) * 5 + (np.float64,) * 2
         rows = {k: torch.as_tensor(v.astype(kind)) for k, v, kind in zip(HOST_ROW_NAMES, numbers, kinds, strict=True)}
-        slots.write(
+        row_slots.write(
             slot_indices,
             rows | {STRATEGY_CARRY_PREFIX + name: value for name, value in carry.items() if name != "params"},
         )
-        slots.write(slot_indices, {"start": carry["params"]})
-        self.net_delayed = np.bincount(host.virtual // self.federation.clients, minlength=self.federation.replicates)
+        row_slots.write(slot_indices, {"start": carry["params"]})
+        self.net_delayed = np.bincount(
+            host_index.virtual_clients // self.federation.clients, minlength=self.federation.num_replicates
+        )
 
-    def _compute(
+    def _compute_updates(
         self,
-        slots: RowSlots,
+        row_slots: RowSlots,
         slot_indices: np.ndarray,
         t: int,
-        deployed: Tensor,
+        deployed_rows: Tensor,
         memory: Memory,
         rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
         """The local work of the clients in these slots, in one call of the trainer; `rounds` [n] are those in which
         they began, None: all in this one."""
-        cohort, start = slots.cohort(slot_indices, t, with_planned_steps=True), {"params": deployed[:0]}
+        cohort, start = row_slots.cohort(slot_indices, t, with_planned_steps=True), {"params": deployed_rows[:0]}
         if len(slot_indices):
-            start = slots.with_prefix(slot_indices, STRATEGY_CARRY_PREFIX) | {
-                "params": slots.read(slot_indices, "start")
+            start = row_slots.read_by_prefix(slot_indices, STRATEGY_CARRY_PREFIX) | {
+                "params": row_slots.read(slot_indices, "start")
             }
-        report = yield from self.trainer.steps(start, cohort, t, deployed, memory, rounds=rounds)
+        report = yield from self.trainer.round_steps(start, cohort, t, deployed_rows, memory, rounds=rounds)
         rows = {
             name: value
             for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
@@ -223,26 +242,29 @@ class EventUpdates(DelayedUpdates):
         rows |= {CARRY_PREFIX + name: value for name, value in report.carry.items()}
         rows["samples"] = torch.as_tensor(report.samples.astype(np.int64))
         rows["pending"] = torch.zeros(len(slot_indices), dtype=torch.int64)
-        slots.write(slot_indices, rows)
+        row_slots.write(slot_indices, rows)
         return report
 
-    def _deliver(self, slots: RowSlots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
+    def _report_arrivals(self, row_slots: RowSlots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
         """The report of the updates that arrive; their slots become free."""
         if not len(slot_indices):
             no_clients = np.zeros(0, dtype=np.int64)
             if len(report.cohort):
                 report = _without_rows(report)
             return replace(report, cohort=report.cohort.subset(no_clients), samples=no_clients, staleness=no_clients)
-        cohort, start_rounds = slots.cohort(slot_indices, t), slots.host("began")[slot_indices]
-        of_replicate = cohort.host.virtual // self.federation.clients
-        self.net_delayed = self.net_delayed - np.bincount(of_replicate, minlength=self.federation.replicates)
-        samples, carry = slots.host("samples")[slot_indices], slots.with_prefix(slot_indices, CARRY_PREFIX)
+        cohort, start_rounds = row_slots.cohort(slot_indices, t), row_slots.host_values("began")[slot_indices]
+        of_replicate = cohort.host_index.virtual_clients // self.federation.clients
+        self.net_delayed = self.net_delayed - np.bincount(of_replicate, minlength=self.federation.num_replicates)
+        samples, carry = (
+            row_slots.host_values("samples")[slot_indices],
+            row_slots.read_by_prefix(slot_indices, CARRY_PREFIX),
+        )
         rows = {
-            attribute: slots.read(slot_indices, name)
+            attribute: row_slots.read(slot_indices, name)
             for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
-            if name in slots.rows
+            if name in row_slots.rows
         }
-        slots.host("virtual")[slot_indices] = FREE_SLOT
+        row_slots.host_values("virtual")[slot_indices] = FREE_SLOT
         return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=t - start_rounds, **rows)  # type: ignore[arg-type]
 
 

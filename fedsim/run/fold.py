@@ -30,7 +30,7 @@ from fedsim.run.progress import Progress
 from fedsim.run.settings import report_standstill
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped
-from fedsim.run.tracker import Tracker, update_lengths
+from fedsim.run.tracker import Tracker, update_norms
 from fedsim.run.tracking import Result, Tracking
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator
@@ -51,7 +51,7 @@ class FoldedRun:
     """A run that a fold may take in, and what it was asked to write.
 
     Args:
-        run, out, resume, tracking, identity, settings, config: as `Simulation.steps` takes them.
+        simulation, out, resume, tracking, identity, settings, config: as `Simulation.run_steps` takes them.
 
     Attributes:
         replicates: of the fold, that are the run's.
@@ -60,7 +60,7 @@ class FoldedRun:
 
     def __init__(
         self,
-        run: Simulation,
+        simulation: Simulation,
         out: str | Path | None = None,
         resume: bool = False,
         tracking: Tracking | None = None,
@@ -69,105 +69,113 @@ class FoldedRun:
         config: str | None = None,
     ) -> None:
         self.resume = resume
-        self.run, self.folder, self.tracking = run, None if out is None else Path(out), tracking or Tracking()
+        self.simulation, self.folder, self.tracking = (
+            simulation,
+            None if out is None else Path(out),
+            tracking or Tracking(),
+        )
         self.identity, self.settings, self.config = identity or {}, settings, config
         self.replicates = slice(0, 0)
         self.tracker: Tracker
 
-    def obstacle(self) -> str | None:
+    def unfoldable_reason(self) -> str | None:
         """Why the run cannot be folded; None: it can."""
-        run = self.run
-        obstacles = {
-            "several ranks": run.federation.ranks.count > 1,
-            "a clock": run.pace.clock.active,
-            "delayed updates": run.delivery.active,
-            "personal models": run.personal is not None or run.newcomers is not None,
-            "on_nonfinite=drop_client": run.on_nonfinite == "drop_client",
-            "stop.seconds": run.stop.seconds is not None,
-            f"start={run.start}": run.start != "random",
-            "a drift of the data": run.data.drift.active,
-            "the reference points of a shift": run.shift.active and run.shift.references != "none",
+        simulation = self.simulation
+        obstacle_by_setting = {
+            "several ranks": simulation.federation.ranks.num_ranks > 1,
+            "a clock": simulation.round_clock.clock.active,
+            "delayed updates": simulation.delayed_updates.active,
+            "personal models": simulation.personal is not None or simulation.newcomers is not None,
+            "on_nonfinite=drop_client": simulation.on_nonfinite == "drop_client",
+            "stop.seconds": simulation.stop.seconds is not None,
+            f"start={simulation.start}": simulation.start != "random",
+            "a drift of the data": simulation.data.drift.active,
+            "the reference points of a shift": simulation.shift.active
+            and getattr(simulation.shift, "references", "auto") != "none",
         }
-        return next((name for name, applies in obstacles.items() if applies), None)
+        return next((name for name, is_present in obstacle_by_setting.items() if is_present), None)
 
-    def join(self, fold: FoldTracker, replicates: slice, state: State, memory: Memory) -> None:
+    def open_tracker(self, fold: FoldTracker, replicates: slice, state: State, memory: Memory) -> None:
         """Make the run's tracker, which has these replicates of the fold. State and memory are of the fold before its
         first round; where the run has a checkpoint to resume, they are filled from there.
         """
-        self.replicates, run = replicates, self.run
-        own_state, own_memory = self.state_of(state, fold), self.memory_of(memory, fold)
-        checkpoints = run.checkpointer(self.folder, self.tracking, self.identity, own_state, own_memory)
-        resumed_state, progress = run.resumed(checkpoints, own_state, self.resume)
+        self.replicates, simulation = replicates, self.simulation
+        own_state, own_memory = self.select_state(state, fold), self.select_memory(memory, fold)
+        checkpoints = simulation.checkpointer(self.folder, self.tracking, self.identity, own_state, own_memory)
+        resumed_state, progress = simulation.load_checkpoint(checkpoints, own_state, self.resume)
         for entry in dataclasses.fields(own_state):
             getattr(own_state, entry.name).copy_(getattr(resumed_state, entry.name))
-        fold.run.training.trainers.executor_cache.update(progress.executors)
+        fold.simulation.training.trainer_factory.executor_cache.update(progress.executors)
         progress.executors = fold.progress.executors
-        guard = run.make_guard(progress)
-        guard.rows, guard.models = self.run_entries(fold.guard.rows, fold), self.run_entries(fold.guard.models, fold)
-        run.participation.follow(fold.run.participation, replicates)
-        run.log_privacy()
+        divergence_guard = simulation.make_divergence_guard(progress)
+        divergence_guard.first_nonfinite_round_of_rows, divergence_guard.first_nonfinite_round_of_models = (
+            self.select_entries(fold.divergence_guard.first_nonfinite_round_of_rows, fold),
+            self.select_entries(fold.divergence_guard.first_nonfinite_round_of_models, fold),
+        )
+        simulation.participation.share_memory(fold.simulation.participation, replicates)
+        simulation.log_privacy()
         self.tracker = Tracker(
-            run, self.folder, self.tracking, checkpoints, guard, progress, self.settings, self.config
+            simulation, self.folder, self.tracking, checkpoints, divergence_guard, progress, self.settings, self.config
         )
 
-    def run_entries(self, values: Any, fold: FoldTracker) -> Any:
+    def select_entries(self, values: Any, fold: FoldTracker) -> Any:
         """A view of the run's entries of an array or tensor [R·k, …] of the fold's replicates."""
         width = len(values) // len(fold.seeds)
         return values[self.replicates.start * width : self.replicates.stop * width]
 
-    def state_of(self, state: State, fold: FoldTracker) -> State:
+    def select_state(self, state: State, fold: FoldTracker) -> State:
         """The run's strategy state, of that of the fold."""
         return type(state)(
-            **{f.name: self.run_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
+            **{f.name: self.select_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
         )
 
-    def memory_of(self, memory: Memory, fold: FoldTracker) -> Memory:
+    def select_memory(self, memory: Memory, fold: FoldTracker) -> Memory:
         """What the run's clients remember, of what those of the fold do."""
 
-        def parts(entries: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: self.run_entries(value, fold) for name, value in entries.items()}
+        def entries_of_run(entries: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: self.select_entries(value, fold) for name, value in entries.items()}
 
-        clients, server = parts(memory.clients), parts(memory.server)
-        return Memory(clients, server, parts(memory.evaluated), parts(memory.uplink))
+        clients, server = entries_of_run(memory.clients), entries_of_run(memory.server)
+        return Memory(clients, server, entries_of_run(memory.evaluated), entries_of_run(memory.uplink))
 
-    def measured_of(self, measured: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
+    def select_evaluation(self, evaluation_result: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
         """The run's numbers, of what was measured of the fold's replicates."""
 
-        def parts(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: self.run_entries(value, fold) for name, value in values.items()}
+        def values_of_run(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {name: self.select_entries(value, fold) for name, value in values.items()}
 
         def part_or_none(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else self.run_entries(values, fold)
+            return None if values is None else self.select_entries(values, fold)
 
         return EvaluationResult(
-            parts(measured.metrics),
-            part_or_none(measured.client_accuracy),
-            parts(measured.client_metrics),
-            by_client=parts(measured.by_client),
-            client_loss=part_or_none(measured.client_loss),
+            values_of_run(evaluation_result.metrics),
+            part_or_none(evaluation_result.client_accuracy),
+            values_of_run(evaluation_result.client_metrics),
+            by_client=values_of_run(evaluation_result.by_client),
+            client_loss=part_or_none(evaluation_result.client_loss),
         )
 
-    def count(self, fold: FoldTracker) -> None:
+    def copy_progress(self, fold: FoldTracker) -> None:
         """Take over how far the fold is."""
         tracker, progress = self.tracker, self.tracker.progress
         progress.rounds, progress.unevaluated = fold.progress.rounds, fold.progress.unevaluated
-        tracker.keep_time()
+        tracker.update_elapsed_time()
         for name in PROGRESS_COUNTS:
             setattr(progress, name, getattr(fold.progress, name)[self.replicates])
-        tracker.active, tracker.num_links = fold.active[self.replicates], fold.num_links[self.replicates]
-        tracker.num_unheard = fold.num_unheard[self.replicates]
+        tracker.num_active, tracker.num_links = fold.num_active[self.replicates], fold.num_links[self.replicates]
+        tracker.num_unanswered = fold.num_unanswered[self.replicates]
 
     def finish(self, state: State, fold: FoldTracker) -> Result:
         """Write what is written in the end, and return the run's result."""
-        own_state = self.state_of(state, fold)
-        self.run.trainer.choice = fold.run.trainer.choice
-        first_model, first_round = fold.first
+        own_state = self.select_state(state, fold)
+        self.simulation.trainer.executor_choice = fold.simulation.trainer.executor_choice
+        first_model, first_round = fold.initial_models_and_count
         rounds = self.tracker.progress.rounds - first_round
-        report_standstill(self.run, self.run_entries(first_model, fold), own_state.model, rounds)
+        report_standstill(self.simulation, self.select_entries(first_model, fold), own_state.model, rounds)
         return self.tracker.finish(own_state)
 
 
-def _own_memory(value: Tensor) -> Tensor:
+def _unshared_tensor(value: Tensor) -> Tensor:
     """The same numbers, in memory that no other tensor shares; those that lie in a file stay there."""
     return value if is_memory_mapped(value) else value.clone(memory_format=torch.contiguous_format)
 
@@ -184,19 +192,19 @@ def foldable_steps(
     settings: dict[str, Any] | None = None,
     config: str | None = None,
 ) -> FoldableSteps[Result]:
-    """`Simulation.steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
+    """`Simulation.run_steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
     tracker and waits for the result. Sent False, or when `UnfoldedError` is thrown, it waits once more and goes on.
     """
-    folded = FoldedRun(simulation, out, resume, tracking, identity, settings, config)
+    folded_run = FoldedRun(simulation, out, resume, tracking, identity, settings, config)
     try:
-        with locked_folder(folded.folder, simulation.federation.ranks):
-            if (yield folded):
-                with folded.tracker:
-                    return (yield folded)  # type: ignore[no-any-return]
+        with locked_folder(folded_run.folder, simulation.federation.ranks):
+            if (yield folded_run):
+                with folded_run.tracker:
+                    return (yield folded_run)  # type: ignore[no-any-return]
     except UnfoldedError:
         pass
-    yield folded
-    return (yield from simulation.steps(out, resume, tracking, identity, settings, config))
+    yield folded_run
+    return (yield from simulation.run_steps(out, resume, tracking, identity, settings, config))
 
 
 class Job(Generic[T]):
@@ -206,37 +214,37 @@ class Job(Generic[T]):
         steps: of the job.
 
     Attributes:
-        run: that waits to be folded, or to continue alone.
-        ended: has the job ended?
+        waiting_run: that waits to be folded, or to continue alone.
+        has_ended: has the job ended?
         outcome: what it ended with, a value or an error.
     """
 
     def __init__(self, steps: FoldableSteps[T]) -> None:
         self.steps = steps
-        self.run: FoldedRun | None = None
-        self.ended = False
+        self.waiting_run: FoldedRun | None = None
+        self.has_ended = False
         self.outcome: T | BaseException | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """To the point where its run waits to be folded, or to its end."""
-        self._advance(lambda: self.steps.send(None))
+        self._run_until_wait(lambda: self.steps.send(None))
 
-    def send(self, message: Any) -> None:
+    def resume(self, message: Any) -> None:
         """Tell its run something: True or False (folded or not), a result, or an error that ends it."""
-        failed = isinstance(message, BaseException)
-        self._advance(lambda: self.steps.throw(message) if failed else self.steps.send(message))
+        is_error = isinstance(message, BaseException)
+        self._run_until_wait(lambda: self.steps.throw(message) if is_error else self.steps.send(message))
 
-    def _advance(self, step: Callable[[], Any]) -> None:
+    def _run_until_wait(self, step: Callable[[], Any]) -> None:
         try:
-            self.run = step()
+            self.waiting_run = step()
         except StopIteration as end:
-            self.end(end.value)
+            self.record_outcome(end.value)
         except (Exception, Stopped) as error:
-            self.end(error)
+            self.record_outcome(error)
 
-    def end(self, outcome: T | BaseException) -> None:
+    def record_outcome(self, outcome: T | BaseException) -> None:
         """It has ended with this value or error."""
-        self.run, self.ended, self.outcome = None, True, outcome
+        self.waiting_run, self.has_ended, self.outcome = None, True, outcome
 
 
 class FoldGuard(DivergenceGuard):
@@ -251,20 +259,23 @@ class FoldGuard(DivergenceGuard):
         super().__init__(run.federation, type(run.strategy).__name__)
         self.fold = fold
 
-    def without_given_up(self, cohort: Cohort, t: int) -> Cohort:
+    def without_dropped_replicates(self, cohort: Cohort, t: int) -> Cohort:
         """The rows of replicates whose run continues, and has not given them up."""
-        return self.without(self.fold.replicates_left_out(t), cohort)
+        return self.without_replicates(self.fold.excluded_replicates(t), cohort)
 
-    def check(self) -> None:
+    def handle_nonfinite(self) -> None:
         """A run that cannot continue ends."""
-        rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
-        first = np.minimum(rows.reshape(self.federation.replicates, -1).min(1), models)
-        diverged = first != torch.iinfo(torch.int64).max
-        if not diverged.any():
+        rows, models = (
+            first_rounds.cpu().numpy()
+            for first_rounds in (self.first_nonfinite_round_of_rows, self.first_nonfinite_round_of_models)
+        )
+        first = np.minimum(rows.reshape(self.federation.num_replicates, -1).min(1), models)
+        is_diverged = first != torch.iinfo(torch.int64).max
+        if not is_diverged.any():
             return
-        for folded in list(self.fold.running):
-            if diverged[folded.replicates].any():
-                self.fold.attempt(folded, folded.tracker.guard.check)
+        for folded in list(self.fold.active_runs):
+            if is_diverged[folded.replicates].any():
+                self.fold.call_for_run(folded, folded.tracker.divergence_guard.handle_nonfinite)
 
 
 class FoldTracker(Tracker):
@@ -282,26 +293,28 @@ class FoldTracker(Tracker):
         checkpoints = Checkpointer(None, "auto", {}, memory)
         super().__init__(run, None, options, checkpoints, FoldGuard(run, fold), progress)
         self.fold = fold
-        self._lengths: np.ndarray | None = None  # [n] of the last round's updates, where somebody is shown them
+        self._update_norms: np.ndarray | None = None  # [n] of the last round's updates, where somebody is shown them
         self._bounds: Sequence[int] = ()
         self._state: State
-        self.first: tuple[Tensor, int]  # the models before the first round that is done here, and how many were before
+        self.initial_models_and_count: tuple[
+            Tensor, int
+        ]  # the models before the first round that is done here, and how many were before
 
-    def begin(self, state: State) -> None:
+    def start(self, state: State) -> None:
         """Open the folders of all runs, and evaluate their initial models (resumed runs have done so)."""
-        self._state, running = state, list(self.fold.running)
+        self._state, running = state, list(self.fold.active_runs)
         if running:
             self._resume([folded.tracker.progress for folded in running])
-        self.first = state.model.clone(), self.progress.rounds
-        first = None if self.progress.rounds else self.evaluate(state, 0)
+        self.initial_models_and_count = state.model.clone(), self.progress.rounds
+        initial_result = None if self.progress.rounds else self.evaluate(state, 0)
         for folded in running:
             run_measurement = None
-            if first is not None:
+            if initial_result is not None:
                 run_measurement, folded.tracker.models = (
-                    self._run_evaluation(folded, first),
-                    folded.run_entries(self.models, self),
+                    self._run_evaluation(folded, initial_result),
+                    folded.select_entries(self.models, self),
                 )
-            self.fold.attempt(folded, folded.tracker.begin_with, run_measurement)
+            self.fold.call_for_run(folded, folded.tracker.start_with_evaluation, run_measurement)
             if folded.tracker.end_reason is not None:
                 self._finish(folded)
         self.end_reason = self.fold.end_reason
@@ -309,76 +322,78 @@ class FoldTracker(Tracker):
     def _resume(self, progresses: list[Progress]) -> None:
         """Begin where the runs are."""
         self.progress.rounds, self.progress.unevaluated = progresses[0].rounds, progresses[0].unevaluated
-        for folded, progress in zip(self.fold.running, progresses, strict=True):
+        for folded, progress in zip(self.fold.active_runs, progresses, strict=True):
             for name in PROGRESS_COUNTS:
                 getattr(self.progress, name)[folded.replicates] = getattr(progress, name)
 
-    def evaluate(self, state: State, completed: int, report: Report | None = None) -> EvaluationResult:
+    def evaluate(self, state: State, completed_rounds: int, report: Report | None = None) -> EvaluationResult:
         """All runs' models, after so many rounds."""
-        self._lengths = None
-        if report is not None and any(folded.tracking.watching for folded in self.fold.running):
-            self._lengths, self._bounds = update_lengths(report), report.cohort.bounds
-        return super().evaluate(state, completed, report)
+        self._update_norms = None
+        if report is not None and any(folded.tracking.all_observers for folded in self.fold.active_runs):
+            self._update_norms, self._bounds = update_norms(report), report.cohort.replicate_bounds
+        return super().evaluate(state, completed_rounds, report)
 
-    def round(self, t: int, state: State, report: Report) -> None:
+    def record_round(self, t: int, state: State, report: Report) -> None:
         """Round t is complete."""
         self._state = state
-        super().round(t, state, report)
+        super().record_round(t, state, report)
         self.end_reason = self.fold.end_reason
 
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
         """Is it time for the checkpoints of all runs?"""
-        return any(folded.tracker.checkpoints.due(rounds, num_runs) for folded in self.fold.running)
+        return any(folded.tracker.checkpoints.is_due(rounds, num_runs) for folded in self.fold.active_runs)
 
-    def record(self, measured: EvaluationResult) -> None:
+    def record_evaluation(self, evaluation_result: EvaluationResult) -> None:
         """Pass one evaluation on to the runs."""
-        for folded in list(self.fold.running):
-            folded.count(self)
-            folded.tracker.models = folded.run_entries(self.models, self)
-            self.fold.attempt(folded, folded.tracker.record, self._run_evaluation(folded, measured))
+        for folded in list(self.fold.active_runs):
+            folded.copy_progress(self)
+            folded.tracker.models = folded.select_entries(self.models, self)
+            self.fold.call_for_run(
+                folded, folded.tracker.record_evaluation, self._run_evaluation(folded, evaluation_result)
+            )
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
-    def _run_evaluation(self, folded: FoldedRun, measured: EvaluationResult) -> EvaluationResult:
+    def _run_evaluation(self, folded: FoldedRun, evaluation_result: EvaluationResult) -> EvaluationResult:
         """A run's numbers, with what its observers are shown."""
-        run_measurement = folded.measured_of(measured, self)
-        if folded.tracking.watching:
-            lengths = self._lengths
-            if lengths is not None:
-                first, last = self._bounds[folded.replicates.start], self._bounds[folded.replicates.stop]
-                lengths = lengths[first:last]
-            folded.tracker.add_histograms(run_measurement, lengths)
+        run_measurement = folded.select_evaluation(evaluation_result, self)
+        if folded.tracking.all_observers:
+            update_norms = self._update_norms
+            if update_norms is not None:
+                first_bound, end_bound = self._bounds[folded.replicates.start], self._bounds[folded.replicates.stop]
+                update_norms = update_norms[first_bound:end_bound]
+            folded.tracker.add_histograms(run_measurement, update_norms)
         return run_measurement
 
     def reason_to_end(self) -> str | None:
         """Ends the runs whose rules say so; a reason when none is left."""
-        for folded in list(self.fold.running):
-            reason = self.fold.attempt(folded, folded.tracker.reason_to_end)
+        for folded in list(self.fold.active_runs):
+            reason = self.fold.call_for_run(folded, folded.tracker.reason_to_end)
             if reason is not None:
                 folded.tracker.end_reason = reason
-                self._save(folded)
+                self._save_checkpoint(folded)
                 self._finish(folded)
         return self.fold.end_reason
 
-    def save(self, state: State) -> None:
+    def save_checkpoint(self, state: State) -> None:
         """Write the checkpoints of all runs."""
-        for folded in list(self.fold.running):
-            self._save(folded)
+        for folded in list(self.fold.active_runs):
+            self._save_checkpoint(folded)
 
-    def _save(self, folded: FoldedRun) -> None:
-        folded.count(self)
-        folded.tracker.checkpoints.memory = folded.memory_of(self.checkpoints.memory, self)
-        self.fold.attempt(folded, folded.tracker.save, folded.state_of(self._state, self))
+    def _save_checkpoint(self, folded: FoldedRun) -> None:
+        folded.copy_progress(self)
+        folded.tracker.checkpoints.memory = folded.select_memory(self.checkpoints.memory, self)
+        self.fold.call_for_run(folded, folded.tracker.save_checkpoint, folded.select_state(self._state, self))
 
     def finish_all(self) -> None:
         """Every run that is left has come to its end."""
-        for folded in list(self.fold.running):
+        for folded in list(self.fold.active_runs):
             self._finish(folded)
 
     def _finish(self, folded: FoldedRun) -> None:
-        if folded in list(self.fold.running):  # its checkpoint could be written
-            result = self.fold.attempt(folded, folded.finish, self._state, self)
+        if folded in list(self.fold.active_runs):  # its checkpoint could be written
+            result = self.fold.call_for_run(folded, folded.finish, self._state, self)
             if result is not None:
-                self.fold.end(folded, result)
+                self.fold.end_run(folded, result)
 
 
 class Fold(Generic[T]):
@@ -389,96 +404,103 @@ class Fold(Generic[T]):
         federation: builds the simulation whose replicates are those of all the runs, in their order.
 
     Attributes:
-        running: the runs that have not ended.
+        active_runs: the runs that have not ended.
     """
 
     def __init__(self, jobs: Sequence[Job[T]], federation: Callable[[], Simulation]) -> None:
-        self.jobs, self.federation = jobs, federation
-        self.running: list[FoldedRun] = []
+        self.jobs, self.make_simulation = jobs, federation
+        self.active_runs: list[FoldedRun] = []
         self._jobs_by_run: dict[FoldedRun, Job[T]] = {}
         self._ended_replicates: list[int] = []
 
-    def steps(self) -> TaskGenerator[None]:
+    def round_steps(self) -> TaskGenerator[None]:
         """The rounds of all jobs, their local work handed out.
 
         Raises:
             Stopped: a signal came when all runs had ended.
         """
         try:
-            yield from self._run()
-        except Stopped as stopped:
-            if not self.running:
+            yield from self._run_folded()
+        except Stopped as stop_error:
+            if not self.active_runs:
                 raise
-            for folded in list(self.running):
-                self.end(folded, Stopped(str(stopped)))
+            for folded in list(self.active_runs):
+                self.end_run(folded, Stopped(str(stop_error)))
         except Exception as error:
-            self._unfold(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            self._run_separately(f"{type(error).__name__}: {' '.join(str(error).split())}")
         except BaseException:
             for job in self.jobs:
                 job.steps.close()
             raise
 
-    def _unfold(self, reason: str) -> None:
+    def _run_separately(self, reason: str) -> None:
         log.info("%d jobs cannot be one federation (%s); each continues alone", len(self.jobs), reason)
-        for folded in list(self.running):
-            self.end(folded, UnfoldedError())
+        for folded in list(self.active_runs):
+            self.end_run(folded, UnfoldedError())
         for job in self.jobs:
-            if job.run is not None and job.run not in self._jobs_by_run:
-                job.send(False)
+            if job.waiting_run is not None and job.waiting_run not in self._jobs_by_run:
+                job.resume(False)
 
-    def _run(self) -> TaskGenerator[None]:
-        run = self.federation()
-        configure_allocator(run.device)
-        state = run.initial_state()
-        memory = run.memory_at_start(state)
-        run.rehearse(state, memory)
+    def _run_folded(self) -> TaskGenerator[None]:
+        simulation = self.make_simulation()
+        for job in self.jobs:
+            assert job.waiting_run is not None
+            simulation.check_same_parts(job.waiting_run.simulation)
+        configure_allocator(simulation.device)
+        state = simulation.initial_state()
+        memory = simulation.initial_memory(state)
+        simulation.rehearse(state, memory)
         entries = {entry.name: getattr(state, entry.name) for entry in dataclasses.fields(state)}
-        state = type(state)(**{name: _own_memory(value) for name, value in entries.items()})
-        run.evaluator.references = run.references
-        run.pace.begin()
-        progress = Progress.at_start(run.federation.replicates)
-        progress.executors = run.training.trainers.executor_cache
-        with FoldTracker(run, self, memory, progress) as tracker:
-            self._join(tracker, state, memory)
-            tracker.begin(state)
-            yield from run.train(state, memory, tracker)
+        state = type(state)(**{name: _unshared_tensor(value) for name, value in entries.items()})
+        simulation.evaluator.references = simulation.references
+        simulation.round_clock.start_round()
+        progress = Progress.at_start(simulation.federation.num_replicates)
+        progress.executors = simulation.training.trainer_factory.executor_cache
+        with FoldTracker(simulation, self, memory, progress) as tracker:
+            self._open_trackers(tracker, state, memory)
+            tracker.start(state)
+            yield from simulation.training_steps(state, memory, tracker)
             tracker.finish_all()
 
-    def _join(self, tracker: FoldTracker, state: State, memory: Memory) -> None:
+    def _open_trackers(self, tracker: FoldTracker, state: State, memory: Memory) -> None:
         """Open the trackers of all runs."""
-        first = 0
+        first_replicate = 0
         for job in self.jobs:
-            folded = job.run
+            folded = job.waiting_run
             assert folded is not None
-            replicates = slice(first, first := first + folded.run.federation.replicates)
+            replicates = slice(
+                first_replicate, first_replicate := first_replicate + folded.simulation.federation.num_replicates
+            )
             self._jobs_by_run[folded] = job
-            self.running.append(folded)
-            self.attempt(folded, folded.join, tracker, replicates, state, memory)
-            if not job.ended:
-                job.send(True)
+            self.active_runs.append(folded)
+            self.call_for_run(folded, folded.open_tracker, tracker, replicates, state, memory)
+            if not job.has_ended:
+                job.resume(True)
 
     @property
     def end_reason(self) -> str | None:
         """Why no round is left to do: all runs have ended; None: some have not."""
-        return None if self.running else "all runs have ended"
+        return None if self.active_runs else "all runs have ended"
 
-    def replicates_left_out(self, t: int) -> list[int]:
+    def excluded_replicates(self, t: int) -> list[int]:
         """Replicates that take no part in round t: their run has ended, or has given them up."""
         given_up = [
-            folded.replicates.start + r for folded in self.running for r in folded.tracker.guard.replicates_left_out(t)
+            folded.replicates.start + r
+            for folded in self.active_runs
+            for r in folded.tracker.divergence_guard.excluded_replicates(t)
         ]
         return self._ended_replicates + given_up
 
-    def attempt(self, folded: FoldedRun, call: Callable[..., Any], *args: Any) -> Any:
+    def call_for_run(self, folded: FoldedRun, call: Callable[..., Any], *args: Any) -> Any:
         """What the call returns; an error ends the run, and no other."""
         try:
             return call(*args)
         except (Exception, Stopped) as error:
-            self.end(folded, error)
+            self.end_run(folded, error)
         return None
 
-    def end(self, folded: FoldedRun, outcome: Result | BaseException) -> None:
+    def end_run(self, folded: FoldedRun, outcome: Result | BaseException) -> None:
         """A run has its result, or its error."""
-        self.running.remove(folded)
+        self.active_runs.remove(folded)
         self._ended_replicates += range(folded.replicates.start, folded.replicates.stop)
-        self._jobs_by_run[folded].send(outcome)
+        self._jobs_by_run[folded].resume(outcome)

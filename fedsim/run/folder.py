@@ -18,10 +18,10 @@ from fedsim.core.files import replacement_file, write_json
 from fedsim.core.lock import Lock
 from fedsim.core.ranks import Ranks
 from fedsim.run.progress import Progress
-from fedsim.run.run_files import BEST_MODELS, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
+from fedsim.run.run_files import BEST_MODELS_FILE, CONFIG_FILE, CONSTANTS_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
-from fedsim.run.tracking.environment import environment
+from fedsim.run.tracking.environment import environment_facts
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, rows_up_to_round
 from fedsim.run.tracking.pictures import run_pictures
 from fedsim.run.tracking.result import MetricsRow
@@ -41,18 +41,18 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
     Raises:
         ConfigError: it is another's, or it cannot be written.
     """
-    lock, problem = None, None
+    lock, lock_problem = None, None
     if path is not None and ranks.is_first:
         try:
             lock = Lock(path)
         except ConfigError as error:
-            problem = str(error)
+            lock_problem = str(error)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", error)
-            problem = f"out={_shown_path(path)} cannot be written ({reason}); choose another folder"
-    problem = ranks.broadcast_object(problem)
-    if problem is not None:
-        raise ConfigError(problem)
+            lock_problem = f"out={_displayed_path(path)} cannot be written ({reason}); choose another folder"
+    lock_problem = ranks.broadcast_object(lock_problem)
+    if lock_problem is not None:
+        raise ConfigError(lock_problem)
     try:
         yield
     finally:
@@ -60,12 +60,12 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
             lock.release()
 
 
-def _shown_path(path: Path) -> Path:
+def _displayed_path(path: Path) -> Path:
     """As seen from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def with_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, TaskGenerator[T]]:
+def holding_folder_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, TaskGenerator[T]]:
     """Steps of an object with a `federation`, that owns the folder `out`, its first argument, until they end."""
 
     @functools.wraps(method)
@@ -84,17 +84,17 @@ class RunFolder:
         path: of the folder.
         columns: of metrics.csv, name → what it is.
         progress: rounds that were run before, and rows they have left, where the run goes on with them.
-        complete: whether no round is left.
+        is_complete: whether no round is left.
 
     Attributes:
         kept_rows: rows of metrics.csv from before, once the folder is prepared.
-        finished: whether nothing is left to do: the summary was there before the folder was prepared.
+        is_finished: whether nothing is left to do: the summary was there before the folder was prepared.
     """
 
-    def __init__(self, path: Path, columns: dict[str, str], progress: Progress, complete: bool) -> None:
-        self.path, self.columns, self.progress, self.complete = path, columns, progress, complete
+    def __init__(self, path: Path, columns: dict[str, str], progress: Progress, is_complete: bool) -> None:
+        self.path, self.columns, self.progress, self.is_complete = path, columns, progress, is_complete
         self.kept_rows: list[MetricsRow] = []
-        self.finished = False
+        self.is_finished = False
         self._csv: MetricsCSV
 
     def prepare(
@@ -120,34 +120,36 @@ class RunFolder:
             CheckpointError: the folder's metrics.csv is not this run's, or lacks rows; nothing was written.
             ConfigError: the folder cannot be written, or holds what is no run's.
         """
-        path, progress, resumed = self.path, self.progress, self.progress.rounds > 0
-        keep = progress.rounds if resumed else -1
-        self.finished = self.complete and (path / SUMMARY).exists()
-        if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
-            raise ConfigError(f"out={_shown_path(path)} holds a {CONFIG} that no run wrote; choose another folder")
+        path, progress, is_resumed = self.path, self.progress, self.progress.rounds > 0
+        last_kept_round = progress.rounds if is_resumed else -1
+        self.is_finished = self.is_complete and (path / SUMMARY_FILE).exists()
+        if (path / CONFIG_FILE).exists() and not (path / ENVIRONMENT_FILE).exists():
+            raise ConfigError(
+                f"out={_displayed_path(path)} holds a {CONFIG_FILE} that no run wrote; choose another folder"
+            )
         # what cannot be kept is refused before anything is written
-        rows_up_to_round(path / METRICS_FILENAME, self.columns, keep, progress.rows, progress.crc)
+        rows_up_to_round(path / METRICS_FILENAME, self.columns, last_kept_round, progress.rows, progress.crc)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
-            if not self.complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
+            write_json(path / ENVIRONMENT_FILE, environment_facts(device, ranks) | {"settings": settings})
+            if not self.is_complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
                 for name in (
                     clients.CLIENTS_FILENAME,
-                    SUMMARY,
+                    SUMMARY_FILE,
                 ):  # configuration, since both together say: this was run to its end
                     (path / name).unlink(missing_ok=True)
             if config is not None:
-                with replacement_file(path / CONFIG) as file:
-                    file.write(config)
-            if not resumed and checkpoint is not None:  # of an older run that this one replaces;
+                with replacement_file(path / CONFIG_FILE) as config_file:
+                    config_file.write(config)
+            if not is_resumed and checkpoint is not None:  # of an older run that this one replaces;
                 checkpoint.unlink(missing_ok=True)  # it goes before its metrics do
-                (path / BEST_MODELS).unlink(missing_ok=True)
+                (path / BEST_MODELS_FILE).unlink(missing_ok=True)
             if constants:
-                with replacement_file(path / CONSTANTS, "wb") as file:
-                    file.write(
-                        save(constants, metadata=checksums.with_checksums({"format": "fedsim-constants"}, constants))
+                with replacement_file(path / CONSTANTS_FILE, "wb") as config_file:
+                    config_file.write(
+                        save(constants, metadata=checksums.add_checksums({"format": "fedsim-constants"}, constants))
                     )
-            self._csv = MetricsCSV.open(path / METRICS_FILENAME, self.columns, keep)
+            self._csv = MetricsCSV.open(path / METRICS_FILENAME, self.columns, last_kept_round)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
         self.kept_rows = list(self._csv.kept_rows)
@@ -156,9 +158,9 @@ class RunFolder:
         """One evaluation: a row per replicate."""
         self._csv.append(rows)
 
-    def on_disk(self) -> None:
+    def flush_to_disk(self) -> None:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
-        self._csv.on_disk()
+        self._csv.flush_to_disk()
 
     def write_clients(self, known_clients: Clients) -> None:
         """What is known of each client in the end."""
@@ -170,9 +172,9 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """What is written last."""
-        write_json(self.path / SUMMARY, summary)
+        write_json(self.path / SUMMARY_FILE, summary)
 
-    def close(self, quietly: bool) -> None:
-        """No more is written; `quietly`: whatever goes wrong now, since something went wrong before."""
-        with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
+    def close(self, ignore_errors: bool) -> None:
+        """No more is written; `ignore_errors`: whatever goes wrong now, since something went wrong before."""
+        with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
             self._csv.close()

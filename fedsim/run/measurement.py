@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from fedsim.availability.clock import Clock
+from fedsim.core.errors import ConfigError
+from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
+from fedsim.evaluation.calibration import CALIBRATED, Calibration
 from fedsim.evaluation.columns import (
     COLUMN_DESCRIPTIONS,
     EVALUATED_MODEL_DESCRIPTIONS,
-    PLACE,
-    TIME,
-    WORK,
+    RUN_POSITION_COLUMNS,
+    TIME_COLUMNS,
+    WORK_COLUMNS,
     columns_of_other_model,
 )
 from fedsim.evaluation.diagnostics import spread_diagnostics
@@ -20,7 +26,8 @@ from fedsim.evaluation.metrics import Metrics
 from fedsim.evaluation.performative.answer import PerformativeDiagnostics
 from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
 from fedsim.evaluation.personal.personal_models import PersonalModelComputer
-from fedsim.evaluation.registry import REGRET, STALENESS_COLUMN
+from fedsim.evaluation.personal.validation_query import ValidationQuery
+from fedsim.evaluation.registry import ENERGY_COLUMN, REGRET, STALENESS_COLUMN
 from fedsim.run.participation import Participation
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
@@ -28,7 +35,9 @@ from fedsim.run.server import Server
 from fedsim.run.training import Training
 from fedsim.run.wiring import owners_are_clients, personal_scores_of, validation_of
 from fedsim.shift import Shift
-from fedsim.trainer import FullDataQuery, Trainers
+from fedsim.trainer import FullDataQuery, TrainerFactory
+from fedsim.uplink import Uplink
+from fedsim.uplink.attack import Attack
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +60,7 @@ class Measurement:
     participation: Participation
     personal: PersonalEvaluator | None
     newcomers: Newcomers | None
-    newcomer_trainers: Trainers | None
+    newcomer_trainers: TrainerFactory | None
 
     @classmethod
     def build(cls, components: Parts, population: Population, server: Server, training: Training) -> Measurement:
@@ -61,7 +70,7 @@ class Measurement:
             ConfigError: what is to be measured has no meaning for this run.
         """
         evaluation, strategy, federation = components.evaluation, server.strategy, population.federation
-        data, shift, tables = population.data, training.trainers.shift, population.member_tables
+        data, shift, tables = population.data, training.trainer_factory.shift, population.member_tables
         metrics, diagnostics = Metrics(evaluation.metrics, server.model, data), list(evaluation.diagnostics)
         # without `personal.over`, all models are scored on validation samples there
         validated = components.personal.over == "none" or diagnostics
@@ -70,40 +79,52 @@ class Measurement:
         evaluator = evaluator_of(components, server, metrics, data, shift, validation)
         evaluator.test_set = DriftingTestSet(data, owners_match)
         evaluator.extra_metrics = PerformativeDiagnostics(diagnostics, server.model, shift, data)
-        models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns)
-        participation = Participation(diagnostics, federation, server.availability, evaluator, owners_match)
+        calibration = calibration_of(components, server, training, data)
+        models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns, calibration)
+        participation_tracker = Participation(diagnostics, federation, server.availability, evaluator, owners_match)
         personal = None
         if components.personal.over != "none":
             own_models = PersonalModelComputer(
-                training.trainer, strategy, training.trainers, components.personal.localize
+                training.trainer, strategy, training.trainer_factory, components.personal.localize
             )
             scores = personal_scores_of(evaluator, components.personal, tables)
-            personal = PersonalEvaluator(components.personal, federation, strategy, own_models, scores)
+            byzantine = byzantine_clients_of(server.uplink)
+            personal = PersonalEvaluator(components.personal, federation, strategy, own_models, scores, byzantine)
+        if strategy.needs_validation_losses:
+            federation.validation_oracle = validation_query_of(components, server, training, evaluator, tables)
         trainers, newcomers = newcomers_of(components, population, server, training, metrics)
-        return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
+        return cls(evaluation, evaluator, models, participation_tracker, personal, newcomers, trainers)
 
-    def columns(self, timed: bool, asynchronous: bool = False, regret: bool = False) -> dict[str, str]:
+    def columns(self, clock: Clock, include_regret: bool = False) -> dict[str, str]:
         """Columns of metrics.csv → what they are: those of COLUMNS in its order, a user's metrics, clients' own models.
 
         Args:
-            timed: whether a clock keeps virtual time.
-            asynchronous: whether its server steps after a number of arrivals.
-            regret: whether the lowest risk of each round is known.
+            clock: of the run.
+            include_regret: whether the lowest risk of each round is known.
         """
-        measured, added = self.evaluator.columns, self.evaluator.added_columns()
+        measured_columns, added_columns = self.evaluator.columns, self.evaluator.added_columns()
         for model in self.evaluation.models[1:]:
-            measured |= set(columns_of_other_model(model, self.evaluator.columns).values())
+            measured_columns |= set(columns_of_other_model(model, self.evaluator.columns).values())
             model_descriptions = self.evaluator.added_columns(f", of {EVALUATED_MODEL_DESCRIPTIONS[model]}")
-            added |= {
-                name: model_descriptions[of] for of, name in columns_of_other_model(model, model_descriptions).items()
+            added_columns |= {
+                name: model_descriptions[measure_name]
+                for measure_name, name in columns_of_other_model(model, model_descriptions).items()
             }
-        descriptions = {
+        column_descriptions = {
             name: description
             for name, description in COLUMN_DESCRIPTIONS.items()
-            if name in {*PLACE, *measured, *([REGRET] if regret else []), *WORK}
+            if name in {*RUN_POSITION_COLUMNS, *measured_columns, *([REGRET] if include_regret else []), *WORK_COLUMNS}
         }
-        descriptions |= {name: TIME[name] for name in TIME if timed and (asynchronous or name != STALENESS_COLUMN)}
-        return descriptions | added | (self.personal.columns if self.personal else {}) | self.participation.columns
+        absent_columns = {STALENESS_COLUMN: not clock.asynchronous, ENERGY_COLUMN: not clock.measures_energy}
+        column_descriptions |= {
+            name: TIME_COLUMNS[name] for name in TIME_COLUMNS if clock.active and not absent_columns.get(name, False)
+        }
+        return (
+            column_descriptions
+            | added_columns
+            | (self.personal.columns if self.personal else {})
+            | self.participation.columns
+        )
 
 
 def evaluator_of(
@@ -122,20 +143,60 @@ def evaluator_of(
     )  # fmt: skip
 
 
+def byzantine_clients_of(uplink: Uplink) -> np.ndarray | None:
+    """[R · m] which clients an attack makes Byzantine; None without an attack."""
+    masks = [stage.byzantine_mask.cpu().numpy() for stage in uplink.stages if isinstance(stage, Attack)]
+    return np.logical_or.reduce(masks) if masks else None
+
+
+def calibration_of(components: Parts, server: Server, training: Training, data: ClientData) -> Calibration | None:
+    """What makes the calibrated model, if it is evaluated.
+
+    Raises:
+        ConfigError: it cannot be made of this model and these data.
+    """
+    if CALIBRATED not in components.evaluation.models:
+        return None
+    if training.trainer_factory.shift.active or training.contamination.active:
+        raise ConfigError(
+            f"evaluate={CALIBRATED} computes features of the clients' samples as they are stored, and a shift, a "
+            "contamination or an attack on labels changes them; use evaluate=global"
+        )
+    return Calibration(server.model, data)
+
+
+def validation_query_of(
+    components: Parts, server: Server, training: Training, evaluator: Evaluator, tables: list[Table]
+) -> ValidationQuery:
+    """What gives a strategy the losses of models on clients' validation samples.
+
+    Raises:
+        ConfigError: the partition splits none off.
+    """
+    if tables and tables[0].validation is None:
+        raise ConfigError(
+            f"strategy={type(server.strategy).__name__} compares models on the clients' validation samples, and the "
+            "partition splits none off; set partition.validation=0.2"
+        )
+    return ValidationQuery(training.trainer, personal_scores_of(evaluator, components.personal, tables))
+
+
 def newcomers_of(
     components: Parts, population: Population, server: Server, training: Training, metrics: Metrics
-) -> tuple[Trainers, Newcomers] | tuple[None, None]:
+) -> tuple[TrainerFactory, Newcomers] | tuple[None, None]:
     """Who joins when training is over, with their trainers: of everybody's data, and under a shift of their own, which
     is set up here."""
-    shift, everybody, strategy = training.newcomer_shift, population.everybody, server.strategy
+    shift, all_clients, strategy = training.newcomer_shift, population.data_with_newcomers, server.strategy
     if shift is None:
         return None, None
-    contamination, executor_cache = training.contamination, training.trainers.executor_cache
-    trainers = Trainers(everybody, shift, server.model, contamination, components.trainer, executor_cache)
+    contamination, executor_cache = training.contamination, training.trainer_factory.executor_cache
+    trainers = TrainerFactory(all_clients, shift, server.model, contamination, components.trainer, executor_cache)
     trainers.setup_shift()
-    evaluator = evaluator_of(components, server, metrics, everybody, shift)
+    evaluator = evaluator_of(components, server, metrics, all_clients, shift)
     scores = personal_scores_of(evaluator, components.personal, population.tables)
     newcomers = Newcomers(components.personal, population.federation, strategy, trainers, components.local, scores)
+    if strategy.needs_validation_losses:
+        all_clients.federation.validation_oracle = ValidationQuery(newcomers.trainer, scores)
     if strategy.needs_full_gradients:
-        everybody.federation.full_data_oracle = FullDataQuery.of(trainers, newcomers.trainer)
+        all_clients.federation.full_data_oracle = FullDataQuery.beside_trainer(trainers, newcomers.trainer)
     return trainers, newcomers

@@ -41,7 +41,7 @@ class ModelChoice:
             ConfigError: it cannot be built for them, or fails on them.
         """
         dataset, federation = data.dataset, data.federation
-        _check_more(dataset)
+        _check_dataset_supported(dataset)
         loss = dataset.loss if self.loss is None else self.loss
         builder = _builder(self.module, dataset, loss)
         pair, output = data.two_samples(federation.dtype), self.output
@@ -65,7 +65,7 @@ class GivenModel:
         return self.model
 
 
-def _check_more(dataset: Dataset) -> None:
+def _check_dataset_supported(dataset: Dataset) -> None:
     """Further inputs belong to every sample, of training and test alike, and have names of their own."""
     name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
     if name_clashes:
@@ -78,7 +78,9 @@ def _check_more(dataset: Dataset) -> None:
             f"{sorted(dataset.test_more)}; give both the same"
         )
     input_pairs = ((dataset.more, dataset.train_x), (dataset.test_more, dataset.test_x))
-    for name, value, x in ((name, value, x) for of, x in input_pairs if x is not None for name, value in of.items()):
+    for name, value, x in (
+        (name, value, x) for extra_inputs, x in input_pairs if x is not None for name, value in extra_inputs.items()
+    ):
         if len(value) != len(x):
             raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
 

@@ -33,7 +33,7 @@ class PartCopies:
     """Copies the parts of one simulation; what two parts have in common, their copies have in common.
 
     Args:
-        *shared: objects that are not copied, wherever they are met.
+        *shared_values: objects that are not copied, wherever they are met.
 
     >>> from fedsim.availability import Full
     >>> process = Full()
@@ -44,53 +44,60 @@ class PartCopies:
     True
     """
 
-    def __init__(self, *shared: Any) -> None:
-        self._memo: dict[int, Any] = {id(component): component for component in shared}
-        self._alive: list[Any] = [*shared]
+    def __init__(self, *shared_values: Any) -> None:
+        self._memo: dict[int, Any] = {id(component): component for component in shared_values}
+        self._referenced_values: list[Any] = [*shared_values]
 
     def __call__(self, component: T) -> T:
         """The simulation's own copy of a part."""
         min_bytes = 0 if isinstance(component, Dataset) else LARGE_TENSOR_BYTES
-        shared = [value for value in _tensors(component, MAX_SEARCH_DEPTH) if value.nbytes >= min_bytes]
-        self._memo |= {id(value): value for value in shared}
-        self._alive += shared
+        large_values = [value for value in _tensors(component, MAX_SEARCH_DEPTH) if value.nbytes >= min_bytes]
+        self._memo |= {id(value): value for value in large_values}
+        self._referenced_values += large_values
         clone: T = self._copy_object(component, type(component).__name__)
         return clone
 
-    def _copy_object(self, value: Any, name: str) -> Any:
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        memo = dict(self._memo)  # a copy that fails half-way leaves halves behind
+    def _copy_object(self, copied_value: Any, attribute_name: str) -> Any:
+        if id(copied_value) in self._memo:
+            return self._memo[id(copied_value)]
+        copy_memo = dict(self._memo)  # a copy that fails half-way leaves halves behind
         try:
-            clone = copy.deepcopy(value, memo)
+            copied_object = copy.deepcopy(copied_value, copy_memo)
         except Exception:
-            return self._copy_by_attributes(value, name)
-        self._alive += [value, memo.pop(id(memo), None)]  # an id stays an object's own as long as the object lives
-        self._memo = memo
-        return clone
+            return self._copy_by_attributes(copied_value, attribute_name)
+        self._referenced_values += [
+            copied_value,
+            copy_memo.pop(id(copy_memo), None),
+        ]  # an id stays an object's own as long as the object lives
+        self._memo = copy_memo
+        return copied_object
 
-    def _copy_by_attributes(self, value: Any, name: str) -> Any:
+    def _copy_by_attributes(self, copied_value: Any, attribute_name: str) -> Any:
         """A copy of an object, some attribute of which cannot be copied."""
         try:
-            clone = copy.copy(value)
+            copied_object = copy.copy(copied_value)
         except Exception:
-            clone = value
-        if clone is value or not hasattr(clone, "__dict__"):
-            log.warning("%s (%s) cannot be copied; simulations that are given it share it", name, type(value).__name__)
-            return value
-        self._memo[id(value)] = clone
-        self._alive.append(value)
-        for attribute, attribute_value in vars(value).items():
-            vars(clone)[attribute] = self._copy_object(attribute_value, f"{name}.{attribute}")
-        return clone
+            copied_object = copied_value
+        if copied_object is copied_value or not hasattr(copied_object, "__dict__"):
+            log.warning(
+                "%s (%s) cannot be copied; simulations that are given it share it",
+                attribute_name,
+                type(copied_value).__name__,
+            )
+            return copied_value
+        self._memo[id(copied_value)] = copied_object
+        self._referenced_values.append(copied_value)
+        for attribute, attribute_value in vars(copied_value).items():
+            vars(copied_object)[attribute] = self._copy_object(attribute_value, f"{attribute_name}.{attribute}")
+        return copied_object
 
 
-def _tensors(value: Any, depth: int) -> Iterator[Any]:
+def _tensors(copied_value: Any, search_depth: int) -> Iterator[Any]:
     """Tensors and arrays in attributes and containers."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        yield value
-    elif depth and not isinstance(value, (str, bytes, int, float, type)):
-        members = list(value.values()) if isinstance(value, Mapping) else []
-        members += list(value) if isinstance(value, (list, tuple)) else []
-        for member in [*members, *getattr(value, "__dict__", {}).values()]:
-            yield from _tensors(member, depth - 1)
+    if isinstance(copied_value, (Tensor, np.ndarray)):
+        yield copied_value
+    elif search_depth and not isinstance(copied_value, (str, bytes, int, float, type)):
+        members = list(copied_value.values()) if isinstance(copied_value, Mapping) else []
+        members += list(copied_value) if isinstance(copied_value, (list, tuple)) else []
+        for member in [*members, *getattr(copied_value, "__dict__", {}).values()]:
+            yield from _tensors(member, search_depth - 1)

@@ -18,7 +18,7 @@ from fedsim.evaluation import EvaluationResult, Evaluator
 from fedsim.evaluation.measured import TEST, client_value_subject
 from fedsim.evaluation.registry import DIAGNOSTICS
 
-DRIFT, UTILITY, PRESENT = "client_drift", "availability_normalised_utility", "present_clients"
+DRIFT_COLUMN, UTILITY_COLUMN, PRESENT_COLUMN = "client_drift", "availability_normalised_utility", "present_clients"
 STALENESS_COLUMNS = ("staleness_mean", "staleness_max")
 
 
@@ -34,7 +34,7 @@ class Participation:
         diagnostics: diagnostics.
         federation, availability: of the run.
         evaluator: whose numbers of clients are looked at.
-        owners: whether test samples were held out of the run's own clients.
+        has_owners: whether test samples were held out of the run's own clients.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Participation:
         federation: Federation,
         availability: Availability,
         evaluator: Evaluator,
-        owners: bool,
+        has_owners: bool,
     ) -> None:
         self.diagnostics, self.federation, self.availability, self.evaluator = (
             diagnostics,
@@ -58,141 +58,178 @@ class Participation:
                 "availability=arrivals"
             )
         judged = evaluator.primary_column
-        self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
-        self.last, self.longest_absence, self.past_staleness = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-        self.opportunities, self.first_loss = np.zeros(0, int), np.zeros(0)
+        self.measure_name = (
+            judged if has_owners or judged != TEST.format(evaluator.measure_name) else evaluator.local_column
+        )
+        self.last_round, self.longest_absence, self.summed_staleness = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        self.num_opportunities, self.first_loss = np.zeros(0, int), np.zeros(0)
 
     def memory(self) -> dict[str, Tensor]:
         """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
-        rows, arrays = self.federation.rows, dict[str, np.ndarray]()
+        rows, memory_arrays = self.federation.num_rows, dict[str, np.ndarray]()
         if {"absent", "staleness"} & set(self.diagnostics):
-            arrays["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
+            memory_arrays["last_round"] = self.last_round = np.full(rows, -1, dtype=np.int64)
         if "staleness" in self.diagnostics:
-            arrays["longest_absence"] = self.longest_absence = np.zeros(rows, dtype=np.int64)
-            arrays["past_staleness"] = self.past_staleness = np.zeros(rows)
+            memory_arrays["longest_absence"] = self.longest_absence = np.zeros(rows, dtype=np.int64)
+            memory_arrays["summed_staleness"] = self.summed_staleness = np.zeros(rows)
         if "utility" in self.diagnostics:
-            arrays["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
-            arrays["first_loss"] = self.first_loss = np.full(rows, np.nan)
-        return {name: torch.from_numpy(values) for name, values in arrays.items()}
+            memory_arrays["opportunities"] = self.num_opportunities = np.zeros(rows, dtype=np.int64)
+            memory_arrays["first_loss"] = self.first_loss = np.full(rows, np.nan)
+        return {name: torch.from_numpy(values) for name, values in memory_arrays.items()}
 
-    def follow(self, source: Participation, replicates: slice) -> None:
+    def share_memory(self, source: Participation, replicates: slice) -> None:
         """Share what another one remembers of these of its replicates, which are this one's."""
-        for name in ("last", "longest_absence", "past_staleness", "opportunities", "first_loss"):
+        for name in ("last_round", "longest_absence", "summed_staleness", "num_opportunities", "first_loss"):
             values: np.ndarray = getattr(source, name)
-            width = len(values) // source.federation.replicates
+            width = len(values) // source.federation.num_replicates
             setattr(self, name, values[replicates.start * width : replicates.stop * width])
 
     def update(self, t: int, cohort: Cohort) -> None:
         """Round t is complete."""
         if "utility" in self.diagnostics:
-            self.opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)
-        if not len(self.last):
+            self.num_opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)
+        if not len(self.last_round):
             return
-        participating_rows = cohort.host.rows[cohort.host.count > 0]
+        participating_rows = cohort.host_index.rows[cohort.host_index.multiplicity > 0]
         if len(self.longest_absence):
-            gap = t - 1 - self.last[participating_rows]
-            self.longest_absence[participating_rows] = np.maximum(self.longest_absence[participating_rows], gap)
-            self.past_staleness[participating_rows] += gap * (gap + 1) / 2
-        self.last[participating_rows] = t
+            rounds_absent = t - 1 - self.last_round[participating_rows]
+            self.longest_absence[participating_rows] = np.maximum(
+                self.longest_absence[participating_rows], rounds_absent
+            )
+            self.summed_staleness[participating_rows] += rounds_absent * (rounds_absent + 1) / 2
+        self.last_round[participating_rows] = t
 
     @property
     def columns(self) -> dict[str, str]:
         """Column → what it is."""
-        descriptions = {}
+        column_descriptions = {}
         if "absent" in self.diagnostics:
-            mean = client_value_subject(self.of)
-            descriptions[f"{self.of}_absent"] = (
-                f"mean over the clients that did not take part in the last round, of {mean}"
+            mean_subject = client_value_subject(self.measure_name)
+            column_descriptions[f"{self.measure_name}_absent"] = (
+                f"mean over the clients that did not take part in the last round, of {mean_subject}"
             )
-            descriptions[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
+            column_descriptions[f"{self.measure_name}_unseen"] = (
+                f"mean over the clients that never took part so far, of {mean_subject}"
+            )
         if "presence" in self.diagnostics:
-            mean = client_value_subject(self.of)
-            descriptions[f"{self.of}_present"] = f"mean over the clients that are present, of {mean}"
-            descriptions[f"{self.of}_departed"] = f"mean over the clients that have left for good, of {mean}"
-            descriptions[PRESENT] = DIAGNOSTICS[PRESENT].description
+            mean_subject = client_value_subject(self.measure_name)
+            column_descriptions[f"{self.measure_name}_present"] = (
+                f"mean over the clients that are present, of {mean_subject}"
+            )
+            column_descriptions[f"{self.measure_name}_departed"] = (
+                f"mean over the clients that have left for good, of {mean_subject}"
+            )
+            column_descriptions[PRESENT_COLUMN] = DIAGNOSTICS[PRESENT_COLUMN].description
         if "drift" in self.diagnostics:
-            descriptions[DRIFT] = DIAGNOSTICS[DRIFT].description
-        descriptions |= {
+            column_descriptions[DRIFT_COLUMN] = DIAGNOSTICS[DRIFT_COLUMN].description
+        column_descriptions |= {
             name: DIAGNOSTICS[name].description for name in STALENESS_COLUMNS if "staleness" in self.diagnostics
         }
         if "utility" in self.diagnostics:
-            descriptions |= {name: DIAGNOSTICS[name].description for name in (UTILITY, f"{UTILITY}_cv")}
-        return descriptions
+            column_descriptions |= {
+                name: DIAGNOSTICS[name].description for name in (UTILITY_COLUMN, f"{UTILITY_COLUMN}_cv")
+            }
+        return column_descriptions
 
-    def __call__(self, measured: EvaluationResult, completed: int, report: Report | None) -> dict[str, np.ndarray]:
+    def __call__(
+        self, evaluation_result: EvaluationResult, completed_rounds: int, report: Report | None
+    ) -> dict[str, np.ndarray]:
         """Columns [R] after so many rounds; `report` is the last's. NaN where they are of nobody."""
         column_values: dict[str, np.ndarray] = {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
             if "absent" in self.diagnostics:
-                column_values |= self._absent_clients_metric(measured.by_client[self.of], completed)
+                column_values |= self._absent_clients_metric(
+                    evaluation_result.by_client[self.measure_name], completed_rounds
+                )
             if "presence" in self.diagnostics:
-                column_values |= self._presence(measured.by_client[self.of], completed)
+                column_values |= self._availability_metrics(
+                    evaluation_result.by_client[self.measure_name], completed_rounds
+                )
             if "utility" in self.diagnostics:
-                column_values |= self._utility(measured, completed)
+                column_values |= self._utility(evaluation_result, completed_rounds)
         if "drift" in self.diagnostics:
-            column_values[DRIFT] = self._drift(report)
+            column_values[DRIFT_COLUMN] = self._drift(report)
         if "staleness" in self.diagnostics:
-            age = self._by_replicate(completed - 1 - self._gather_clients(self.last))
-            column_values |= {"staleness_mean": age.mean(1), "staleness_max": age.max(1)}
+            rounds_since_last = self._by_replicate(completed_rounds - 1 - self._gather_clients(self.last_round))
+            column_values |= {"staleness_mean": rounds_since_last.mean(1), "staleness_max": rounds_since_last.max(1)}
         return column_values
 
-    def summary(self, completed: int) -> dict[str, Any]:
+    def summary(self, completed_rounds: int) -> dict[str, Any]:
         """For summary.json: τ_max and τ_avg of every replicate over clients and rounds."""
-        if "staleness" not in self.diagnostics or not completed:
+        if "staleness" not in self.diagnostics or not completed_rounds:
             return {}
-        age = completed - 1 - self.last
-        longest = self._by_replicate(self._gather_clients(np.maximum(self.longest_absence, age))).max(1)
-        mean = self._by_replicate(self._gather_clients(self.past_staleness + age * (age + 1) / 2)).mean(1) / completed
-        return {"staleness": {"tau_max": [int(value) for value in longest], "tau_avg": mean.tolist()}}
+        rounds_since_last = completed_rounds - 1 - self.last_round
+        longest_absence = self._by_replicate(
+            self._gather_clients(np.maximum(self.longest_absence, rounds_since_last))
+        ).max(1)
+        mean_subject = (
+            self._by_replicate(
+                self._gather_clients(self.summed_staleness + rounds_since_last * (rounds_since_last + 1) / 2)
+            ).mean(1)
+            / completed_rounds
+        )
+        return {"staleness": {"tau_max": [int(value) for value in longest_absence], "tau_avg": mean_subject.tolist()}}
 
-    def _absent_clients_metric(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
-        last = self._by_replicate(self._gather_clients(self.last))
-        last = last[:, self.evaluator.everyone] if self.of != TEST.format(self.evaluator.of) else last
-        values = values[:, : last.shape[1]]
+    def _absent_clients_metric(self, client_values: np.ndarray, completed_rounds: int) -> dict[str, np.ndarray]:
+        last_round = self._by_replicate(self._gather_clients(self.last_round))
+        last_round = (
+            last_round[:, self.evaluator.evaluated_clients]
+            if self.measure_name != TEST.format(self.evaluator.measure_name)
+            else last_round
+        )
+        client_values = client_values[:, : last_round.shape[1]]
         column_values = {}
-        for name, client_mask in (("absent", last < completed - 1 if completed else last < 0), ("unseen", last < 0)):
-            column_values[f"{self.of}_{name}"] = np.nanmean(np.where(client_mask, values, np.nan), axis=1)
-        return column_values
-
-    def _presence(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
-        present, departed = self.availability.present(completed), self.availability.departed(completed)
-        column_values = {PRESENT: present.sum(1).astype(float)}
-        for name, client_mask in (("present", present), ("departed", departed)):
-            if self.of != TEST.format(self.evaluator.of):
-                client_mask = client_mask[:, self.evaluator.everyone]
-            column_values[f"{self.of}_{name}"] = np.nanmean(
-                np.where(client_mask, values[:, : client_mask.shape[1]], np.nan), axis=1
+        for name, client_mask in (
+            ("absent", last_round < completed_rounds - 1 if completed_rounds else last_round < 0),
+            ("unseen", last_round < 0),
+        ):
+            column_values[f"{self.measure_name}_{name}"] = np.nanmean(
+                np.where(client_mask, client_values, np.nan), axis=1
             )
         return column_values
 
-    def _utility(self, measured: EvaluationResult, completed: int) -> dict[str, np.ndarray]:
-        evaluated_clients, loss = self.evaluator.everyone, measured.client_loss
+    def _availability_metrics(self, client_values: np.ndarray, completed_rounds: int) -> dict[str, np.ndarray]:
+        present_mask, departed_mask = (
+            self.availability.present(completed_rounds),
+            self.availability.departed(completed_rounds),
+        )
+        column_values = {PRESENT_COLUMN: present_mask.sum(1).astype(float)}
+        for name, client_mask in (("present", present_mask), ("departed", departed_mask)):
+            if self.measure_name != TEST.format(self.evaluator.measure_name):
+                client_mask = client_mask[:, self.evaluator.evaluated_clients]
+            column_values[f"{self.measure_name}_{name}"] = np.nanmean(
+                np.where(client_mask, client_values[:, : client_mask.shape[1]], np.nan), axis=1
+            )
+        return column_values
+
+    def _utility(self, evaluation_result: EvaluationResult, completed_rounds: int) -> dict[str, np.ndarray]:
+        evaluated_clients, loss = self.evaluator.evaluated_clients, evaluation_result.client_loss
         assert loss is not None
-        if not completed:
+        if not completed_rounds:
             local_mask = np.isin(self.federation.local_clients, evaluated_clients)
             positions = np.searchsorted(evaluated_clients, self.federation.local_clients[local_mask])
             self._by_replicate(self.first_loss)[:, local_mask] = loss[:, positions]
-        first_loss, opportunities = (
+        first_loss, num_opportunities = (
             self._by_replicate(self._gather_clients(values))[:, evaluated_clients]
-            for values in (self.first_loss, self.opportunities)
+            for values in (self.first_loss, self.num_opportunities)
         )
-        gains = np.where(opportunities > 0, (first_loss - loss) / np.maximum(opportunities, 1), np.nan)
+        gains = np.where(num_opportunities > 0, (first_loss - loss) / np.maximum(num_opportunities, 1), np.nan)
         mean, spread = np.nanmean(gains, axis=1), np.nanstd(gains, axis=1)
         # where nobody has gained anything yet, there is no spread relative to it
         nonzero_mean = np.where(mean == 0, np.nan, mean)
-        return {UTILITY: mean, f"{UTILITY}_cv": spread / nonzero_mean}
+        return {UTILITY_COLUMN: mean, f"{UTILITY_COLUMN}_cv": spread / nonzero_mean}
 
     def _drift(self, report: Report | None) -> np.ndarray:
         if report is None or report.server is None:
-            return np.full(self.federation.replicates, np.nan)
+            return np.full(self.federation.num_replicates, np.nan)
         cohort = report.cohort
         distances = (report.end - cohort.broadcast(report.server)).norm(dim=1)
-        nonempty, mean = cohort.nonempty, cohort.mean(distances)
+        nonempty, mean = cohort.is_nonempty, cohort.mean(distances)
         return np.asarray(torch.where(nonempty, mean, torch.nan).cpu().numpy())
 
     def _gather_clients(self, values: np.ndarray) -> np.ndarray:
         return self.federation.all_gather_clients(values)
 
     def _by_replicate(self, values: np.ndarray) -> np.ndarray:
-        return values.reshape(self.federation.replicates, -1)
+        return values.reshape(self.federation.num_replicates, -1)

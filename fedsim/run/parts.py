@@ -26,7 +26,7 @@ from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
 from fedsim.uplink.attack import Attack
 
-KINDS = {  # of the arguments of a `Simulation` that are parts
+PART_TYPES = {  # of the arguments of a `Simulation` that are parts
     "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
     "drift": Drift, "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity,
     "personal": Personal,
@@ -69,19 +69,19 @@ class Parts:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
 
     @classmethod
-    def copied(cls, dataset: Dataset, **components: Any) -> Parts:
+    def from_copies(cls, dataset: Dataset, **components: Any) -> Parts:
         """From what a user gave, by group; None stands for the default. What two parts have in common, their copies
         have in common.
 
         Raises:
             ConfigError: `uplink` is neither an uplink nor stages of one.
         """
-        copies = PartCopies()
+        part_copies = PartCopies()
         given_components = {group: component for group, component in components.items() if component is not None}
         for group in (group for group in given_components if group not in PARTS_NEVER_COPIED):
-            given_components[group] = copies(
+            given_components[group] = part_copies(
                 as_uplink(given_components[group]) if group == "uplink" else given_components[group]
             )
         return cls(
-            copies(dataset), **given_components
+            part_copies(dataset), **given_components
         )  # last: a part that writes into samples of its own has copied them

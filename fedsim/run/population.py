@@ -14,7 +14,7 @@ from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.run.parts import Parts
-from fedsim.run.wiring import Compute, client_data, clients_of, per_seed_of, split_samples
+from fedsim.run.wiring import Compute, client_data, resolve_clients, split_samples, values_per_seed_of
 from fedsim.shift import Shift
 from fedsim.shift.pooled import PooledShift
 
@@ -30,20 +30,21 @@ class Population:
         tables: which samples belong to whom, newcomers included: one table for each replicate, none for a stream.
         member_tables: the same of the clients that train.
         data: samples of the clients that train, the members; its `federation` has their sizes and label distributions.
-        everybody: the same with newcomers, who join when training is over; `data` itself where there are none.
-        newcomers: how many of `everybody` they are.
+        data_with_newcomers: the same with newcomers, who join when training is over; `data` itself where there are
+            none.
+        num_newcomers: how many of `all_clients` they are.
         shift: how samples react to the deployed model; not set up yet.
-        per_seed: settings that were given one number per seed, by key.
+        values_per_seed: settings that were given one number per seed, by key.
     """
 
     dataset: Dataset
     tables: list[Table]
     member_tables: list[Table]
     data: ClientData
-    everybody: ClientData
-    newcomers: int
+    data_with_newcomers: ClientData
+    num_newcomers: int
     shift: Shift
-    per_seed: dict[str, Sequence[float]]
+    values_per_seed: dict[str, Sequence[float]]
 
     @classmethod
     def build(cls, components: Parts, clients: int | str, seeds: tuple[int, ...], compute: Compute) -> Population:
@@ -58,8 +59,8 @@ class Population:
         Raises:
             ConfigError: data, partition, clients, seeds and newcomers do not fit together.
         """
-        per_seed = per_seed_of(components.strategy, components.local, components.drift, seeds)
-        dataset, clients = clients_of(components.dataset, components.partition, clients)
+        per_seed = values_per_seed_of(components.strategy, components.local, components.drift, seeds)
+        dataset, clients = resolve_clients(components.dataset, components.partition, clients)
         partition, shift, drift = components.partition, components.shift, components.drift
         check_drift(components)
         if components.local.pooled:
@@ -68,17 +69,18 @@ class Population:
             dataset = PooledData(dataset, clients, components.local.one_at_a_time)
             clients, partition = 1, None
         tables = split_samples(dataset, partition, clients, seeds)
-        components.personal.check(clients, not tables or tables[0].validation is not None)
+        validation = not tables or tables[0].validation is not None
+        components.personal.check(clients, validation, components.attack is not None and components.attack.active)
         newcomers = components.personal.newcomers
-        members = clients - newcomers
-        member_tables = [table.first(members) for table in tables]
+        num_members = clients - newcomers
+        member_tables = [table.first(num_members) for table in tables]
         build_client_data = functools.partial(
             client_data, compute=compute, weighting=components.strategy.weighting, drift=drift
         )
-        data = build_client_data(seeds, members, dataset, member_tables, num_newcomers=newcomers)
-        everybody = build_client_data(seeds, clients, dataset, tables, members=members) if newcomers else data
-        drift.setup(everybody.federation, dataset)
-        return cls(dataset, tables, member_tables, data, everybody, newcomers, shift, per_seed)
+        data = build_client_data(seeds, num_members, dataset, member_tables, num_newcomers=newcomers)
+        all_clients = build_client_data(seeds, clients, dataset, tables, members=num_members) if newcomers else data
+        drift.setup(all_clients.federation, dataset)
+        return cls(dataset, tables, member_tables, data, all_clients, newcomers, shift, per_seed)
 
     @property
     def federation(self) -> Federation:
@@ -92,22 +94,22 @@ def check_drift(components: Parts) -> None:
     Raises:
         ConfigError: naming both.
     """
-    drift, shift, rule = components.drift, components.shift, components.local
+    drift, shift, local_rule = components.drift, components.shift, components.local
     if not drift.active:
         return
-    name = f"drift={type(drift).__name__}"
-    if rule.pooled:
+    drift_label = f"drift={type(drift).__name__}"
+    if local_rule.pooled:
         raise ConfigError(
-            f"{name} displaces the samples of each client, and local={type(rule).__name__} has one client with the "
-            "data of all; use drift=none, or another local rule"
+            f"{drift_label} displaces the samples of each client, and local={type(local_rule).__name__} has one "
+            "client with the data of all; use drift=none, or another local rule"
         )
     if components.personal.newcomers:
         raise ConfigError(
-            f"personal.newcomers={components.personal.newcomers} join after the last round, and {name} ends with it; "
-            "use drift=none"
+            f"personal.newcomers={components.personal.newcomers} join after the last round, and {drift_label} "
+            "ends with it; use drift=none"
         )
     if shift.knows_stored_samples:
         raise ConfigError(
-            f"shift={type(shift).__name__} knows the clients' groups as they are in round 0, and {name} changes them; "
-            "use drift=none, or another shift"
+            f"shift={type(shift).__name__} knows the clients' groups as they are in round 0, and {drift_label} "
+            "changes them; use drift=none, or another shift"
         )

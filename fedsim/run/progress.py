@@ -26,6 +26,7 @@ class Progress:
         executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
         unanswered: [R] how often clients were sent the model and sent nothing, summed over all rounds.
         virtual: [R] virtual seconds, where there is a clock.
+        joules: [R] that clients spent, where the clock measures energy.
         staleness: [R] server updates between start and use, summed over the updates used since the last evaluation;
             empty where the run is not asynchronous.
         regret: [R] dynamic regret up to the last evaluation; empty unless the data drift.
@@ -45,6 +46,7 @@ class Progress:
     crc: int | None = None
     unanswered: list[int] = field(default_factory=list)
     virtual: list[float] = field(default_factory=list)
+    joules: list[float] = field(default_factory=list)
     staleness: list[float] = field(default_factory=list)
     regret: list[float] = field(default_factory=list)
 
@@ -61,12 +63,16 @@ class Progress:
         """From JSON.
 
         Raises:
-            ValueError, TypeError, RecursionError: it tells of no run's progress.
+            ValueError, TypeError, RecursionError: it is not a run's progress.
         """
         progress = cls(**json.loads(text))
-        counts = [("rounds", progress.rounds), ("unevaluated", progress.unevaluated), ("rows", progress.rows or 0)]
-        counts.append(("checksum of rows", progress.crc or 0))
-        counts += [
+        round_counts = [
+            ("rounds", progress.rounds),
+            ("unevaluated", progress.unevaluated),
+            ("rows", progress.rows or 0),
+        ]
+        round_counts.append(("checksum of rows", progress.crc or 0))
+        round_counts += [
             (name, number)
             for name in ("samples", "unanswered")
             for number in _entries_of(name, getattr(progress, name))
@@ -75,28 +81,28 @@ class Progress:
             entry_keys = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
             )
-            counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat_values(entry[name])]
-        numbers = [
+            round_counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat_values(entry[name])]
+        listed_numbers = [
             ("seconds", progress.seconds),
             *(
                 (name, number)
-                for name in ("participants", "links", "virtual", "staleness")
+                for name in ("participants", "links", "virtual", "joules", "staleness")
                 for number in _entries_of(name, getattr(progress, name))
             ),
         ]
-        for name, value in counts:
+        for name, value in round_counts:
             if type(value) is not int or not 0 <= value <= MAX_INT64:
-                raise ValueError(f"it tells of {str(value)[:40]} {name}")
-        for name, value in numbers:
+                raise ValueError(f"it records {str(value)[:40]} {name}")
+        for name, value in listed_numbers:
             if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"it tells of {str(value)[:40]} {name}")
+                raise ValueError(f"it records {str(value)[:40]} {name}")
         for value in _entries_of("regret", progress.regret):
             if type(value) not in (int, float) or not math.isfinite(value):
-                raise ValueError(f"it tells of {str(value)[:40]} regret")
+                raise ValueError(f"it records {str(value)[:40]} regret")
         if not progress.rounds:
-            raise ValueError("it tells of no round")
+            raise ValueError("it records no round")
         if not isinstance(progress.executors, dict) or not all(isinstance(v, str) for v in progress.executors.values()):
-            raise ValueError("it tells of no executors")
+            raise ValueError("it records no executors")
         return progress
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core import streams
-from fedsim.core.columns import OWN
+from fedsim.core.columns import OWN_COLUMNS_ENTRY
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -33,124 +33,130 @@ from fedsim.data.samples import Stored
 from fedsim.models.probe import name_forward_errors, state_outside_refused
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
-    RUN_OBJECT_TYPES,
+    SHARED_OBJECT_TYPES,
     Invariance,
     NamedTensors,
     changed_paths,
-    close_to,
     contains_user_code,
     describe_type,
+    increased_counters,
+    is_close,
     is_user_defined,
-    moved_counters,
-    snapshot_of,
+    take_snapshot,
     trial_copy,
     user_code_errors,
 )
-from fedsim.run.sample_contract import INVARIANCES, THREADS, SampleTrial
+from fedsim.run.sample_contract import INVARIANCES, THREAD_INVARIANCE, SampleTrial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
 from fedsim.run.trial_rounds import check_rounds
 from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.loop_executor import chunk_of, first_row
-from fedsim.trainer.objective import PlainObjective, loop_over_rows
-from fedsim.trainer.rates import factor_of
+from fedsim.trainer.loop_executor import stack_single_row, unstack_first_row
+from fedsim.trainer.objective import PlainObjective, vmap_by_loop
+from fedsim.trainer.rates import schedule_factor
 
 log = logging.getLogger(__name__)
 
 TRIAL_CLIENTS = 3  # of every replicate
-SECONDS_OF_EVALUATION = 2.0  # up to which the user's metrics are computed twice
+MAX_EVALUATION_SECONDS = 2.0  # up to which the user's metrics are computed twice
 MAX_REMEMBERED_OUTCOMES = 256  # outcomes that are remembered
-_outcomes: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
+_outcome_cache: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
 
-def dry_run(run: Setup, state: State, memory: Memory) -> None:
+def rehearse_run(simulation: Setup, state: State, memory: Memory) -> None:
     """Try the parts of a run that are somebody's own.
 
     Raises:
         ConfigError: naming the part, what it did and what it must do.
     """
-    _check_availability(run)
-    _schedule(run)
-    _skew(run)
-    _check_batches_and_steps(run, state, memory)
-    if is_user_defined(run.strategy) or contains_user_code(run.strategy):
-        outcome_key = ("strategy", *_trial_key(run, (run.strategy, run.availability.law)))
-        if outcome_key not in _outcomes:
-            check_strategy(run, memory)
-            _outcomes[outcome_key] = []
-    check_stages(run, memory)
-    components = tuple(run.components_by_group.values())
+    _check_availability(simulation)
+    _check_schedule(simulation)
+    _check_availability_skew(simulation)
+    _check_batches_and_steps(simulation, state, memory)
+    if is_user_defined(simulation.strategy) or contains_user_code(simulation.strategy):
+        outcome_key = ("strategy", *_trial_key(simulation, (simulation.strategy, simulation.availability.law)))
+        if outcome_key not in _outcome_cache:
+            check_strategy(simulation, memory)
+            _outcome_cache[outcome_key] = []
+    check_stages(simulation, memory)
+    components = tuple(simulation.components_by_group.values())
     if any(map(contains_user_code, components)):
-        outcome_key = ("rounds", *_trial_key(run, components), run.federation.seeds)
-        if outcome_key not in _outcomes:
-            check_rounds(run)
-            _outcomes[outcome_key] = []
-    while len(_outcomes) > MAX_REMEMBERED_OUTCOMES:
-        _outcomes.popitem(last=False)
+        outcome_key = ("rounds", *_trial_key(simulation, components), simulation.federation.seeds)
+        if outcome_key not in _outcome_cache:
+            check_rounds(simulation)
+            _outcome_cache[outcome_key] = []
+    while len(_outcome_cache) > MAX_REMEMBERED_OUTCOMES:
+        _outcome_cache.popitem(last=False)
 
 
-def _check_batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
+def _check_batches_and_steps(simulation: Setup, state: State, memory: Memory) -> None:
     """Try shift, contamination and local rule, where one of them is somebody's own."""
-    steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
+    steps = (simulation.shift, simulation.trainer.batches.contamination, simulation.trainer.local_rule)
     if not any(map(contains_user_code, steps)):
         return
-    outcome_key = _trial_key(run, steps)
-    if outcome_key not in _outcomes:
-        counts = np.zeros((run.federation.replicates, run.federation.clients))
+    outcome_key = _trial_key(simulation, steps)
+    if outcome_key not in _outcome_cache:
+        counts = np.zeros((simulation.federation.num_replicates, simulation.federation.clients))
         counts[:, :TRIAL_CLIENTS] = 1
-        cohort = run.federation.cohort(counts, np.ones_like(counts))
+        cohort = simulation.federation.make_cohort(counts, np.ones_like(counts))
         if not len(cohort):
             return
-        rewind = Rewind(*steps, skip=RUN_OBJECT_TYPES)  # the run begins with what was there before it was tried
+        rewind = Rewind(
+            *steps, skipped_types=SHARED_OBJECT_TYPES
+        )  # the run begins with what was there before it was tried
         try:
-            _check_samples(run, state, memory, cohort)
+            _check_samples(simulation, state, memory, cohort)
             rewind()
-            _check_local_steps(run, state, memory, outcome_key)
+            _check_local_steps(simulation, state, memory, outcome_key)
         finally:
             rewind()
-    if _outcomes[outcome_key]:
-        trial = SampleTrial(run, state, memory)
-        for invariance, broken in _outcomes[outcome_key]:
-            invariance.otherwise(trial, broken)
+    if _outcome_cache[outcome_key]:
+        trial = SampleTrial(simulation, state, memory)
+        for invariance, violation_text in _outcome_cache[outcome_key]:
+            invariance.refuse(trial, violation_text)
 
 
-def try_evaluation(run: Setup, state: State, memory: Memory) -> None:
+def try_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
     """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused: on the run's
     own batches it may draw random numbers, or change what lies outside of it, where it did not when it was probed.
 
     Raises:
         ConfigError: in the words of its forward pass.
     """
-    module = run.model.evaluation_module
+    module = simulation.model.evaluation_module
     if not is_built_in(module):
-        models = run.model.initial(run.federation.seeds)  # whose initialisation draws random numbers
-        with name_forward_errors(module), state_outside_refused(module), run.model.call.refuse_global_randomness():
-            run.evaluator(models)
-    if len(run.evaluator.metrics):
-        _try_metrics(run)
-    rule = run.trainer.rule
-    if run.personal is not None and is_user_defined(rule):
+        models = simulation.model.initial(simulation.federation.seeds)  # whose initialisation draws random numbers
+        with (
+            name_forward_errors(module),
+            state_outside_refused(module),
+            simulation.model.call.refuse_global_randomness(),
+        ):
+            simulation.evaluator(models)
+    if len(simulation.evaluator.metrics):
+        _try_metrics(simulation)
+    rule = simulation.trainer.local_rule
+    if simulation.personal is not None and is_user_defined(rule):
         with user_code_errors(f"local={type(rule).__name__}: personal", rule):
-            run.personal(state, memory.read_only(), 0, None)
+            simulation.personal(state, memory.read_only_copy(), 0, None)
 
 
-def _try_metrics(run: Setup) -> None:
+def _try_metrics(simulation: Setup) -> None:
     """The metrics of the initial model twice: the same numbers, whatever the global streams are."""
-    models, began = run.model.initial(run.federation.seeds), time.perf_counter()
-    with streams.quiet_trial():
-        before = streams.rng_state()
-        metrics = run.evaluator(models).metrics
-        if not streams.states_equal(before, streams.rng_state()):
+    models, start_time = simulation.model.initial(simulation.federation.seeds), time.perf_counter()
+    with streams.suppress_trial_effects():
+        rng_state_before = streams.global_rng_state()
+        metrics = simulation.evaluator(models).metrics
+        if not streams.rng_states_equal(rng_state_before, streams.global_rng_state()):
             raise ConfigError(
-                f"metrics: one of {', '.join(run.evaluator.metrics.names)} draws from a global random stream "
+                f"metrics: one of {', '.join(simulation.evaluator.metrics.names)} draws from a global random stream "
                 "when it is computed; a metric must be a function of outputs and targets"
             )
-        if time.perf_counter() - began > SECONDS_OF_EVALUATION:
+        if time.perf_counter() - start_time > MAX_EVALUATION_SECONDS:
             return
-        repeated_metrics = run.evaluator(models).metrics
-    for name in run.evaluator.metrics.columns(run.dataset.test_x is not None):
+        repeated_metrics = simulation.evaluator(models).metrics
+    for name in simulation.evaluator.metrics.columns(simulation.dataset.test_x is not None):
         if not np.array_equal(metrics[name], repeated_metrics[name], equal_nan=True):
             raise ConfigError(
                 f"metrics: {name} of one model is {metrics[name][0]:g} and then {repeated_metrics[name][0]:g}; a "
@@ -158,19 +164,26 @@ def _try_metrics(run: Setup) -> None:
             )
 
 
-def _trial_key(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
+def _trial_key(simulation: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """By what a part that is tried again is known: itself, and all that it is tried with."""
-    model, federation, dataset = run.model, run.federation, run.dataset
+    model, federation, dataset = simulation.model, simulation.federation, simulation.dataset
     other_parts = (
         repr(model.training_module),
         model.dimension,
         model.dtype,
         str(model.device),
-        snapshot_key(snapshot_of(model.loss)),
+        snapshot_key(take_snapshot(model.loss)),
     )
-    of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
-    algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*other_parts, *of_data, *algorithms, *(snapshot_key(snapshot_of(component)) for component in components))
+    of_data = (
+        dataset.name,
+        dataset.shape,
+        dataset.classes,
+        federation.num_replicates,
+        federation.clients,
+        simulation.rounds,
+    )
+    algorithms = (simulation.execution.executor, type(simulation.trainer.local_rule), type(simulation.strategy))
+    return (*other_parts, *of_data, *algorithms, *(snapshot_key(take_snapshot(component)) for component in components))
 
 
 def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
@@ -178,78 +191,85 @@ def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hash
     for invariance in INVARIANCES:
         violation = invariance.violation(trial)
         if violation is not None:
-            invariance.otherwise(trial, violation)
+            invariance.refuse(trial, violation)
             violations.append((invariance, violation))
-            restriction = "one at a time" if invariance is THREADS else "one at a time, on batches without padding"
+            restriction = (
+                "one at a time" if invariance is THREAD_INVARIANCE else "one at a time, on batches without padding"
+            )
             log.info("%s: clients are trained %s", violation, restriction)
-    _outcomes[trial_key] = violations
+    _outcome_cache[trial_key] = violations
 
 
-def _check_availability(run: Setup) -> None:
+def _check_availability(simulation: Setup) -> None:
     """Rounds in another order, twice, and for other seeds in between: the same answers."""
-    process = run.availability
-    if not contains_user_code(process):
+    availability_process = simulation.availability
+    if not contains_user_code(availability_process):
         return
-    rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
-    tried_copy = trial_copy(process, run.federation)
-    snapshot_before, rewind = snapshot_of(tried_copy), Rewind(process, tried_copy, skip=RUN_OBJECT_TYPES)
+    rounds = [t for t in (0, 1, 2, 7) if t < max(simulation.rounds, 1)]
+    tried_copy = trial_copy(availability_process, simulation.federation)
+    snapshot_before, rewind = (
+        take_snapshot(tried_copy),
+        Rewind(availability_process, tried_copy, skipped_types=SHARED_OBJECT_TYPES),
+    )
     try:
-        first = {t: _sampled_round(tried_copy, t, process) for t in rounds}
+        first_answers = {t: _sampled_round(tried_copy, t, availability_process) for t in rounds}
         for t in rounds:  # each as the first that is asked for, as in a resumed run
             rewind()
-            _check_same_answers(tried_copy, process, t, first[t], snapshot_before)
-        _check_asked_again(tried_copy, process, first, snapshot_before)
-        for name in moved_counters(tried_copy, snapshot_before):
-            _check_counter(name, tried_copy, process, first)
+            _check_same_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
+        _check_repeated_calls(tried_copy, availability_process, first_answers, snapshot_before)
+        for name in increased_counters(tried_copy, snapshot_before):
+            _check_counter(name, tried_copy, availability_process, first_answers)
     finally:
         rewind()
 
 
-def _schedule(run: Setup) -> None:
+def _check_schedule(simulation: Setup) -> None:
     """A schedule of somebody's own: numbers that are functions of round and step, the same in a round if it says so."""
-    schedule, rule = run.trainer.rule.schedule, run.trainer.rule
+    schedule, local_rule = simulation.trainer.local_rule.schedule, simulation.trainer.local_rule
     if not contains_user_code(schedule):
         return
-    label, steps = f"schedule={type(schedule).__name__}", int(run.trainer.batches.longest[0])
-    rounds = [t for t in (*range(10), 100, run.rounds - 1) if 0 <= t < max(run.rounds, 1)]
+    component_label, steps = f"schedule={type(schedule).__name__}", int(simulation.trainer.batches.longest[0])
+    rounds = [t for t in (*range(10), 100, simulation.rounds - 1) if 0 <= t < max(simulation.rounds, 1)]
     round_steps = [(t, k) for t in rounds for k in sorted({0, min(1, steps - 1), steps - 1})]
     rewind = Rewind(schedule)
-    with user_code_errors(label, schedule):
-        factors = {(t, k): factor_of(rule, t, k, steps) for t, k in round_steps}
+    with user_code_errors(component_label, schedule):
+        factor_by_step = {(t, k): schedule_factor(local_rule, t, k, steps) for t, k in round_steps}
         for _ in range(2):
             for t, k in reversed(round_steps):
-                if factor_of(rule, t, k, steps) != factors[t, k]:
+                if schedule_factor(local_rule, t, k, steps) != factor_by_step[t, k]:
                     raise ConfigError(
-                        f"{label}: factor({t}, {k}) is not the same when asked twice; it must be a function of "
-                        "round and step, since a resumed run asks anew"
+                        f"{component_label}: factor({t}, {k}) is not the same when asked twice; it must be a "
+                        "function of round and step, since a resumed run asks again"
                     )
-    if schedule.steady and any(factors[t, k] != factors[t, 0] for t, k in round_steps):
-        raise ConfigError(f"{label} says by steady=True that its factor is constant in a round, and it is not")
+    if schedule.steady and any(factor_by_step[t, k] != factor_by_step[t, 0] for t, k in round_steps):
+        raise ConfigError(
+            f"{component_label} says by steady=True that its factor is constant in a round, and it is not"
+        )
     rewind()
 
 
-def _skew(run: Setup) -> None:
+def _check_availability_skew(simulation: Setup) -> None:
     """A feature skew of somebody's own partition: what becomes of a sample depends on it and its client alone."""
-    partition, data = run.components.partition, run.data
+    partition, data = simulation.components.partition, simulation.data
     if not isinstance(data, Stored) or data.skew is None or not contains_user_code(partition):
         return
-    rows = torch.arange(min(3, run.federation.rows), device=run.device)
-    numbers, _ = data.numbers(rows, 4)
-    clients = rows % run.federation.clients
-    x = run.dataset.prepare(data.gather(numbers, run.model.dtype)["x"], run.model.dtype)
-    label = f"partition={type(partition).__name__}: its skew"
-    with user_code_errors(label, partition):
-        joint_features = data.skewed(x.clone(), clients, numbers)
-        columns = range(numbers.shape[1])
+    rows = torch.arange(min(3, simulation.federation.num_rows), device=simulation.device)
+    sampled_numbers, _ = data.numbers(rows, 4)
+    clients = rows % simulation.federation.clients
+    x = simulation.dataset.prepare(data.gather(sampled_numbers, simulation.model.dtype)["x"], simulation.model.dtype)
+    component_label = f"partition={type(partition).__name__}: its skew"
+    with user_code_errors(component_label, partition):
+        joint_features = data.skewed(x.clone(), clients, sampled_numbers)
+        columns = range(sampled_numbers.shape[1])
         single_features = [
-            data.skewed(x[:, k : k + 1][r : r + 1].clone(), clients[r : r + 1], numbers[r : r + 1, k : k + 1])
+            data.skewed(x[:, k : k + 1][r : r + 1].clone(), clients[r : r + 1], sampled_numbers[r : r + 1, k : k + 1])
             for r in range(len(rows))
             for k in columns
         ]
-    if joint_features.shape != x.shape or not close_to(torch.cat(single_features).reshape(x.shape), joint_features):
+    if joint_features.shape != x.shape or not is_close(torch.cat(single_features).reshape(x.shape), joint_features):
         raise ConfigError(
-            f"{label} gives a sample other features when other samples are with it; it must be a function of the "
-            "sample, its client and its number"
+            f"{component_label} gives a sample other features when other samples are with it; it must be a "
+            "function of the sample, its client and its number"
         )
 
 
@@ -259,46 +279,56 @@ def _process_label(process: Availability) -> str:
 
 def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
     """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
-    sampled = {}
+    sampled_arrays = {}
     for name, call in (("probabilities", tried_copy.probabilities), ("counts", tried_copy.counts)):
         with user_code_errors(f"{_process_label(process)}: {name}", process):
-            sampled[name] = call(t)
-        tried_copy.check_numbers(t, name, sampled[name])
-        sampled[name] = sampled[name].copy()  # a process may hand out the same array in every round
-    return sampled
+            sampled_arrays[name] = call(t)
+        tried_copy.check_numbers(t, name, sampled_arrays[name])
+        sampled_arrays[name] = sampled_arrays[name].copy()  # a process may hand out the same array in every round
+    return sampled_arrays
 
 
-def _check_asked_again(
-    tried_copy: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]], before: Node
+def _check_repeated_calls(
+    tried_copy: Availability,
+    availability_process: Availability,
+    first_answers: dict[int, dict[str, np.ndarray]],
+    snapshot_before: Node,
 ) -> None:
     """Refuse a process whose answers depend on what it was asked before."""
-    rounds = list(first)
+    rounds = list(first_answers)
     for repetition in range(2):
         if repetition:
-            _ask_for_other_seeds(tried_copy, rounds)
+            _query_other_seeds(tried_copy, rounds)
         for t in (*rounds, *reversed(rounds)):
-            _check_same_answers(tried_copy, process, t, first[t], before)
+            _check_same_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
 
 
 def _check_same_answers(
-    tried_copy: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
+    tried_copy: Availability,
+    availability_process: Availability,
+    t: int,
+    first_answers: dict[str, np.ndarray],
+    snapshot_before: Node,
 ) -> None:
-    for name, values in _sampled_round(tried_copy, t, process).items():
-        if not np.array_equal(first[name], values):
-            paths = changed_paths(tried_copy, before)
+    for name, values in _sampled_round(tried_copy, t, availability_process).items():
+        if not np.array_equal(first_answers[name], values):
+            paths = changed_paths(tried_copy, snapshot_before)
             detail = f" ({paths[0]} has changed)" if paths else ""
             raise ConfigError(
-                f"{_process_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
-                "fedsim.core.rng.generator, a function of seed, purpose and round"
+                f"{_process_label(availability_process)}: {name}({t}) is not the same when asked twice{detail}; "
+                "draw by fedsim.core.rng.generator, a function of seed, purpose and round"
             )
 
 
 def _check_counter(
-    name: str, tried_copy: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]]
+    counter_name: str,
+    tried_copy: Availability,
+    availability_process: Availability,
+    first_answers: dict[int, dict[str, np.ndarray]],
 ) -> None:
     """Refuse a process whose answers follow an attribute that counts how often it was asked. Four rounds may be too few
     for that to show, as in a process that changes at the hundredth call; the count is set far ahead instead."""
-    present_value = vars(tried_copy)[name]
+    present_value = vars(tried_copy)[counter_name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round
     far_ahead = enlarged_counter(present_value)
@@ -306,48 +336,56 @@ def _check_counter(
         return
     later_answers: list[tuple[int, dict[str, np.ndarray]]] = []
     with contextlib.suppress(ConfigError):  # a count that no run reaches may be refused by the process itself
-        for t in first:
-            vars(tried_copy)[name] = far_ahead
-            later_answers.append((t, _sampled_round(tried_copy, t, process)))
-    vars(tried_copy)[name] = present_value
+        for t in first_answers:
+            vars(tried_copy)[counter_name] = far_ahead
+            later_answers.append((t, _sampled_round(tried_copy, t, availability_process)))
+    vars(tried_copy)[counter_name] = present_value
     if any(
-        not np.array_equal(first[t][quantity], values[quantity]) for t, values in later_answers for quantity in values
+        not np.array_equal(first_answers[t][quantity], values[quantity])
+        for t, values in later_answers
+        for quantity in values
     ):
         raise ConfigError(
-            f"{_process_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
-            "fedsim.core.rng.generator, a function of seed, purpose and round"
+            f"{_process_label(availability_process)}: its answers depend on {counter_name}, which changes when "
+            "it is asked; draw by fedsim.core.rng.generator, a function of seed, purpose and round"
         )
 
 
-def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
+def _query_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
     """What another simulation does with a copy."""
     population = process.population
-    with contextlib.suppress(Exception), streams.restore_states():
+    with contextlib.suppress(Exception), streams.preserve_rng_states():
         reseeded_copy = trial_copy(process)
         reseeded_copy.setup(dataclasses.replace(population, seeds=tuple(seed + 1 for seed in population.seeds)))
         for t in rounds:
             reseeded_copy.probabilities(t), reseeded_copy.counts(t)
 
 
-def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
+def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     """One step of one client, as a loop takes it: shift, contamination, local rule."""
-    rule, shift, batches = run.trainer.rule, run.shift, run.trainer.batches
-    start = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
+    local_rule, shift, batches = simulation.trainer.local_rule, simulation.shift, simulation.trainer.batches
+    start = (
+        simulation.strategy.start(state, cohort)
+        if not is_user_defined(simulation.strategy)
+        else cohort.broadcast(state.model)
+    )
     carry = dict(start) if isinstance(start, dict) else {"params": start}
-    columns = run.model.columns
-    carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
-    carry.pop(OWN, None)  # it is part of the row
-    carry |= rule.round_state(carry["params"])
-    if rule.knows_round or shift.knows_round:
+    columns = simulation.model.columns
+    carry = (columns.expand_carry(carry, cohort, memory) if columns.has_hidden_columns else carry) | memory.gather(
+        cohort
+    )
+    carry.pop(OWN_COLUMNS_ENTRY, None)  # it is part of the row
+    carry |= local_rule.round_state(carry["params"])
+    if local_rule.knows_round or shift.knows_round:
         carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=carry["params"].device)
     client_carry = {name: value[0].clone() for name, value in carry.items()}
     plan = batches.plan(cohort, 0)
     chunk = plan.chunk(np.arange(1))
     if not chunk.steps[0]:
         return
-    batch = first_row(chunk.batch(0, 0, 1, run.model.dtype))
+    batch = unstack_first_row(chunk.batch(0, 0, 1, simulation.model.dtype))
     if shift.active:
-        theta = client_carry["params"] + 0.1 * torch.sin(torch.arange(1.0, run.model.dimension + 1)).to(
+        theta = client_carry["params"] + 0.1 * torch.sin(torch.arange(1.0, simulation.model.dimension + 1)).to(
             client_carry["params"]
         )
         deployed = theta.clone()
@@ -356,79 +394,95 @@ def _check_samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> 
         )
         if not torch.equal(deployed, theta):
             raise ConfigError(f"shift={type(shift).__name__} writes into the parameters that it is given; use a copy")
-        batch = shifted_batch | ({"deployed": theta} if rule.knows_deployed else {})
+        batch = shifted_batch | ({"deployed": theta} if local_rule.knows_deployed else {})
     contamination = batches.contamination
     if contamination.active:
         batch = _changed_batch(
             f"contamination={type(contamination).__name__}", contamination,
-            lambda samples: first_row(chunk.contaminate(chunk_of(samples), 0, 0, 1)), batch,
+            lambda samples: unstack_first_row(chunk.contaminate(stack_single_row(samples), 0, 0, 1)), batch,
         )  # fmt: skip
-    if is_user_defined(rule):
-        _check_step(run, client_carry, batch)
+    if is_user_defined(local_rule):
+        _check_step(simulation, client_carry, batch)
 
 
-def _changed_batch(label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
+def _changed_batch(component_label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
     """The batch that shift or contamination make of one, which must be whole."""
     if not is_user_defined(component):
         output_batch: NamedTensors = change_batch(batch)
         return output_batch
-    input_batch = {name: value.clone() for name, value in batch.items()}
-    with user_code_errors(label, component):
+    input_batch = {entry_name: entry_value.clone() for entry_name, entry_value in batch.items()}
+    with user_code_errors(component_label, component):
         output_batch = change_batch(dict(input_batch))
     if not isinstance(output_batch, dict):
         raise ConfigError(
-            f"{label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
+            f"{component_label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
         )
-    for name, value in batch.items():
-        if not torch.equal(input_batch[name], value):
+    for entry_name, entry_value in batch.items():
+        if not torch.equal(input_batch[entry_name], entry_value):
             raise ConfigError(
-                f"{label} writes into the batch that it is given ({name}); return batch | {{{name!r}: …}}"
+                f"{component_label} writes into the batch that it is given ({entry_name}); return batch | "
+                f"{{{entry_name!r}: …}}"
             )
-        if name not in output_batch:
-            raise ConfigError(f"{label} loses {name!r} of the batch; return batch | {{…}} with what it changes")
-        if name in ("x", "y") and (output_batch[name].shape, output_batch[name].dtype) != (value.shape, value.dtype):
+        if entry_name not in output_batch:
             raise ConfigError(
-                f"{label} must return {name} {describe_type(value)}, as it was, and returns "
-                f"{describe_type(output_batch[name])}"
+                f"{component_label} loses {entry_name!r} of the batch; return batch | {{…}} with what it changes"
+            )
+        if entry_name in ("x", "y") and (output_batch[entry_name].shape, output_batch[entry_name].dtype) != (
+            entry_value.shape,
+            entry_value.dtype,
+        ):
+            raise ConfigError(
+                f"{component_label} must return {entry_name} {describe_type(entry_value)}, as it was, and returns "
+                f"{describe_type(output_batch[entry_name])}"
             )
     return output_batch
 
 
 def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
-    rule = run.trainer.rule
-    label = f"local={type(rule).__name__}"
-    objective = BufferRecordingObjective(PlainObjective(run.model), loop_over_rows if rule.batched else None)
-    lr = run.trainer.rates[0]
-    before, batch_before = ({name: value.clone() for name, value in named.items()} for named in (carry, batch))
-    lr_before = lr.clone()
-    with user_code_errors(label, rule):
-        if rule.batched:
-            outcome: Any = objective.step(rule, chunk_of(carry), chunk_of(batch), lr[None])
-        else:
-            outcome = objective.step(rule, carry, batch, lr)
-    if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[0], dict)):
-        raise ConfigError(f"{label}: step must return the new carry and the loss, and returns {describe_type(outcome)}")
-    after, loss = outcome
-    after, loss = (first_row(after), loss[0]) if rule.batched else (after, loss)
-    if not isinstance(loss, Tensor) or loss.shape:
-        raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {describe_type(loss)}")
-    if after.keys() != before.keys():
-        changed_key = sorted(after.keys() ^ before.keys())[0]
-        verb = "adds" if changed_key in after else "loses"
-        raise ConfigError(
-            f"{label}: step {verb} {changed_key!r}; a carry keeps its names, and `memory` says what is remembered"
-        )
-    for name, value in before.items():
-        if not torch.equal(carry[name], value):
-            raise ConfigError(f"{label}: step writes into {name!r} that it is given; return a new tensor")
-        if (after[name].shape, after[name].dtype) != (value.shape, value.dtype):
-            raise ConfigError(
-                f"{label}: step must return {name!r} {describe_type(value)}, and returns {describe_type(after[name])}"
-            )
-    changed = batch.keys() != batch_before.keys() or any(
-        not torch.equal(batch[name], value) for name, value in batch_before.items()
+    local_rule = run.trainer.local_rule
+    component_label = f"local={type(local_rule).__name__}"
+    objective = BufferRecordingObjective(PlainObjective(run.model), vmap_by_loop if local_rule.batched else None)
+    lr = run.trainer.base_learning_rates[0]
+    carry_before, batch_before = (
+        {entry_name: entry_value.clone() for entry_name, entry_value in named.items()} for named in (carry, batch)
     )
-    if changed:
-        raise ConfigError(f"{label}: step writes into the batch that it is given; use batch | {{…}}")
+    lr_before = lr.clone()
+    with user_code_errors(component_label, local_rule):
+        if local_rule.batched:
+            outcome: Any = objective.step(local_rule, stack_single_row(carry), stack_single_row(batch), lr[None])
+        else:
+            outcome = objective.step(local_rule, carry, batch, lr)
+    if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[0], dict)):
+        raise ConfigError(
+            f"{component_label}: step must return the new carry and the loss, and returns {describe_type(outcome)}"
+        )
+    carry_after, loss = outcome
+    carry_after, loss = (unstack_first_row(carry_after), loss[0]) if local_rule.batched else (carry_after, loss)
+    if not isinstance(loss, Tensor) or loss.shape:
+        raise ConfigError(
+            f"{component_label}: the loss must be one number per client, a tensor [], and is {describe_type(loss)}"
+        )
+    if carry_after.keys() != carry_before.keys():
+        changed_key = sorted(carry_after.keys() ^ carry_before.keys())[0]
+        change_verb = "adds" if changed_key in carry_after else "loses"
+        raise ConfigError(
+            f"{component_label}: step {change_verb} {changed_key!r}; a carry keeps its names, and `memory` says "
+            "what is remembered"
+        )
+    for entry_name, entry_value in carry_before.items():
+        if not torch.equal(carry[entry_name], entry_value):
+            raise ConfigError(
+                f"{component_label}: step writes into {entry_name!r} that it is given; return a new tensor"
+            )
+        if (carry_after[entry_name].shape, carry_after[entry_name].dtype) != (entry_value.shape, entry_value.dtype):
+            raise ConfigError(
+                f"{component_label}: step must return {entry_name!r} {describe_type(entry_value)}, and returns "
+                f"{describe_type(carry_after[entry_name])}"
+            )
+    batch_changed = batch.keys() != batch_before.keys() or any(
+        not torch.equal(batch[entry_name], entry_value) for entry_name, entry_value in batch_before.items()
+    )
+    if batch_changed:
+        raise ConfigError(f"{component_label}: step writes into the batch that it is given; use batch | {{…}}")
     if not torch.equal(lr, lr_before):
-        raise ConfigError(f"{label}: step writes into the learning rate that it is given; use lr * …")
+        raise ConfigError(f"{component_label}: step writes into the learning rate that it is given; use lr * …")

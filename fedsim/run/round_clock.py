@@ -20,152 +20,210 @@ from fedsim.trainer import Trainer
 
 
 @dataclass
-class Durations:
+class RoundDurations:
     """What a round takes of n clients.
 
     Attributes:
-        times: of links and samples.
-        needed: [n] seconds from the start to the arrival; inf where a client does no step.
-        waited: [n] bool: does the server wait for the client?
+        client_times: of links and samples.
+        needed_seconds: [n] seconds from the start to the arrival; inf where a client does no step.
+        is_waited_for: [n] bool: does the server wait for the client?
         steps: [n] that it does.
         minimum_samples: [n] those without which it is late.
+        compute_seconds: [n] seconds of local steps.
     """
 
-    times: Times
-    needed: np.ndarray
-    waited: np.ndarray
+    client_times: Times
+    needed_seconds: np.ndarray
+    is_waited_for: np.ndarray
     steps: np.ndarray
     minimum_samples: np.ndarray
+    compute_seconds: np.ndarray
 
 
 class RoundClock:
     """Clock and work of a run, round after round; without either, everybody answers with all of it.
 
     Args:
-        clock, work: see there.
+        clock, work_model: see there.
         trainer: which knows what a round asks of clients.
         traffic: what a client gets and sends.
 
     Attributes:
         seconds: [R] virtual ones so far.
+        joules: [R] energy that the clients spent so far, if the clock measures it. A client whose update is late or
+            lost spends that of its download and of its local steps.
         late_clients: [R] clients that were sent the model in the last round and do not count in it.
-        cut: [R] those of them that never will.
-        behind: [R·m] how many rounds later they arrive, where the clock delivers what is late.
+        num_dropped_late: [R] those of them that never will.
+        arrival_delays: [R·m] how many rounds later they arrive, where the clock delivers what is late.
     """
 
-    def __init__(self, clock: Clock, work: Work, trainer: Trainer, traffic: Traffic) -> None:
-        self.clock, self.work, self.batches, self.traffic = clock, work, trainer.batches, traffic
-        if trainer.rule.indivisible and (work.active or (clock.deadline is not None and clock.late == "partial")):
+    def __init__(self, clock: Clock, work_model: Work, trainer: Trainer, traffic: Traffic) -> None:
+        self.clock, self.work_model, self.batches, self.traffic = clock, work_model, trainer.batches, traffic
+        if trainer.local_rule.indivisible and (
+            work_model.active or (clock.deadline is not None and clock.late == "partial")
+        ):
             raise ConfigError(
-                f"the local steps of local={type(trainer.rule).__name__} as configured belong together, and clients "
+                f"the local steps of local={type(trainer.local_rule).__name__} as configured belong together, and "
+                "clients "
                 "would do a part of them; give work=all and clock.late=drop, or another rule"
             )
-        self.begin()
+        self.start_round()
 
     def setup(self) -> None:
         """Set clock and work up for the clients: once, before the first round."""
         self.clock.setup(self.batches.federation)
-        self.work.setup(self.batches.federation, self.batches.work)
+        self.work_model.setup(self.batches.federation, self.batches.local_work)
 
-    def begin(self, seconds: list[float] | None = None, memory: Memory | None = None) -> None:
-        """Before the first round, or after so many virtual seconds [R]; `memory` is the run's."""
-        replicates = self.batches.federation.replicates
+    def start_round(
+        self, seconds: list[float] | None = None, memory: Memory | None = None, joules: list[float] | None = None
+    ) -> None:
+        """Before the first round, or after so many virtual seconds and joules [R]; `memory` is the run's."""
+        replicates = self.batches.federation.num_replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
-        self.late_clients, self.num_cut_off = (
+        self.joules = np.array(joules) if joules else np.zeros(replicates)
+        self.late_clients, self.num_dropped_late = (
             np.zeros(replicates, dtype=np.int64),
             np.zeros(replicates, dtype=np.int64),
         )
-        self.rounds_behind = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
+        self.arrival_delays = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
 
-    def __call__(self, requested: Cohort, t: int) -> Cohort:
+    def __call__(self, requested_cohort: Cohort, t: int) -> Cohort:
         """Those of the asked who count, with the steps that they do."""
-        clock, host = self.clock, requested.host
-        if not (clock.active or self.work.active):
-            return requested
-        load = self.batches.load(requested)
-        steps = self._steps_of_work(t, host.virtual, load) if self.work.active else load.steps
+        clock, host_index = self.clock, requested_cohort.host_index
+        if not (clock.active or self.work_model.active):
+            return requested_cohort
+        load = self.batches.load(requested_cohort)
+        steps = self._steps_of_work(t, host_index.virtual_clients, load) if self.work_model.active else load.steps
         if not clock.active:
-            return Cohort(requested.federation, host.rows, host.count, host.probability, t, steps)
-        times = self._times(t, host.virtual)
+            return Cohort(
+                requested_cohort.federation, host_index.rows, host_index.multiplicity, host_index.probability, t, steps
+            )
+        times = self._times(t, host_index.virtual_clients)
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
-        waited = host.count > 0  # for whoever computes without taking part nobody waits
-        needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
-        return self._participating_cohort(requested, Durations(times, needed, waited, steps, minimum_samples), t)
+        is_waited_for = host_index.multiplicity > 0  # for whoever computes without taking part nobody waits
+        compute_seconds = samples * times.sample
+        needed_seconds = np.where(steps > 0, times.link + compute_seconds, np.inf)
+        durations = RoundDurations(times, needed_seconds, is_waited_for, steps, minimum_samples, compute_seconds)
+        return self._participating_cohort(requested_cohort, durations, t)
 
-    def _steps_of_work(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+    def _add_energy(self, cohort: Cohort, compute_seconds: np.ndarray, is_sending: np.ndarray) -> None:
+        """Add the energy of clients that receive the model, compute for some seconds [n], and send an update [n]."""
+        if not self.clock.measures_energy:
+            return
+        virtual_clients = cohort.host_index.virtual_clients
+        joules = self.clock.energy(
+            virtual_clients.copy(), compute_seconds, self.traffic.bytes_down, is_sending * self.traffic.bytes_up
+        )
+        replicate_joules = np.bincount(virtual_clients // cohort.federation.clients, joules, minlength=len(self.joules))
+        self.joules += cohort.ranks.all_reduce_host(replicate_joules)[0]
+
+    def _steps_of_work(self, t: int, virtual_clients: np.ndarray, local_workload: Workload) -> np.ndarray:
         """[n] the steps that clients do, at least one where some are asked."""
-        planned = dataclasses.replace(load, steps=load.steps.copy())
-        steps = self.work.steps(t, virtual.copy(), planned)
-        label = f"work={type(self.work).__name__}: steps({t}, …)"
-        checks.number_per_client(label, steps, len(virtual), whole=True, minimum=min(1, load.steps.min(initial=1)))
+        planned_load = dataclasses.replace(local_workload, steps=local_workload.steps.copy())
+        steps = self.work_model.steps(t, virtual_clients.copy(), planned_load)
+        label = f"work={type(self.work_model).__name__}: steps({t}, …)"
+        checks.check_number_per_client(
+            label, steps, len(virtual_clients), whole_numbers=True, minimum=min(1, local_workload.steps.min(initial=1))
+        )
         return steps.astype(np.int64)
 
-    def _times(self, t: int, virtual: np.ndarray) -> Times:
+    def _times(self, t: int, virtual_clients: np.ndarray) -> Times:
         """What clients take in round t."""
-        times = self.clock.times(t, virtual.copy(), self.traffic.down, self.traffic.up)
+        client_times = self.clock.times(t, virtual_clients.copy(), self.traffic.bytes_down, self.traffic.bytes_up)
         label = f"clock={type(self.clock).__name__}: times({t}, …)"
-        if not isinstance(times, Times):
-            raise ConfigError(f"{label} must return Times(link, sample), and returns {type(times).__name__}")
-        for name, values in (("link", times.link), ("sample", times.sample)):
-            checks.number_per_client(f"{label}.{name}", values, len(virtual))
-        return times
+        if not isinstance(client_times, Times):
+            raise ConfigError(f"{label} must return Times(link, sample), and returns {type(client_times).__name__}")
+        for name, values in (("link", client_times.link), ("sample", client_times.sample)):
+            checks.check_number_per_client(f"{label}.{name}", values, len(virtual_clients))
+        return client_times
 
-    def _participating_cohort(self, requested: Cohort, durations: Durations, t: int) -> Cohort:
+    def _participating_cohort(self, requested_cohort: Cohort, client_durations: RoundDurations, t: int) -> Cohort:
         """Those of the asked who count; time goes by."""
-        clock, host = self.clock, requested.host
-        needed, steps = durations.needed, durations.steps
+        clock, host_index = self.clock, requested_cohort.host_index
+        needed_seconds, steps = client_durations.needed_seconds, client_durations.steps
         if clock.delivers_late_rows:
-            return self._tick(requested, needed, steps)
-        counts = self._wait(requested, needed, durations.waited) | ~durations.waited
-        chance: float | np.ndarray = 1.0
+            self._add_energy(requested_cohort, client_durations.compute_seconds, np.ones(len(needed_seconds)))
+            return self._late_arrivals(requested_cohort, needed_seconds, steps)
+        counted_mask = (
+            self._counted_mask(requested_cohort, needed_seconds, client_durations.is_waited_for)
+            | ~client_durations.is_waited_for
+        )
+        self._add_energy(requested_cohort, client_durations.compute_seconds, counted_mask)
+        in_time_probability: float | np.ndarray = 1.0
         if clock.may_drop_clients:
-            chance = clock.chance(durations.times, host.virtual.copy(), durations.minimum_samples)
-            checks.number_per_client(f"clock={type(clock).__name__}: chance", chance, len(host.virtual))
-        cohort = Cohort(requested.federation, host.rows, host.count, host.probability * chance, t, steps)
-        return cohort if counts.all() else cohort.subset(np.flatnonzero(counts))
+            in_time_probability = clock.finish_probability(
+                client_durations.client_times, host_index.virtual_clients.copy(), client_durations.minimum_samples
+            )
+            checks.check_number_per_client(
+                f"clock={type(clock).__name__}: chance", in_time_probability, len(host_index.virtual_clients)
+            )
+        cohort = Cohort(
+            requested_cohort.federation,
+            host_index.rows,
+            host_index.multiplicity,
+            host_index.probability * in_time_probability,
+            t,
+            steps,
+        )
+        return cohort if counted_mask.all() else cohort.subset(np.flatnonzero(counted_mask))
 
-    def _tick(self, requested: Cohort, needed: np.ndarray, steps: np.ndarray) -> Cohort:
+    def _late_arrivals(self, requested_cohort: Cohort, needed_seconds: np.ndarray, steps: np.ndarray) -> Cohort:
         """All of them; who needs more than a round arrives in that in which it is done."""
         assert self.clock.deadline is not None
-        host, replicates = requested.host, len(self.seconds)
-        behind = np.maximum(np.ceil(needed / self.clock.deadline) - 1, 0).astype(np.int64)
-        self.rounds_behind[host.virtual] = behind
-        late_mask = (behind > 0) & (host.count > 0)
-        late_counts = np.bincount(host.virtual[late_mask] // requested.federation.clients, minlength=replicates)
-        self.late_clients = requested.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
+        host_index, replicates = requested_cohort.host_index, len(self.seconds)
+        rounds_late = np.maximum(np.ceil(needed_seconds / self.clock.deadline) - 1, 0).astype(np.int64)
+        self.arrival_delays[host_index.virtual_clients] = rounds_late
+        late_mask = (rounds_late > 0) & (host_index.multiplicity > 0)
+        late_counts = np.bincount(
+            host_index.virtual_clients[late_mask] // requested_cohort.federation.clients, minlength=replicates
+        )
+        self.late_clients = requested_cohort.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
         self.seconds += self.clock.server + self.clock.deadline
-        return Cohort(requested.federation, host.rows, host.count, host.probability, requested.round, steps)
+        return Cohort(
+            requested_cohort.federation,
+            host_index.rows,
+            host_index.multiplicity,
+            host_index.probability,
+            requested_cohort.round,
+            steps,
+        )
 
     def _steps_in_time(
-        self, times: Times, load: Workload, steps: np.ndarray
+        self, client_times: Times, load: Workload, steps: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[n] each: the steps that are done, the samples they take, and those without which a client is late."""
-        sizes = Workload(load.num_samples, load.size, load.per_pass, steps, load.short_last).batch_sizes()
-        if self.clock.late != "partial" or self.clock.deadline is None or not sizes.shape[1]:
-            samples = sizes.sum(1)
+        partial_workload = Workload(load.num_samples, load.size, load.per_pass, steps, load.short_last).batch_sizes()
+        if self.clock.late != "partial" or self.clock.deadline is None or not partial_workload.shape[1]:
+            samples = partial_workload.sum(1)
             return steps, samples, samples
-        cumulative_samples = np.cumsum(sizes, axis=1)
-        fits_mask = times.link[:, None] + cumulative_samples * times.sample[:, None] <= self.clock.deadline
+        cumulative_samples = np.cumsum(partial_workload, axis=1)
+        fits_mask = (
+            client_times.link[:, None] + cumulative_samples * client_times.sample[:, None] <= self.clock.deadline
+        )
         completed_steps = np.minimum(fits_mask.sum(1), steps)
         return (
             completed_steps,
-            np.where(np.arange(sizes.shape[1]) < completed_steps[:, None], sizes, 0).sum(1),
-            sizes[:, 0],
+            np.where(np.arange(partial_workload.shape[1]) < completed_steps[:, None], partial_workload, 0).sum(1),
+            partial_workload[:, 0],
         )
 
-    def _wait(self, requested: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
+    def _counted_mask(
+        self, requested_cohort: Cohort, needed_seconds: np.ndarray, is_waited_for: np.ndarray
+    ) -> np.ndarray:
         """[n] who counts, given what each takes and for whom the server waits; time goes by."""
         clock = self.clock
-        (took, waits), virtual, bounds = requested.all_gather_host(np.stack([needed, waited.astype(float)]))
+        (seconds_of_clients, waited_mask), virtual_clients, bounds = requested_cohort.all_gather_host(
+            np.stack([needed_seconds, is_waited_for.astype(float)])
+        )
         deadline = np.inf if clock.deadline is None else clock.deadline
-        counts = np.zeros(len(virtual), dtype=bool)
+        counted_mask = np.zeros(len(virtual_clients), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
-            candidates = a + np.flatnonzero(waits[a:b])
-            order = candidates[np.argsort(took[candidates], kind="stable")]
-            arrivals = order[took[order] <= deadline][: clock.first]
-            counts[arrivals] = True
-            self.late_clients[r] = self.num_cut_off[r] = len(candidates) - len(arrivals)
-            complete = len(arrivals) == min(len(candidates), clock.first or len(candidates)) and len(candidates) > 0
-            round_seconds = took[arrivals[-1]] if complete else deadline
+            candidates = a + np.flatnonzero(waited_mask[a:b])
+            order = candidates[np.argsort(seconds_of_clients[candidates], kind="stable")]
+            arrivals = order[seconds_of_clients[order] <= deadline][: clock.first]
+            counted_mask[arrivals] = True
+            self.late_clients[r] = self.num_dropped_late[r] = len(candidates) - len(arrivals)
+            is_complete = len(arrivals) == min(len(candidates), clock.first or len(candidates)) and len(candidates) > 0
+            round_seconds = seconds_of_clients[arrivals[-1]] if is_complete else deadline
             self.seconds[r] += clock.server + (round_seconds if np.isfinite(round_seconds) else 0.0)
-        return counts[np.searchsorted(virtual, requested.host.virtual)]
+        return counted_mask[np.searchsorted(virtual_clients, requested_cohort.host_index.virtual_clients)]

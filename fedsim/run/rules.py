@@ -22,14 +22,14 @@ VIRTUAL_TIME_COLUMN = "virtual_seconds"
 TARGET_TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
 
 
-def reaches_target(values: np.ndarray, target: float, above: bool) -> np.ndarray:
+def reaches_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
     """Which of the values [E, …] are at the target or on its better side."""
-    return np.asarray(values >= target - TARGET_TOLERANCE if above else values <= target + TARGET_TOLERANCE)
+    return np.asarray(values >= target - TARGET_TOLERANCE if higher_is_better else values <= target + TARGET_TOLERANCE)
 
 
-def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
+def first_round_reaching_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
     """[R] the first evaluation of values [E, R] that is there; −1 where none is."""
-    reached_mask = reaches_target(values, target, above)
+    reached_mask = reaches_target(values, target, higher_is_better)
     return np.where(reached_mask.any(0), reached_mask.argmax(0), -1)
 
 
@@ -56,6 +56,11 @@ class Stop(Validated):
             ),
             "{at}.target, {at}.patience or {at}.virtual_seconds",
         ),
+        EffectiveIf(
+            "patience",
+            lambda component, run: component.patience < run.num_evaluations,
+            "more evaluations: more rounds, or a smaller eval_every",
+        ),
     )
 
     target: dict[str, float] | None = None
@@ -72,7 +77,7 @@ class Stop(Validated):
                 mentions=("target",),
             )
         for name, value in (self.target or {}).items():
-            checks.finite_number(f"target.{name}", value)
+            checks.check_finite(f"target.{name}", value)
         if self.metric is not None and not isinstance(self.metric, str):
             raise ConfigError(
                 f"{{metric}}={self.metric!r} must be the name of a metric, such as test_accuracy", mentions=("metric",)
@@ -83,23 +88,23 @@ class Stop(Validated):
         """Is there a rule?"""
         return bool(self.target) or any(x is not None for x in (self.patience, self.seconds, self.virtual_seconds))
 
-    def selection_metric(self, columns: Collection[str]) -> str | None:
+    def selection_metric(self, column_names: Collection[str]) -> str | None:
         """The metric of `patience` and of the best model, of those that the run measures.
 
         Raises:
             ConfigError: the run does not measure what a rule looks at.
         """
-        if self.virtual_seconds is not None and VIRTUAL_TIME_COLUMN not in columns:
+        if self.virtual_seconds is not None and VIRTUAL_TIME_COLUMN not in column_names:
             raise ConfigError(
                 f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices "
                 "or events"
             )
-        metrics = result_columns([dict.fromkeys(columns)])
+        metrics = result_columns([dict.fromkeys(column_names)])
         for name in self.target or {}:
-            checks.choice("stop.target", str(name), metrics)
+            checks.check_choice("stop.target", str(name), metrics)
         if self.metric is not None:
-            return checks.choice("stop.metric", self.metric, metrics)
-        default_metric = validation_metric(columns)
+            return checks.check_choice("stop.metric", self.metric, metrics)
+        default_metric = validation_metric(column_names)
         if default_metric is None and self.patience is not None:
             raise ConfigError(
                 f"stop.patience={self.patience} has nothing to look at, since no validation samples are held out; give "
@@ -107,34 +112,47 @@ class Stop(Validated):
             )
         return default_metric
 
-    def reason(
-        self, history: list[MetricsRow], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
+    def stop_reason(
+        self,
+        metrics_history: list[MetricsRow],
+        seconds: float,
+        metric: str | None,
+        column_descriptions: Mapping[str, str] | None = None,
     ) -> str | None:
         """Why the run ends here, in a sentence; None: it goes on.
 
         Args:
-            history: all evaluations so far.
+            metrics_history: all evaluations so far.
             seconds: the run has taken.
             metric: what `patience` looks at.
-            meanings: of the columns.
+            column_descriptions: of the columns.
         """
-        if not history or not history[-1]["round"]:
+        if not metrics_history or not metrics_history[-1]["round"]:
             return None
-        round_text = f"after round {history[-1]['round']}"
-        scope = "in every replicate" if self.over == "all" else "in the mean over replicates"
+        round_text = f"after round {metrics_history[-1]['round']}"
+        replicate_scope = "in every replicate" if self.over == "all" else "in the mean over replicates"
         if self.target and all(
-            (self._rounds_to_target(history, *goal, meanings) >= 0).all() for goal in self.target.items()
+            (self._rounds_to_target(metrics_history, *goal, column_descriptions) >= 0).all()
+            for goal in self.target.items()
         ):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
-            return f"stop.target: {goals} was reached {scope} {round_text}"
+            return f"stop.target: {goals} was reached {replicate_scope} {round_text}"
         if self.patience is not None and metric is not None:
-            best = best_evaluation(self._values(history, metric), is_higher_better(metric, meanings))
-            if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
-                return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {round_text}"
+            best = best_evaluation_index(
+                self._metric_values(metrics_history, metric), is_higher_better(metric, column_descriptions)
+            )
+            if len(self._metric_values(metrics_history, metric)) - 1 - best.max() >= self.patience:
+                return (
+                    f"stop.patience: {metric} was not better {replicate_scope} for {self.patience} evaluations "
+                    f"{round_text}"
+                )
         if self.seconds is not None and seconds >= self.seconds:
             return f"stop.seconds: {self.seconds:g} seconds were over {round_text}"
-        if self.virtual_seconds is not None and self.is_time_over(self._virtual_times(history)[-1]):
-            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {round_text}"
+        if self.virtual_seconds is not None and self.is_time_over(self._virtual_times(metrics_history)[-1]):
+            return (
+                f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {replicate_scope} "
+                f"{round_text}"
+            )
         return None
 
     def is_time_over(self, times: np.ndarray) -> bool:
@@ -150,48 +168,56 @@ class Stop(Validated):
         remaining_mask = np.isfinite([row["train_loss"] for row in history[-count:]])
         return times[:, remaining_mask] if remaining_mask.any() else times
 
-    def targets(self, history: list[MetricsRow], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def target_summary(
+        self, metrics_history: list[MetricsRow], column_descriptions: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
         there yet; with 'mean', those of the mean. Under a clock the virtual seconds as well."""
         target_entries: dict[str, Any] = {}
-        for name, value in (self.target or {}).items():
-            rounds = sorted({row["round"] for row in history})
-            first_evaluations = self._rounds_to_target(history, name, value, meanings, given_up=True)
-            target_entries[name] = {
+        for metric_name, value in (self.target or {}).items():
+            rounds = sorted({row["round"] for row in metrics_history})
+            first_evaluations = self._rounds_to_target(
+                metrics_history, metric_name, value, column_descriptions, given_up=True
+            )
+            target_entries[metric_name] = {
                 "value": value,
                 "rounds": [rounds[e] if e >= 0 else None for e in first_evaluations],
             }
-            if VIRTUAL_TIME_COLUMN in history[-1]:
-                times = self._values(history, VIRTUAL_TIME_COLUMN, given_up=True)
-                target_entries[name][VIRTUAL_TIME_COLUMN] = [
+            if VIRTUAL_TIME_COLUMN in metrics_history[-1]:
+                times = self._metric_values(metrics_history, VIRTUAL_TIME_COLUMN, given_up=True)
+                target_entries[metric_name][VIRTUAL_TIME_COLUMN] = [
                     float(times[e, r]) if e >= 0 else None for r, e in enumerate(first_evaluations)
                 ]
         return {"targets": target_entries} if target_entries else {}
 
     def _rounds_to_target(
         self,
-        history: list[MetricsRow],
+        metrics_history: list[MetricsRow],
         name: str,
         value: float,
-        meanings: Mapping[str, str] | None,
+        column_descriptions: Mapping[str, str] | None,
         given_up: bool = False,
     ) -> np.ndarray:
-        return first_reached(self._values(history, name, given_up), value, is_higher_better(name, meanings))
+        return first_round_reaching_target(
+            self._metric_values(metrics_history, name, given_up), value, is_higher_better(name, column_descriptions)
+        )
 
-    def _values(self, history: list[MetricsRow], name: str, given_up: bool = False) -> np.ndarray:
+    def _metric_values(self, history: list[MetricsRow], name: str, given_up: bool = False) -> np.ndarray:
         """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""
         count = sum(row["round"] == history[0]["round"] for row in history)
-        values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)
-        remaining_mask = np.isfinite(values[-1])
+        metric_values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)
+        remaining_mask = np.isfinite(metric_values[-1])
         if self.over == "mean":
             return (
-                values[:, remaining_mask].mean(1, keepdims=True) if remaining_mask.any() else values[:, :1] * math.nan
+                metric_values[:, remaining_mask].mean(1, keepdims=True)
+                if remaining_mask.any()
+                else metric_values[:, :1] * math.nan
             )
-        return values if given_up or not remaining_mask.any() else values[:, remaining_mask]
+        return metric_values if given_up or not remaining_mask.any() else metric_values[:, remaining_mask]
 
 
-def best_evaluation(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+def best_evaluation_index(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
     """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
-    worst = -np.inf if higher_is_better else np.inf
-    filled_values = np.where(np.isnan(values), worst, values)
+    worst_value = -np.inf if higher_is_better else np.inf
+    filled_values = np.where(np.isnan(values), worst_value, values)
     return np.asarray(filled_values.argmax(0) if higher_is_better else filled_values.argmin(0))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsim.core import rng
-from fedsim.core.columns import OWN
+from fedsim.core.columns import OWN_COLUMNS_ENTRY
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import enlarged_counter
@@ -27,34 +27,34 @@ from fedsim.data.samples.client_data import Keys
 from fedsim.local.rule import Carry
 from fedsim.models.randomness import GlobalDraws
 from fedsim.run.contracts import (
-    RUN_OBJECT_TYPES,
+    SHARED_OBJECT_TYPES,
     Invariance,
     NamedTensors,
     changed_paths,
-    close_to,
     contains_user_code,
     first_difference,
+    increased_counters,
+    is_close,
     is_user_defined,
-    moved_counters,
-    refuse_part,
-    snapshot_of,
+    raise_violation,
+    take_snapshot,
     trial_copy,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.shift.shift import PER_CLIENT_ENTRIES
 from fedsim.strategies import State
-from fedsim.trainer.executors import executor
+from fedsim.trainer.executors import make_executor
 from fedsim.trainer.loop_executor import LoopExecutor
 
 log = logging.getLogger(__name__)
 
 TRIAL_BATCH_SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
-SINGLE_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # where the run has batches of one sample
-REPEATED_SECONDS = 0.2  # in which steps are repeated where attributes change
+SINGLE_SAMPLE_BATCH_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # where the run has batches of one sample
+MAX_REPETITION_SECONDS = 0.2  # in which steps are repeated where attributes change
 TRIAL_STEPS = (3, 3, 2)
-TRIAL_ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
-OPTIONAL_CHECKS_SECONDS = 1.0  # of what may be left out where models are slow
+TRIAL_CLIENT_ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
+MAX_OPTIONAL_CHECK_SECONDS = 1.0  # of what may be left out where models are slow
 
 
 class SyntheticChunk:
@@ -63,108 +63,125 @@ class SyntheticChunk:
     def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
         self.steps = np.array([TRIAL_STEPS[row] for row in rows])
-        self.sizes = np.array([trial.sizes[row] for row in rows])
-        pick = torch.tensor(rows, device=trial.device)
-        self.rows, self.clients = trial.rows[pick], trial.clients[pick]
+        self.sizes = np.array([trial.batch_sizes[row] for row in rows])
+        row_selection = torch.tensor(rows, device=trial.device)
+        self.rows, self.clients = trial.rows[row_selection], trial.clients[row_selection]
         host = self.rows.cpu().numpy()
-        seeds = np.array(trial.run.federation.seeds, dtype=np.int64)[host // trial.run.federation.clients]
-        self.keys = Keys(seeds, host % trial.run.federation.clients, trial.device, t)
+        seeds = np.array(trial.simulation.federation.seeds, dtype=np.int64)[host // trial.simulation.federation.clients]
+        self.keys = Keys(seeds, host % trial.simulation.federation.clients, trial.device, t)
 
     def active_rows(self) -> list[int]:
         return [int((self.steps > step).sum()) for step in range(int(self.steps.max()))]
 
-    def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> Batch:
-        pick = slice(first, stop)
-        sizes = self.sizes[pick, step]
-        width = int(sizes.max())
-        client_samples = [self._trial.samples(row, step, width) for row in self._rows[pick]]
+    def batch(self, step: int, first_row: int, stop: int, dtype: torch.dtype) -> Batch:
+        row_selection = slice(first_row, stop)
+        batch_sizes = self.sizes[row_selection, step]
+        batch_width = int(batch_sizes.max())
+        client_samples = [self._trial.samples(row, step, batch_width) for row in self._rows[row_selection]]
         batch = {name: torch.stack([samples[name] for samples in client_samples]) for name in client_samples[0]}
-        batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
-        if self._trial.run.trainer.batches.keyed:
-            batch["key"] = self.keys.step_keys(rng.Purpose.DROPOUT, step, pick)
-        if int(sizes.min()) < width:
-            slot = torch.arange(width, device=self.rows.device)
-            batch["weight"] = (slot < torch.as_tensor(sizes, device=slot.device)[:, None]).to(dtype)
+        batch["client"], batch["row"] = self.clients[row_selection], self.rows[row_selection]
+        if self._trial.simulation.trainer.batches.keyed:
+            batch["key"] = self.keys.step_keys(rng.Purpose.DROPOUT, step, row_selection)
+        if int(batch_sizes.min()) < batch_width:
+            slot = torch.arange(batch_width, device=self.rows.device)
+            batch["weight"] = (slot < torch.as_tensor(batch_sizes, device=slot.device)[:, None]).to(dtype)
         return batch
 
-    def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
+    def contaminate(self, batch: Batch, step: int, first_row: int, stop: int) -> Batch:
         contamination = self._trial.contamination.at(int(self.keys.t))
         if not contamination.active:
             return batch
-        return contamination(batch, self.keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
+        return contamination(batch, self.keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(first_row, stop)))
 
 
 class SampleTrial:
     """Copies of a run's shift, contamination and local rule, and three clients of its own to try them on.
 
     Args:
-        run, state, memory: before the first round.
+        simulation, state, memory: before the first round.
     """
 
-    def __init__(self, run: Setup, state: State, memory: Memory) -> None:
-        self.run, self.device, self.dtype = run, run.device, run.model.dtype
+    def __init__(self, simulation: Setup, state: State, memory: Memory) -> None:
+        self.simulation, self.device, self.dtype = simulation, simulation.device, simulation.model.dtype
         self.start_time = time.process_time()
-        trainer = run.trainer
-        run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
-        self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
+        trainer = simulation.trainer
+        run_parts = (trainer.local_rule, trainer.shift, trainer.batches.contamination)
+        self.components = trial_copy(
+            run_parts, simulation.federation, simulation.data, simulation.model, simulation.dataset
+        )
         self.local_rule, self.shift, self.contamination = self.components
-        self.carry, self.rows, self.deployed = self._carry(state, memory)
-        self.clients = self.rows % run.federation.clients
-        self.sizes = SINGLE_SIZES if _has_single_samples(run) else TRIAL_BATCH_SIZES
-        width = run.data.width(7)
-        fixed_samples = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
+        self.carry, self.rows, self.deployed_models = self._carry(state, memory)
+        self.clients = self.rows % simulation.federation.clients
+        self.batch_sizes = SINGLE_SAMPLE_BATCH_SIZES if _has_single_samples(simulation) else TRIAL_BATCH_SIZES
+        width = simulation.data.width(7)
+        fixed_samples = simulation.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed_samples = {name: value for name, value in fixed_samples.items() if name not in ("client", "row")}
         self.uses_global_stream = False
-        self.exact: list[tuple[NamedTensors, Tensor]] = []  # of every client alone, in round 0
-        self.snapshots_before = [snapshot_of(component) for component in self.components]
-        self.rewind = Rewind(*self.components, skip=RUN_OBJECT_TYPES)
+        self.reference_results: list[tuple[NamedTensors, Tensor]] = []  # of every client alone, in round 0
+        self.snapshots_before = [take_snapshot(component) for component in self.components]
+        self.rewind = Rewind(*self.components, skipped_types=SHARED_OBJECT_TYPES)
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
-        run = self.run
-        federation, columns, shift, rule = run.federation, run.model.columns, self.shift, self.local_rule
+        simulation = self.simulation
+        federation, columns, shift, local_rule = (
+            simulation.federation,
+            simulation.model.columns,
+            self.shift,
+            self.local_rule,
+        )
         memory = Memory({name: value.clone() for name, value in memory.clients.items()}, {
             name: value.clone() for name, value in memory.server.items()
         })  # fmt: skip
-        counts = np.zeros((federation.replicates, federation.clients))
+        counts = np.zeros((federation.num_replicates, federation.clients))
         local_counts = counts[:, federation.ranks.client_slice].reshape(-1)
         local_counts[: min(3, len(local_counts))] = 1
-        counts[:, federation.ranks.client_slice] = local_counts.reshape(federation.replicates, -1)
-        cohort = federation.cohort(counts, np.ones_like(counts))
+        counts[:, federation.ranks.client_slice] = local_counts.reshape(federation.num_replicates, -1)
+        cohort = federation.make_cohort(counts, np.ones_like(counts))
         start = (
-            run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
+            simulation.strategy.start(state, cohort)
+            if not is_user_defined(simulation.strategy)
+            else cohort.broadcast(state.model)
         )
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
-        carry.pop(OWN, None)  # it is part of the row
-        carry |= rule.round_state(carry["params"])
-        if rule.knows_round or shift.knows_round:
+        carry = (columns.expand_carry(carry, cohort, memory) if columns.has_hidden_columns else carry) | memory.gather(
+            cohort
+        )
+        carry.pop(OWN_COLUMNS_ENTRY, None)  # it is part of the row
+        carry |= local_rule.round_state(carry["params"])
+        if local_rule.knows_round or shift.knows_round:
             carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
-        deployed = None
+        deployed_rows = None
         if shift.active:
             server_model = columns.server_rows(state.model, memory, federation)
             deployed_models = shift.deployed(memory.server, server_model, 0)
-            deployed = None if deployed_models is None else deployed_models[cohort.replicate]
+            deployed_rows = None if deployed_models is None else deployed_models[cohort.replicate_index]
         row_index = torch.arange(3, device=self.device) % len(cohort)
         carry = {name: value[row_index].clone() for name, value in carry.items()}
         # clients at three different models, since a first model may be zero
-        trained = carry["params"][:, : run.model.trained]
+        trained = carry["params"][:, : simulation.model.trained]
         trained += 0.05 * torch.sin(torch.arange(1.0, trained.numel() + 1)).reshape(trained.shape).to(trained)
-        return carry, cohort.virtual[row_index], None if deployed is None else deployed[row_index].clone()
+        return (
+            carry,
+            cohort.virtual_clients[row_index],
+            None if deployed_rows is None else deployed_rows[row_index].clone(),
+        )
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
-        fixed, size = self._fixed_samples, self.sizes[row][step]
-        weight = fixed.get("weight")
+        fixed_samples, batch_sizes = self._fixed_samples, self.batch_sizes[row][step]
+        weight = fixed_samples.get("weight")
         sample_indices = (
-            torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
+            torch.arange(len(fixed_samples["x"][row]), device=self.device)
+            if weight is None
+            else weight[row].nonzero()[:, 0]
         )
         slot = torch.arange(width, device=self.device)
         own_indices = sample_indices[(slot + 2 * step) % len(sample_indices)]
-        other_client, any_sample = (row + 1) % 3, (slot + 1) % len(fixed["x"][0])
-        real_mask = slot < size
+        other_client, any_sample = (row + 1) % 3, (slot + 1) % len(fixed_samples["x"][0])
+        real_mask = slot < batch_sizes
         batch = {}
-        for name, value in fixed.items():
+        for name, value in fixed_samples.items():
             if name == "weight":
                 continue
             own_values, other_values = value[row][own_indices], value[other_client][any_sample]
@@ -182,32 +199,34 @@ class SampleTrial:
         """One of the user's parts, for `user_code_errors`."""
         return next((component for component in self.components if is_user_defined(component)), self)
 
-    def rates(self, rows: list[int]) -> Tensor:
-        replicate = self.rows[rows] // self.run.federation.clients
-        return self.run.trainer.rates[replicate].expand(max(TRIAL_STEPS), len(rows)).clone()
+    def learning_rates(self, rows: list[int]) -> Tensor:
+        replicate = self.rows[rows] // self.simulation.federation.clients
+        return self.simulation.trainer.base_learning_rates[replicate].expand(max(TRIAL_STEPS), len(rows)).clone()
 
-    def local_steps(self, executor: Any, rows: list[int], t: int, moved: bool = False) -> tuple[NamedTensors, Tensor]:
-        """Carries and losses of some of the clients after their steps; `moved`: from other models."""
+    def local_steps(
+        self, executor: Any, rows: list[int], t: int, uses_shift: bool = False
+    ) -> tuple[NamedTensors, Tensor]:
+        """Carries and losses of some of the clients after their steps; `uses_shift`: from other models."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
-        carry["params"] += 0.5 if moved else 0.0
+        carry["params"] += 0.5 if uses_shift else 0.0
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
-        deployed = None if self.deployed is None else self.deployed[rows].clone()
+        deployed = None if self.deployed_models is None else self.deployed_models[rows].clone()
         result: tuple[NamedTensors, Tensor] = executor.run(
-            SyntheticChunk(self, rows, t), carry, self.rates(rows), deployed
+            SyntheticChunk(self, rows, t), carry, self.learning_rates(rows), deployed
         )
         return result
 
     def loop_executor(self) -> LoopExecutor:
-        return LoopExecutor(self.local_rule, self.run.model, self.shift, 1, self.contamination.active)
+        return LoopExecutor(self.local_rule, self.simulation.model, self.shift, 1, self.contamination.active)
 
     def is_slow(self) -> bool:
-        return time.process_time() - self.start_time > OPTIONAL_CHECKS_SECONDS
+        return time.process_time() - self.start_time > MAX_OPTIONAL_CHECK_SECONDS
 
 
 def _has_single_samples(run: Setup) -> bool:
     """Does a client of the run take steps on one sample?"""
-    sizes, size = run.federation.sizes, run.trainer.batches.work.batch_size
+    sizes, size = run.federation.num_samples, run.trainer.batches.local_work.batch_size
     return size == 1 or bool((sizes == 1).any()) or (size is not None and bool((sizes % size == 1).any()))
 
 
@@ -216,80 +235,83 @@ def _check_order(trial: SampleTrial) -> str | None:
     with torch.no_grad(), user_code_errors(trial.label(), trial.user_part()):
         loop_executor = trial.loop_executor()
         with GlobalDraws() as draws:
-            trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
+            trial.reference_results = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         trial.uses_global_stream = draws.draws_seen
         if any(
-            changed_paths(component, before)
-            for component, before in zip(trial.components, trial.snapshots_before, strict=True)
+            changed_paths(component, snapshot_before)
+            for component, snapshot_before in zip(trial.components, trial.snapshots_before, strict=True)
         ):
             trial.rewind()
-            trial.local_steps(trial.loop_executor(), [0], 0, moved=True)  # what is kept of a client's first model
-            name = _difference_from_exact(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
+            trial.local_steps(trial.loop_executor(), [0], 0, uses_shift=True)  # what is kept of a client's first model
+            name = _difference_from_reference(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
             if name is not None:
                 return _remembered_state_text(trial, name)
             for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
                 trial.rewind()
-                name = _difference_from_exact(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
+                name = _difference_from_reference(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
                 if name is not None:
                     return _remembered_state_text(trial, name)
-        for t, order in [(0, (2, 0, 1))] if trial.is_slow() else TRIAL_ORDERS:
+        for t, order in [(0, (2, 0, 1))] if trial.is_slow() else TRIAL_CLIENT_ORDERS:
             for row in order:
                 carry, loss = trial.local_steps(loop_executor, [row], t)
-                name = _difference_from_exact(trial, row, carry, loss) if t == 0 else None
+                name = _difference_from_reference(trial, row, carry, loss) if t == 0 else None
                 if name is not None:
                     return _remembered_state_text(trial, name)
-    return _waits(trial, loop_executor)
+    return _delayed_state_effect(trial, loop_executor)
 
 
-def _difference_from_exact(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
+def _difference_from_reference(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
     """What differs from the client's steps in `trial.exact`."""
-    right, right_loss = trial.exact[row]
+    right, right_loss = trial.reference_results[row]
     return first_difference(right | {"loss": right_loss}, carry | {"loss": loss})
 
 
-def _remembered_state_text(trial: SampleTrial, name: str) -> str:
+def _remembered_state_text(trial: SampleTrial, entry_name: str) -> str:
     labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True)
-    for kind, component, before in labelled_parts:
-        paths = changed_paths(component, before)
+    for component_kind, component, snapshot_before in labelled_parts:
+        paths = changed_paths(component, snapshot_before)
         if paths and (is_user_defined(component) or contains_user_code(component)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
-                f"{kind}={type(component).__name__} remembers in {paths[0]} what it computed before, which clients "
-                "share "
-                f"and no checkpoint holds; {remedies.get(kind, 'draw it from the keys that it is given')}"
+                f"{component_kind}={type(component).__name__} remembers in {paths[0]} what it computed before, "
+                "which clients share "
+                f"and no checkpoint holds; {remedies.get(component_kind, 'draw it from the keys that it is given')}"
             )
     return (
-        f"{trial.label()} gives another {name!r} when asked again for the same client, round and batch; it must be a "
-        "function of what it is given"
+        f"{trial.label()} gives another {entry_name!r} when asked again for the same client, round and batch; "
+        "it must be a function of what it is given"
     )
 
 
-def _waits(trial: SampleTrial, executor: LoopExecutor) -> str | None:
+def _delayed_state_effect(trial: SampleTrial, executor: LoopExecutor) -> str | None:
     """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
-    for kind, component, before in zip(
+    for component_kind, component, snapshot_before in zip(
         ("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True
     ):
-        for name in moved_counters(component, before):
-            original_value, enlarged_value = vars(component)[name], enlarged_counter(vars(component)[name])
+        for counter_name in increased_counters(component, snapshot_before):
+            original_value, enlarged_value = (
+                vars(component)[counter_name],
+                enlarged_counter(vars(component)[counter_name]),
+            )
             if enlarged_value is None or trial.is_slow():
                 continue
-            vars(component)[name] = enlarged_value
+            vars(component)[counter_name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
                 carry, loss = trial.local_steps(executor, [0], 0)
-                if _difference_from_exact(trial, 0, carry, loss) is not None:
+                if _difference_from_reference(trial, 0, carry, loss) is not None:
                     return (
-                        f"{kind}={type(component).__name__} counts in {name} what later steps depend on, which clients "
-                        "share and no checkpoint holds; return it from `memory`"
+                        f"{component_kind}={type(component).__name__} counts in {counter_name} what later steps "
+                        "depend on, which clients share and no checkpoint holds; return it from `memory`"
                     )
-            vars(component)[name] = original_value
-    changing = any(
-        changed_paths(component, before)
-        for component, before in zip(trial.components, trial.snapshots_before, strict=True)
+            vars(component)[counter_name] = original_value
+    state_changes = any(
+        changed_paths(component, snapshot_before)
+        for component, snapshot_before in zip(trial.components, trial.snapshots_before, strict=True)
     )
-    until = time.process_time() + REPEATED_SECONDS
-    while changing and time.process_time() < until:  # a count may matter at its hundredth
+    end_time = time.process_time() + MAX_REPETITION_SECONDS
+    while state_changes and time.process_time() < end_time:  # a count may matter at its hundredth
         carry, loss = trial.local_steps(executor, [0], 0)
-        changed_name = _difference_from_exact(trial, 0, carry, loss)
+        changed_name = _difference_from_reference(trial, 0, carry, loss)
         if changed_name is not None:
             return _remembered_state_text(trial, changed_name)
     return None
@@ -300,13 +322,13 @@ def _check_shift_padding(trial: SampleTrial) -> str | None:
     shift = trial.shift
     if not shift.active or not contains_user_code(shift):
         return None
-    label = f"shift={type(shift).__name__}"
-    theta = trial.carry["params"] if trial.deployed is None else shift.newest_deployment(trial.deployed)
+    component_label = f"shift={type(shift).__name__}"
+    theta = trial.carry["params"] if trial.deployed_models is None else shift.newest_deployment(trial.deployed_models)
     chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)
         for shift_function in (shift, shift.respond_differentiably):
-            with user_code_errors(label, shift), torch.no_grad():
+            with user_code_errors(component_label, shift), torch.no_grad():
                 single_results = [
                     shift_function(
                         {k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row]
@@ -317,28 +339,30 @@ def _check_shift_padding(trial: SampleTrial) -> str | None:
                 with torch.no_grad():
                     joint_result: NamedTensors = vmap(shift_function)(joint_batch, theta)
             except Exception as error:
-                return f"{label} cannot be vmapped ({_error_text(error)})"
+                return f"{component_label} cannot be vmapped ({_error_text(error)})"
             if any(
                 _batch_difference(single_result, {k: v[row] for k, v in joint_result.items()})
                 for row, single_result in enumerate(single_results)
             ):
-                return f"{label} gives other samples where a batch is padded or clients go together"
+                return f"{component_label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _batch_difference(unpadded: NamedTensors, padded: NamedTensors) -> bool:
+def _batch_difference(unpadded_batch: NamedTensors, padded_batch: NamedTensors) -> bool:
     """Is a batch another one but for padding? Padding must keep the weight 0."""
-    size = len(unpadded["x"])
-    for name, value in unpadded.items():
-        if name in PER_CLIENT_ENTRIES or name == "weight" or name not in padded:
+    batch_length = len(unpadded_batch["x"])
+    for name, value in unpadded_batch.items():
+        if name in PER_CLIENT_ENTRIES or name == "weight" or name not in padded_batch:
             continue
-        padded_value = padded[name][:size] if value.dim() and len(value) == size else padded[name]
-        if not close_to(padded_value, value):
+        padded_value = (
+            padded_batch[name][:batch_length] if value.dim() and len(value) == batch_length else padded_batch[name]
+        )
+        if not is_close(padded_value, value):
             return True
-    weight = padded.get("weight", torch.ones(1))
-    expected_weight = unpadded.get("weight", torch.ones_like(weight[:size]))
-    return not close_to(weight[:size] if len(weight) > 1 else expected_weight, expected_weight) or bool(
-        (weight[size:] != 0).any()
+    weight = padded_batch.get("weight", torch.ones(1))
+    expected_weight = unpadded_batch.get("weight", torch.ones_like(weight[:batch_length]))
+    return not is_close(weight[:batch_length] if len(weight) > 1 else expected_weight, expected_weight) or bool(
+        (weight[batch_length:] != 0).any()
     )
 
 
@@ -347,10 +371,10 @@ def _check_contamination_padding(trial: SampleTrial) -> str | None:
     contamination: Contamination = trial.contamination
     if not contamination.active or not contains_user_code(contamination):
         return None
-    label = f"contamination={type(contamination).__name__}"
+    component_label = f"contamination={type(contamination).__name__}"
     chunk = SyntheticChunk(trial, [0, 1, 2], 0)
     for step in range(2):
-        with user_code_errors(label, contamination), torch.no_grad():
+        with user_code_errors(component_label, contamination), torch.no_grad():
             single_results = [
                 chunk.contaminate(chunk.batch(step, row, row + 1, trial.dtype), step, row, row + 1) for row in range(3)
             ]
@@ -358,36 +382,36 @@ def _check_contamination_padding(trial: SampleTrial) -> str | None:
             with torch.no_grad():
                 joint_result = chunk.contaminate(chunk.batch(step, 0, 3, trial.dtype), step, 0, 3)
         except Exception as error:
-            return f"{label} takes batches of one client alone ({_error_text(error)})"
+            return f"{component_label} takes batches of one client alone ({_error_text(error)})"
         for row, single_result in enumerate(single_results):
             if _batch_difference(
                 {k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}
             ):
-                return f"{label} gives other samples where a batch is padded or clients go together"
+                return f"{component_label} gives other samples where a batch is padded or clients go together"
     return None
 
 
 def _check_executors(trial: SampleTrial) -> str | None:
     """Local steps of all three clients together, by the executors that the run may take."""
-    trainer = trial.run.trainer
-    for choice in trainer.candidates:
+    trainer = trial.simulation.trainer
+    for choice in trainer.candidate_choices:
         if choice.executor == "loop":
             continue
-        candidate_executor = executor(
-            choice, trial.local_rule, trial.run.model, trial.shift, trial.contamination.active
+        candidate_executor = make_executor(
+            choice, trial.local_rule, trial.simulation.model, trial.shift, trial.contamination.active
         )
         try:
             with torch.no_grad():
                 carry, loss = trial.local_steps(candidate_executor, [0, 1, 2], 0)
         except Exception as error:
             return f"{trial.label()} cannot be run for several clients at once ({_error_text(error)})"
-        for row, (right, right_loss) in enumerate(trial.exact):
+        for row, (right, right_loss) in enumerate(trial.reference_results):
             start = {name: value[row] for name, value in trial.carry.items()}
             for name, value in right.items():
                 step = float((value[0] - start[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) if value.numel() else 0.0
-                if not close_to(carry[name][row], value[0], step if value.is_floating_point() else None):
+                if not is_close(carry[name][row], value[0], step if value.is_floating_point() else None):
                     return f"{trial.label()} gives another {name!r} where a batch is padded or clients go together"
-            if not close_to(loss[row], right_loss[0]):
+            if not is_close(loss[row], right_loss[0]):
                 return f"{trial.label()} gives another loss where a batch is padded or clients go together"
     return None
 
@@ -399,27 +423,27 @@ def _error_text(error: Exception) -> str:
 
 def _run_one_at_a_time(trial: SampleTrial, reason: str) -> None:
     """What holds where padding does not: one client after another, on batches as they are."""
-    for trainers in trial.run.all_trainers:
+    for trainers in trial.simulation.trainer_factories:
         trainers.restrict_to_loop(reason)
 
 
 def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
     _run_one_at_a_time(trial, reason)
-    for trainers in trial.run.all_trainers:
-        trainers.shift.unpadded = True
+    for trainers in trial.simulation.trainer_factories:
+        trainers.shift.runs_unpadded = True
 
 
-def _threads(trial: SampleTrial) -> str | None:
+def _two_threads_difference(trial: SampleTrial) -> str | None:
     """Two clients at once: what seeds the global stream and puts it back would do so for both."""
     return f"{trial.label()} uses PyTorch's global random stream for a while" if trial.uses_global_stream else None
 
 
 def _one_worker(trial: SampleTrial, reason: str) -> None:
-    for trainers in trial.run.all_trainers:
+    for trainers in trial.simulation.trainer_factories:
         trainers.restrict_to_one_worker()
 
 
-ORDER_INVARIANCE = Invariance("the order of clients and rounds", _check_order, refuse_part)
+ORDER_INVARIANCE = Invariance("the order of clients and rounds", _check_order, raise_violation)
 SHIFT_PADDING_INVARIANCE = Invariance(
     "padding and other clients of a shift", _check_shift_padding, _shift_one_at_a_time
 )
@@ -427,11 +451,13 @@ CONTAMINATION_PADDING_INVARIANCE = Invariance(
     "padding and other clients of a contamination", _check_contamination_padding, _run_one_at_a_time
 )
 EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _run_one_at_a_time)
-THREADS = Invariance("two threads", _threads, _one_worker)  # last: a restriction to the loop makes new executors
+THREAD_INVARIANCE = Invariance(
+    "two threads", _two_threads_difference, _one_worker
+)  # last: a restriction to the loop makes new executors
 INVARIANCES = (
     ORDER_INVARIANCE,
     SHIFT_PADDING_INVARIANCE,
     CONTAMINATION_PADDING_INVARIANCE,
     EXECUTOR_INVARIANCE,
-    THREADS,
+    THREAD_INVARIANCE,
 )

@@ -8,9 +8,10 @@ from typing import Any
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, DeadlineFilter, Events
 from fedsim.core import checks
-from fedsim.core.errors import ConfigError, keys_under
+from fedsim.core.errors import ConfigError, prefix_error_keys
 from fedsim.core.federation import WEIGHTINGS
 from fedsim.models import RowModel
+from fedsim.run.frozen_layers import without_frozen_layers
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
@@ -51,16 +52,18 @@ class Server:
         """
         federation, strategy = population.federation, components.strategy
         model = choice.build(population.data)
+        if components.trainer.cache_frozen and isinstance(choice, ModelChoice):
+            model = without_frozen_layers(model, components, population)
         if components.columns is not None:
-            model.divide(components.columns)
+            model.set_private_parameters(components.columns)
         federation.columns = model.column_names
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
         check_declarations(strategy)
-        with name_newcomers_in_errors(population.newcomers):
+        with name_newcomers_in_errors(population.num_newcomers):
             availability = bind_availability(process, federation, rounds, population.member_tables)
-            settle_clock(components.clock, strategy, availability, federation.clients)
-            with keys_under("strategy"):
+            resolve_clock(components.clock, strategy, availability, federation.clients)
+            with prefix_error_keys("strategy"):
                 strategy.check(DeadlineFilter.unless_all_count(availability, components.clock))
         strategy.check_local(components.local)
         strategy.check_columns(federation.columns)
@@ -75,16 +78,18 @@ def check_declarations(strategy: Strategy[Any]) -> None:
     Raises:
         ConfigError: naming the attribute, and what it may be.
     """
-    label = f"strategy={type(strategy).__name__}"
-    checks.choice(f"{label}: weighting", strategy.weighting, WEIGHTINGS)
-    checks.choice(f"{label}: server_sees", strategy.server_sees, ("sum", "mean", "rows"))
+    component_label = f"strategy={type(strategy).__name__}"
+    checks.check_choice(f"{component_label}: weighting", strategy.weighting, WEIGHTINGS)
+    checks.check_choice(f"{component_label}: server_sees", strategy.server_sees, ("sum", "mean", "rows"))
     if (arrivals := strategy.arrivals) is not None:
-        checks.whole_number(f"{label}: arrivals", arrivals)
-        if (repeated := strategy.arrivals) != arrivals:
-            raise ConfigError(f"{label}: arrivals is {arrivals} and then {repeated}; make it one number")
+        checks.check_whole_number(f"{component_label}: arrivals", arrivals)
+        if (repeated_arrivals := strategy.arrivals) != arrivals:
+            raise ConfigError(
+                f"{component_label}: arrivals is {arrivals} and then {repeated_arrivals}; make it one number"
+            )
 
 
-def settle_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:
+def resolve_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:
     """Tell an event-driven clock how many arrivals the strategy steps after.
 
     Raises:
@@ -119,8 +124,8 @@ def check_columns(population: Population, model: RowModel, strategy: Strategy[An
             f"shift={type(shift).__name__} knows the data as they are stored, and the partition gives clients "
             "others; use another partition, or shift=none"
         )
-    keeps = isinstance(strategy, KeepsClientModels) or strategy.clustered
-    if len(model.columns.averaged) and keeps:
+    keeps_models = isinstance(strategy, KeepsClientModels) or strategy.clustered
+    if len(model.columns.averaged) and keeps_models:
         raise ConfigError(
             f"strategy={type(strategy).__name__} lets clients keep models of their own, and statistics "
             f"({next(iter(model.statistics))}, …) that the server averages would reach them without a link; "

@@ -27,119 +27,127 @@ class RunFacts:
     Attributes:
         components: what the run was given, an attribute for each group; None where nothing was.
         rounds: T.
-        federation, dataset, availability, strategy, rule: of the run, set up.
-        setup: the `Simulation` itself.
+        federation, dataset, availability, strategy, local_rule: of the run, set up.
+        simulation: the `Simulation` itself.
     """
 
     def __init__(self, run: Any) -> None:
         self.components, self.rounds = run.components, run.rounds
         self.federation, self.dataset, self.availability = run.federation, run.dataset, run.availability
-        self.strategy, self.rule, self.setup = run.strategy, run.trainer.rule, run
+        self.strategy, self.local_rule, self.simulation = run.strategy, run.trainer.local_rule, run
 
     @functools.cached_property
-    def clients_miss_rounds(self) -> bool:
+    def may_clients_be_absent(self) -> bool:
         """May a client be absent in some round? So it is, too, where the probabilities are unknown."""
-        return bool(self.setup.pace.clock.may_drop_clients) or self.some_probability(lambda p: p < 1)
+        return bool(self.simulation.round_clock.clock.may_drop_clients) or self.has_probability(lambda p: p < 1)
 
-    def some_probability(self, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
+    def has_probability(self, condition: Callable[[np.ndarray], np.ndarray]) -> bool:
         """Does this hold for the probability of some client in some round?"""
         if self.availability.unknown_reason:
             return True
-        return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, MAX_ROUNDS_CHECKED)))
+        return any(
+            condition(self.availability.probabilities(t)).any() for t in range(min(self.rounds, MAX_ROUNDS_CHECKED))
+        )
 
     @property
-    def most_local_steps(self) -> float:
+    def max_local_steps(self) -> float:
         """How many local steps a client takes in the whole run, at most."""
-        steps = self.rule.work.steps
+        steps = self.local_rule.work.steps
         return math.inf if steps is None else self.rounds * steps
 
     @property
-    def passes_end_short(self) -> bool:
-        """Does a client take, within a round, the last batch of a pass, and has it fewer samples than `batch_size`?"""
-        work, sizes = self.rule.work, np.asarray(self.federation.sizes)
-        if self.dataset.stream or work.batch_size is None or work.sampling != "pass":
-            return False
-        short = (sizes > work.batch_size) & (sizes % work.batch_size > 0)
-        return bool((short & ((work.steps or math.inf) > sizes // work.batch_size)).any())
+    def num_evaluations(self) -> int:
+        """How many times the run evaluates its models, that of the initial ones included."""
+        rounds, every = int(self.rounds), int(self.components.evaluation.every)
+        return 1 + math.ceil(rounds / every)
 
     @property
-    def clients_are_judged(self) -> bool:
+    def has_incomplete_batches(self) -> bool:
+        """Does a client take, within a round, the last batch of a pass, and has it fewer samples than `batch_size`?"""
+        local_work, sizes = self.local_rule.work, np.asarray(self.federation.num_samples)
+        if self.dataset.stream or local_work.batch_size is None or local_work.sampling != "pass":
+            return False
+        ends_short = (sizes > local_work.batch_size) & (sizes % local_work.batch_size > 0)
+        return bool((ends_short & ((local_work.steps or math.inf) > sizes // local_work.batch_size)).any())
+
+    @property
+    def has_personal_evaluation(self) -> bool:
         """Are clients' own models scored?"""
         personal = self.components.personal
         return personal is not None and personal.active
 
     @property
-    def references_are_solved(self) -> bool:
+    def computes_shift_references(self) -> bool:
         """Are θ^PS and θ^PO sought?"""
-        shift = self.setup.shift
+        shift = self.simulation.shift
         if not shift.active or shift.references == "none":
             return False
-        return shift.references == "always" or not too_expensive_reason(self.setup.model, self.setup.data)
+        return shift.references == "always" or not too_expensive_reason(self.simulation.model, self.simulation.data)
 
     @property
-    def minimisers_are_solved(self) -> bool:
+    def computes_drift_references(self) -> bool:
         """Is the path of the minimiser of data that drift sought?"""
-        drift = self.setup.data.drift
-        if self.setup.shift.active or not drift.active or drift.references == "none":
+        drift = self.simulation.data.drift
+        if self.simulation.shift.active or not drift.active or drift.references == "none":
             return False
-        return drift.references == "always" or not too_expensive_reason(self.setup.model, self.setup.data)
+        return drift.references == "always" or not too_expensive_reason(self.simulation.model, self.simulation.data)
 
     @property
-    def rate_moves(self) -> bool:
+    def has_learning_rate_schedule(self) -> bool:
         """Does the local learning rate change from round to round?"""
-        return self.rounds > 1 and not isinstance(self.rule.schedule, Constant)
+        return self.rounds > 1 and not isinstance(self.local_rule.schedule, Constant)
 
     @property
-    def rows_arrive_late(self) -> bool:
+    def has_delayed_updates(self) -> bool:
         """May a row arrive in a later round than that in which it began?"""
-        return bool(self.setup.delivery.active)
+        return bool(self.simulation.delayed_updates.active)
 
     @property
-    def server_counts_arrivals(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Does the server step after a number of arrivals?"""
-        return bool(self.setup.pace.clock.asynchronous)
+        return bool(self.simulation.round_clock.clock.asynchronous)
 
     @property
-    def clients_send(self) -> bool:
+    def has_uplink_vectors(self) -> bool:
         """Do clients send rows to the server?"""
         return bool(self.strategy.vectors_up)
 
     @functools.cached_property
-    def clients_weigh_alike(self) -> bool:
+    def has_equal_data_fractions(self) -> bool:
         """Do clients hold equal shares of their replicate's data?"""
-        shares = self.federation.data_fractions.reshape(self.federation.replicates, -1)
+        shares = self.federation.data_fractions.reshape(self.federation.num_replicates, -1)
         return bool(np.allclose(shares, shares[:, :1], rtol=1e-12, atol=0))
 
 
-def report_settings(run: Any) -> None:
+def report_settings(simulation: Any) -> None:
     """Log a warning for every setting of this run that has no effect, and for what keeps its models from moving.
 
     Args:
-        run: the `Simulation`, wired up.
+        simulation: the `Simulation`, wired up.
     """
-    if not run.federation.ranks.is_first:
+    if not simulation.federation.ranks.is_first:
         return
-    facts = RunFacts(run)
+    facts = RunFacts(simulation)
     for sentence in (*_settings_without_effect(facts), *_settings_stopping_training(facts)):
         log.warning("%s", sentence)
 
 
-def report_standstill(run: Any, models_before: Tensor, models_after: Tensor, rounds: int) -> None:
+def report_standstill(simulation: Any, models_before: Tensor, models_after: Tensor, rounds: int) -> None:
     """Log a warning where no round of a run moved the server's model, whatever the reason.
 
     Args:
-        run: the `Simulation`.
-        models_before, after: [R, d] the server's models.
+        simulation: the `Simulation`.
+        models_before, models_after: [R, d] the server's models.
         rounds: how many lie between them.
     """
     if (
         not rounds
         or not models_before.numel()
-        or not run.strategy.vectors_up
+        or not simulation.strategy.vectors_up
         or not torch.equal(models_before, models_after)
     ):
         return
-    if run.federation.ranks.is_first:
+    if simulation.federation.ranks.is_first:
         log.warning(
             "the server's model did not change in %d rounds: no client took part or arrived in time, or all steps were "
             "0; look at availability, clock, delay, rates, and the strategy's settings",
@@ -148,17 +156,17 @@ def report_standstill(run: Any, models_before: Tensor, models_after: Tensor, rou
 
 
 def _settings_without_effect(run: RunFacts) -> Iterator[str]:
-    for group, component in (("", run.setup), *vars(run.components).items()):
+    for group, component in (("", run.simulation), *vars(run.components).items()):
         yield from sentences_without_effect(group, component, run)
 
 
-def _settings_stopping_training(run: RunFacts) -> Iterator[str]:
-    for group, component in vars(run.components).items():
-        yield from sentences_stopping_training(group, component, run)
-    process = run.availability
-    rounds = range(min(run.rounds, MAX_ROUNDS_CHECKED))
+def _settings_stopping_training(simulation: RunFacts) -> Iterator[str]:
+    for group, component in vars(simulation.components).items():
+        yield from sentences_stopping_training(group, component, simulation)
+    process = simulation.availability
+    rounds = range(min(simulation.rounds, MAX_ROUNDS_CHECKED))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):
-        period = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
+        period = "in any round" if len(rounds) == simulation.rounds else f"in the first {len(rounds)} rounds"
         yield (
             f"availability={type(process).__name__} trains nothing: no client can take part {period}, since all "
             "probabilities are 0; raise them, such as availability.base.p"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from torch import nn
 from typing_extensions import Self
@@ -12,7 +12,8 @@ from typing_extensions import Self
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.constraints import Count, NonNegative, OneOf, validated
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
+from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
@@ -26,14 +27,14 @@ from fedsim.models.capacity import Capacity
 from fedsim.models.losses import LossFunction
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
-from fedsim.run.contracts import contains_user_code
+from fedsim.run.contracts import changed_paths, contains_user_code, take_snapshot
 from fedsim.run.divergence import ON_NONFINITE_CHOICES
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.ownership import PartCopies
-from fedsim.run.parts import KINDS, Parts
+from fedsim.run.parts import PART_TYPES, Parts
 from fedsim.run.rules import Stop
-from fedsim.run.user_code import errors_of_parts
-from fedsim.run.wiring import Compute, check_kinds, check_seeds
+from fedsim.run.user_code import user_code_error_context
+from fedsim.run.wiring import Compute, check_kinds, check_seeds, restrict_per_seed
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
@@ -58,14 +59,14 @@ class Setup(Assembly):
         availability: who can take part.
         strategy: the aggregation algorithm.
         local: the local rule.
-        shift, contamination: how data answer the model, and which are rotten.
+        shift, contamination: how data react to the model, and which samples are contaminated.
         drift: how the law of the data changes from round to round, whatever the model is.
         rounds: T.
         seeds: one replicate each, simulated together.
         loss, ridge: per-sample loss (the data set's by default) and penalty.
         output: which of the things that the module returns, where it is not a tensor: a name, or a number.
         start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11);
-            'erm': the best model on data that have not answered yet (the program of p-fedavg's authors).
+            'erm': the best model on data that have not reacted yet (the program of p-fedavg's authors).
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.run.divergence`.
         columns: which parts of the model stay with the client; everything travels unless given.
         capacity: how much of the model each client holds; all of it unless given.
@@ -78,19 +79,29 @@ class Setup(Assembly):
         work: how much of a round's local steps each does.
         delay: how many rounds later rows arrive.
         execution: where and how all is computed.
-        ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
+        ranks: the processes that share the run (`Ranks.join_group()` under torchrun); a lone one unless given.
     """
 
-    effective_if: Declarations = (
+    config_key_by_argument: ClassVar[dict[str, str]] = {  # keys of a configuration → which object takes them in Python
+        "lr": "give it to the local rule: local=SGD(lr=0.1)",
+        "batch_size": "give it to the local rule: local=SGD(batch_size=32)",
+        "local_steps": "give it to the local rule: local=SGD(steps=10)",
+        "local_epochs": "give it to the local rule: local=SGD(epochs=1)",
+        "eval_every": "give it to the evaluation: evaluation=EvaluationOptions(every=10)",
+        "diagnostics": "give it to the evaluation: evaluation=EvaluationOptions(diagnostics=['drift'])",
+        "device": "give it to the execution: execution=Execution(device='cpu')",
+        "out": "give it to the run: simulation.run(out='folder')",
+    }
+    effective_if: EffectDeclarations = (
         EffectiveIf(
             "uplink",
-            lambda component, run: run.clients_send or not component.components.uplink.stages,
+            lambda component, run: run.has_uplink_vectors or not component.components.uplink.stages,
             "a strategy whose clients send something",
             attribute="components.uplink",
         ),
         EffectiveIf(
             "attack",
-            lambda component, run: run.clients_send or not component.components.attack.active,
+            lambda component, run: run.has_uplink_vectors or not component.components.attack.active,
             "a strategy whose clients send something",
             attribute="components.attack",
         ),
@@ -128,11 +139,11 @@ class Setup(Assembly):
         drift: Drift | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        check_kinds(KINDS, locals())
+        check_kinds(PART_TYPES, locals())
         execution = execution or Execution()
-        compute = Compute.of(execution, ranks or Ranks())
+        compute = Compute.from_execution(execution, ranks or Ranks())
         check_samples(dataset, loss)  # on the host, before the samples move
-        components = Parts.copied(
+        components = Parts.from_copies(
             dataset.to(compute.device), evaluation=evaluation, uplink=uplink, partition=partition,
             availability=availability, strategy=strategy, local=local, shift=shift, contamination=contamination,
             attack=attack, columns=columns, capacity=capacity, clock=clock, work=work, delay=delay, personal=personal,
@@ -141,36 +152,53 @@ class Setup(Assembly):
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
         chosen_seeds = check_seeds(seeds)
         self._groups = _own_copies(components)
-        with errors_of_parts(components):
+        with user_code_error_context(components):
             super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
 
-    def replica(self, seeds: Sequence[int], steps: int) -> Self:
-        """The same run with copies of its parts, for some seeds, to be tried: clients are trained one at a time, with
-        at most so many local steps, and nothing is evaluated."""
-        dataset = self.components.dataset
-        copies = copies_of(self._groups, dataset)
-        rule: LocalRule = copies["local"]
-        if not (rule.indivisible or rule.pooled or copies["work"].active):
-            planned = rule.work.steps or steps
-            rule.work = dataclasses.replace(rule.work, steps=min(planned, steps), epochs=None)
+    def check_same_parts(self, simulation: Setup) -> None:
+        """Refuse a run of the same settings whose user's parts were made differently.
+
+        Raises:
+            ConfigError: naming the part and the attribute, such as one that counts objects of the class.
+        """
+        numbered = {name.partition(".")[0] for name in self.values_per_seed}
+        for group, component in self._groups.items():
+            if group == "dataset" or group in numbered or not contains_user_code(component):
+                continue
+            if paths := changed_paths(component, take_snapshot(simulation._groups[group])):
+                raise ConfigError(
+                    f"{group}={type(component).__name__}: two objects made of the same settings differ in {paths[0]}, "
+                    "which depends on how many were made before in this process"
+                )
+
+    def replica(self, replicates: Sequence[int], steps: int) -> Self:
+        """The same run with copies of its parts, for some of its replicates, to be tried: clients are trained one at a
+        time, with at most so many local steps, and nothing is evaluated."""
+        dataset, seeds = self.components.dataset, [self.federation.seeds[replicate] for replicate in replicates]
+        part_copies = copies_of(self._groups, dataset)
+        rule: LocalRule = part_copies["local"]
+        restrict_per_seed(part_copies["strategy"], rule, part_copies["drift"], replicates)
+        if not (rule.indivisible or rule.pooled or part_copies["work"].active):
+            planned_steps = rule.work.steps or steps
+            rule.work = dataclasses.replace(rule.work, steps=min(planned_steps, steps), epochs=None)
         execution = dataclasses.replace(
             self.execution, executor="loop", workers=1, chunk="auto", compile="never", trial=False
         )
         newcomers = self.components.personal if self.components.personal.newcomers else Personal()
         components = Parts(
-            **copies | {
+            **part_copies | {
                 "dataset": dataset, "columns": None, "trainer": execution, "stop": Stop(), "personal": newcomers,
                 "evaluation": EvaluationOptions(),
             }
         )  # fmt: skip
         compute = dataclasses.replace(self.compute, memory="device")
-        replica = type(self).__new__(type(self))
+        setup_copy = type(self).__new__(type(self))
         clients = self.federation.clients + self.components.personal.newcomers
         Assembly.__init__(
-            replica, components, GivenModel(self.model), compute, clients, tuple(seeds), self.rounds, "random",
+            setup_copy, components, GivenModel(self.model), compute, clients, tuple(seeds), self.rounds, "random",
             self.on_nonfinite,
         )  # fmt: skip
-        return replica
+        return setup_copy
 
 
 def _own_copies(components: Parts) -> dict[str, Any]:

@@ -12,21 +12,21 @@ from fedsim.core.report import Report
 from fedsim.evaluation.performative.references import unshifted_minimisers
 from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
-from fedsim.run.checkpoint import CONTENT, Checkpointer
+from fedsim.run.checkpoint import CONTENT_ENTRY, Checkpointer
 from fedsim.run.content import content_fingerprints
 from fedsim.run.contracts import user_code_errors
-from fedsim.run.divergence import DivergenceGuard, check_start, divergence_remedy
-from fedsim.run.folder import with_lock
+from fedsim.run.divergence import DivergenceGuard, check_initial_models, divergence_remedy
+from fedsim.run.folder import holding_folder_lock
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
-from fedsim.run.rehearsal import dry_run, try_evaluation
+from fedsim.run.rehearsal import rehearse_run, try_evaluation
 from fedsim.run.run_files import MODEL_HEADER_KEY
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
-from fedsim.run.user_code import UserCodeWatch, errors_of_parts
+from fedsim.run.user_code import UserCodeWatch, user_code_error_context
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator, run_to_completion
 from fedsim.trainer.device_memory import configure_allocator
@@ -48,8 +48,8 @@ class Simulation(Setup):
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
         rows = self.model.initial(self.federation.seeds)
-        check_start(self.model, rows)
-        model = self.model.columns.shared_part(rows)
+        check_initial_models(self.model, rows)
+        model = self.model.columns.select_shared(rows)
         if self.start == "ps":
             if "distance_to_ps" not in self.references:
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")
@@ -89,10 +89,10 @@ class Simulation(Setup):
             PeerError: when another rank ends.
             RunError: when the device has no room, or none but nondeterministic algorithms where others are asked for.
         """
-        return run_to_completion(self.steps(out, resume, tracking, identity, settings, config))
+        return run_to_completion(self.run_steps(out, resume, tracking, identity, settings, config))
 
-    @with_lock
-    def steps(
+    @holding_folder_lock
+    def run_steps(
         self,
         out: str | Path | None = None,
         resume: bool = False,
@@ -105,45 +105,53 @@ class Simulation(Setup):
         that of several runs at once."""
         tracking, folder = tracking or Tracking(), None if out is None else Path(out)
         configure_allocator(self.device)
-        with errors_of_parts(self.components):
+        with user_code_error_context(self.components):
             state = self.initial_state()
             check_initial_state(self, state)
-            memory = self.memory_at_start(state)
+            memory = self.initial_memory(state)
         checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
-        state, progress = self.resumed(checkpoints, state, resume)
+        state, progress = self.load_checkpoint(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
-        with errors_of_parts(self.components):
+        with user_code_error_context(self.components):
             self.rehearse(state, memory)
         self.evaluator.references = self.references
         self.log_privacy()
-        guard = self.make_guard(progress)
-        self.pace.begin(progress.virtual, memory)
+        divergence_guard = self.make_divergence_guard(progress)
+        self.round_clock.start_round(progress.virtual, memory, progress.joules)
         output_folder = folder if self.federation.ranks.is_first else None
-        with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
-            tracker.begin(state)
-            state = yield from self.train(state, memory, tracker)
+        with Tracker(
+            self, output_folder, tracking, checkpoints, divergence_guard, progress, settings, config
+        ) as tracker:
+            tracker.start(state)
+            state = yield from self.training_steps(state, memory, tracker)
             report_standstill(self, first_model, state.model, progress.rounds - first_round)
             return tracker.finish(state)
 
-    def train(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
+    def training_steps(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
         """The rounds that are left: from the strategy's state before the first to that after the last of them."""
         user_code = UserCodeWatch(self.components_by_group)
-        for t in tracker.rounds():
-            state, report = yield from user_code.watch(self.round(t, state, memory, tracker.guard), t)
-            tracker.round(t, state, report)
+        for t in tracker.remaining_rounds():
+            state, report = yield from user_code.watch_steps(
+                self.round_steps(t, state, memory, tracker.divergence_guard), t
+            )
+            tracker.record_round(t, state, report)
         return state
 
-    def round(
-        self, t: int, state: State, memory: Memory, guard: DivergenceGuard
+    def round_steps(
+        self, t: int, state: State, memory: Memory, divergence_guard: DivergenceGuard
     ) -> TaskGenerator[tuple[State, Report]]:
         """Round t: from the strategy's state before it to that after it, and the report that led there."""
-        active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
-        cohort = self.pace(guard.without_given_up(self.strategy.cohort(state, active), t), t)  # in time
+        active = self.delayed_updates.without_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
+        cohort = self.round_clock(
+            divergence_guard.without_dropped_replicates(self.strategy.cohort(state, active), t), t
+        )  # in time
         start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
-        report = yield from self.delivery.steps(start, cohort, t, state.model, memory, guard.accept)
+        report = yield from self.delayed_updates.round_steps(
+            start, cohort, t, state.model, memory, divergence_guard.accepted_rows
+        )
         self.submodels.check(report, t)
         report = self.uplink(report, memory)  # what reaches the server
-        with guard.catch_errors(t, state, report):
+        with divergence_guard.catch_errors(t, state, report):
             state = self.strategy.aggregate(state, report, t)  # linear algebra
         return state, report
 
@@ -152,14 +160,17 @@ class Simulation(Setup):
     ) -> Checkpointer:
         """What keeps checkpoints, with the header that tells what this run is made of."""
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
-        layout = Layout.of(self.strategy, memory, state.model, self.federation)
+        layout = Layout.from_run(self.strategy, memory, state.model, self.federation)
         content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
-        header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT: content}
+        header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT_ENTRY: content}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
-    def resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
+    def load_checkpoint(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
         """State and progress of the checkpoint, if the run is to resume and there is one; else those before round 0."""
-        progress, executor_cache = Progress.at_start(self.federation.replicates), self.training.trainers.executor_cache
+        progress, executor_cache = (
+            Progress.at_start(self.federation.num_replicates),
+            self.training.trainer_factory.executor_cache,
+        )
         path = checkpoints.path
         if resume and path is not None and checkpoints.exists():
             state, progress = checkpoints.read(state)
@@ -175,7 +186,7 @@ class Simulation(Setup):
     def rehearse(self, state: State, memory: Memory) -> None:
         """Refuse, before anything is written, what would fail or be silently wrong in the middle of the run."""
         check_carry(self, state, memory)
-        dry_run(self, state, memory)
+        rehearse_run(self, state, memory)
         try_evaluation(self, state, memory)
 
     def log_privacy(self) -> None:
@@ -183,8 +194,8 @@ class Simulation(Setup):
         if (private := self.privacy(self.rounds)) is not None:
             log.info("privacy: %s", private.statement)
 
-    def make_guard(self, progress: Progress) -> DivergenceGuard:
+    def make_divergence_guard(self, progress: Progress) -> DivergenceGuard:
         """What notices rows and models that become non-finite; it goes on with those that were dropped."""
-        name, advice = type(self.strategy).__name__, divergence_remedy(self.trainer.rule, self.strategy)
+        name, remedy_text = type(self.strategy).__name__, divergence_remedy(self.trainer.local_rule, self.strategy)
         eval_every = self.evaluation.every
-        return DivergenceGuard(self.federation, name, self.on_nonfinite, eval_every, progress.dropped, advice)
+        return DivergenceGuard(self.federation, name, self.on_nonfinite, eval_every, progress.dropped, remedy_text)

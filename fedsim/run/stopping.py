@@ -32,7 +32,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Notes the first signal, between `listen` and `restore_handlers`; the second ends at once.
+    """Notes the first signal, between `install_handlers` and `restore_handlers`; the second ends at once.
 
     Runs that go on together all see it.
     """
@@ -47,7 +47,7 @@ class StopSignals:
         self._last_seen_signal: int | None = None  # what it had seen when it stopped listening
 
     @property
-    def signal(self) -> int | None:
+    def received_signal(self) -> int | None:
         """The first signal's number, None before it."""
         if self not in self._listening:
             return self._last_seen_signal
@@ -59,13 +59,13 @@ class StopSignals:
         return max(1, len(self._listening))
 
     @classmethod
-    def pending(cls) -> bool:
+    def is_pending(cls) -> bool:
         """Was a signal noted that the runs under way will stop for?"""
         return bool(cls._listening) and cls._first_signal is not None
 
     @classmethod
     @contextlib.contextmanager
-    def postponed(cls) -> Iterator[None]:
+    def delay_signals(cls) -> Iterator[None]:
         """Within the block a new signal is noted, but no run sees it before the end of the block: runs whose rounds end
         one after another in the block all see the same."""
         StopSignals._visible_signal, StopSignals._is_postponed = cls._first_signal, True
@@ -74,7 +74,7 @@ class StopSignals:
         finally:
             StopSignals._is_postponed = False
 
-    def listen(self) -> None:
+    def install_handlers(self) -> None:
         """From now on signals wait. Only the main thread may ask for them."""
         if threading.current_thread() is threading.main_thread():
             if not self._listening:
@@ -83,24 +83,24 @@ class StopSignals:
                 for number in STOP_SIGNAL_NUMBERS:
                     if number == HANGUP_SIGNAL and signal.getsignal(number) == signal.SIG_IGN:
                         continue  # nohup: the run is meant to outlive its terminal
-                    self._handlers[number] = signal.signal(number, self._note)
+                    self._handlers[number] = signal.signal(number, self._record_signal)
             self._listening.append(self)
 
-    def restore_handlers(self, leaving: bool) -> None:
-        """What was there before the first listens again behind the last; `leaving`: but SIGTERM is ignored, by which a
-        launcher ends ranks that are still saying why they end."""
+    def restore_handlers(self, ignore_sigterm: bool) -> None:
+        """What was there before the first listens again behind the last; `ignore_sigterm`: but SIGTERM is ignored, by
+        which a launcher ends ranks that are still saying why they end."""
         if self not in self._listening:
             return
         if self._listening == [self]:  # still listening: a signal on the way is noted, and does not count as a second
             for number, handler in self._handlers.items():
-                signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
+                signal.signal(number, signal.SIG_IGN if ignore_sigterm and number == signal.SIGTERM else handler)
         self._last_seen_signal = (
             StopSignals._first_signal
         )  # also one that is held back: it must not be lost with the last listener
         self._listening.remove(self)
 
     @classmethod
-    def _note(cls, number: int, frame: FrameType | None) -> None:
+    def _record_signal(cls, number: int, frame: FrameType | None) -> None:
         if StopSignals._first_signal is not None and cls._listening:  # asked twice: at once
             raise KeyboardInterrupt
         StopSignals._first_signal = number

@@ -25,67 +25,72 @@ from fedsim.core.report import Report
 from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import enlarged_counter
 from fedsim.run.contracts import (
-    RUN_OBJECT_TYPES,
+    SHARED_OBJECT_TYPES,
     Invariance,
     NamedTensors,
     changed_paths,
     check_invariances,
-    close_to,
     copy_tensors,
     describe_type,
+    fields_of_state,
     first_difference,
+    increased_counters,
+    is_close,
     is_user_defined,
-    moved_counters,
-    refuse_part,
-    snapshot_of,
-    state_fields,
+    raise_violation,
+    take_snapshot,
     trial_copy,
-    unlisted,
+    undeclared_attributes,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
-OPTIONAL_CHECKS_SECONDS = 0.7  # after which what is tried a second time is left out
+MAX_OPTIONAL_CHECK_SECONDS = 0.7  # after which what is tried a second time is left out
 LATE_TRIAL_ROUNDS = (3, 10, 100)  # and the last
-MOST_PRESENT = 8  # clients of a replicate, where all of a small federation come
-REPEATED_SECONDS = 0.2  # in which rounds are repeated where attributes change
-STALEST = 3  # rounds by which rows of an event-driven run are late
-WATCHED = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
+MAX_PRESENT_CLIENTS = 8  # clients of a replicate, where all of a small federation come
+MAX_REPETITION_SECONDS = 0.2  # in which rounds are repeated where attributes change
+MAX_STALENESS = 3  # rounds by which rows of an event-driven run are late
+MEASURED_REPORT_FIELDS = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
 MAX_TRIAL_MEMORY_NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
-def check_initial_state(run: Setup, state: Any) -> None:
+def check_initial_state(simulation: Setup, state: Any) -> None:
     """The state that somebody's own strategy begins with: tensors that share no memory, and the models [R, d]."""
-    if not is_user_defined(run.strategy):
+    if not is_user_defined(simulation.strategy):
         return
-    label = f"strategy={type(run.strategy).__name__}"
+    component_label = f"strategy={type(simulation.strategy).__name__}"
     if not isinstance(state, State):
-        raise ConfigError(f"{label}: initial must return a State, and returns {describe_type(state)}")
-    if extra := unlisted(state):
+        raise ConfigError(f"{component_label}: initial must return a State, and returns {describe_type(state)}")
+    if undeclared_names := undeclared_attributes(state):
         raise ConfigError(
-            f"{label}: {extra[0]!r} is an attribute of {type(state).__name__} and none of its fields, so no checkpoint "
+            f"{component_label}: {undeclared_names[0]!r} is an attribute of {type(state).__name__} and none of "
+            "its fields, so no checkpoint "
             "holds it; decorate the class with @dataclass, and declare it there"
         )
-    rows = run.federation.replicates
-    shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
+    rows = simulation.federation.num_replicates
+    expected_shape = [
+        rows,
+        len(simulation.model.columns.select_shared(simulation.model.initial(simulation.federation.seeds[:1]))[0]),
+    ]
     names_by_address: dict[int, str] = {}
-    for name, value in state_fields(state).items():
-        if not isinstance(value, Tensor):
+    for field_name, field_value in fields_of_state(state).items():
+        if not isinstance(field_value, Tensor):
             raise ConfigError(
-                f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is "
-                f"{describe_type(value)}"
+                f"{component_label}: {field_name} of the state must be a tensor, which a checkpoint can hold, and is "
+                f"{describe_type(field_value)}"
             )
-        address = value.untyped_storage().data_ptr()
-        if value.numel() and name != "model" and address in names_by_address:
+        memory_address = field_value.untyped_storage().data_ptr()
+        if field_value.numel() and field_name != "model" and memory_address in names_by_address:
             raise ConfigError(
-                f"{label}: {name} and {names_by_address[address]} of the state share memory, so that writing to one "
-                f"writes to both; make it {name}.clone()"
+                f"{component_label}: {field_name} and {names_by_address[memory_address]} of the state share "
+                f"memory, so that writing to one writes to both; make it {field_name}.clone()"
             )
-        names_by_address[address] = name
-    if list(state.model.shape) != shape:
+        names_by_address[memory_address] = field_name
+    if list(state.model.shape) != expected_shape:
         raise ConfigError(
-            f"{label}: the state's model must be {shape}, one row per seed, and is {describe_type(state.model)}"
+            f"{component_label}: the state's model must be {expected_shape}, one row per seed, and is "
+            f"{describe_type(state.model)}"
         )
 
 
@@ -99,36 +104,43 @@ class StrategyTrial:
     """A copy of a run's strategy, tried on made-up reports in federations of one or two of the run's seeds.
 
     Args:
-        run, memory: before the first round.
+        simulation, memory: before the first round.
     """
 
-    def __init__(self, run: Setup, memory: Memory) -> None:
-        self.run, self.memory = run, memory
-        self.label = f"strategy={type(run.strategy).__name__}"
-        federation = run.federation
-        self.rounds = rounds_to_try(run.rounds)
-        self.models = run.model.columns.shared_part(run.model.initial(federation.seeds[:2]))
+    def __init__(self, simulation: Setup, memory: Memory) -> None:
+        self.simulation, self.memory = simulation, memory
+        self.label = f"strategy={type(simulation.strategy).__name__}"
+        federation = simulation.federation
+        self.rounds = rounds_to_try(simulation.rounds)
+        self.models = simulation.model.columns.select_shared(simulation.model.initial(federation.seeds[:2]))
         # replicates at different models, as they are after a round
-        wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
-        self.models = self.models + 0.05 * wave.to(self.models)
-        self.snapshot_before = snapshot_of(run.strategy)
-        self.rewind = Rewind(run.strategy, skip=RUN_OBJECT_TYPES)  # what copies share, such as a module's globals
+        sine_values = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
+        self.models = self.models + 0.05 * sine_values.to(self.models)
+        self.snapshot_before = take_snapshot(simulation.strategy)
+        self.rewind = Rewind(
+            simulation.strategy, skipped_types=SHARED_OBJECT_TYPES
+        )  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
-        self.last, self.initial_snapshot = run.strategy, self.snapshot_before  # the copy that played, and how it began
+        self.last_strategy, self.initial_snapshot = (
+            simulation.strategy,
+            self.snapshot_before,
+        )  # the copy that played, and how it began
         self.start_time = time.process_time()
         # a process that always sends as many clients may be all that a strategy is for
-        self.has_fixed_cohort_size = run.availability.law in ("full", "uniform_k")
-        self.present = (
-            int(min(run.availability.counts(0).sum(1).max(), run.federation.clients))
+        self.has_fixed_cohort_size = simulation.availability.law in ("full", "uniform_k")
+        self.present_clients = (
+            int(min(simulation.availability.counts(0).sum(1).max(), simulation.federation.clients))
             if self.has_fixed_cohort_size
             else 0
         )
-        self.constant = False
+        self.uses_constant_weights = False
         if self.has_fixed_cohort_size:
-            self.constant = self._refuse_constant(constant=False) and not self._refuse_constant(constant=True)
+            self.uses_constant_weights = self._is_refused_with(constant=False) and not self._is_refused_with(
+                constant=True
+            )
 
-    def _refuse_constant(self, constant: bool) -> bool:
-        self.constant = constant
+    def _is_refused_with(self, constant: bool) -> bool:
+        self.uses_constant_weights = constant
         try:
             self.states_after_rounds([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
         except ConfigError:
@@ -136,141 +148,160 @@ class StrategyTrial:
         return False
 
     def is_slow(self) -> bool:
-        return time.process_time() - self.start_time > OPTIONAL_CHECKS_SECONDS
+        return time.process_time() - self.start_time > MAX_OPTIONAL_CHECK_SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
         self.rewind()
-        strategy_copy = trial_copy(self.run.strategy, self.run.federation, self.run.data, self.run.model)
+        strategy_copy = trial_copy(
+            self.simulation.strategy, self.simulation.federation, self.simulation.data, self.simulation.model
+        )
         for name, value in list(getattr(strategy_copy, "__dict__", {}).items()):
-            if isinstance(value, PerSeed) and strategy_copy is not self.run.strategy:
+            if isinstance(value, PerSeed) and strategy_copy is not self.simulation.strategy:
                 setattr(strategy_copy, name, PerSeed(value.values[replicates.start : replicates.stop]))
         return strategy_copy
 
     def _federation(self, replicates: range) -> Federation:
         """These replicates alone."""
-        federation, pick = self.run.federation, slice(replicates.start, replicates.stop)
+        federation, row_selection = self.simulation.federation, slice(replicates.start, replicates.stop)
         m = federation.clients
-        if federation.ranks.count == 1 and federation.replicates * m * self.models.shape[1] > MAX_TRIAL_MEMORY_NUMBERS:
+        if (
+            federation.ranks.num_ranks == 1
+            and federation.num_replicates * m * self.models.shape[1] > MAX_TRIAL_MEMORY_NUMBERS
+        ):
             m = min(m, 8)  # memory of all clients would take longer than what is tried
-        sizes = federation.sizes.reshape(federation.replicates, federation.clients)[pick, :m].reshape(-1)
+        sizes = federation.num_samples.reshape(federation.num_replicates, federation.clients)[
+            row_selection, :m
+        ].reshape(-1)
         trial_federation = dataclasses.replace(
-            federation, seeds=federation.seeds[pick], clients=m, sizes=sizes, members=None,
-            class_fractions=None if federation.class_fractions is None else federation.class_fractions[pick, :m],
-            shares=None if federation.shares is None else federation.shares[:m],
-            names=None if federation.names is None else federation.names[:m],
+            federation, seeds=federation.seeds[row_selection], clients=m, num_samples=sizes, num_objective_clients=None,
+            class_fractions=None
+            if federation.class_fractions is None
+            else federation.class_fractions[row_selection, :m],
+            client_shares=None if federation.client_shares is None else federation.client_shares[:m],
+            client_names=None if federation.client_names is None else federation.client_names[:m],
         )  # fmt: skip
-        trial_federation.full_data_oracle = None if federation.full_data_oracle is None else _made_up_gradients
+        trial_federation.full_data_oracle = None if federation.full_data_oracle is None else _synthetic_gradients
+        trial_federation.validation_oracle = None if federation.validation_oracle is None else _synthetic_losses
         return trial_federation
 
     def states_after_rounds(
         self,
-        counts: Sequence[Sequence[int]],
+        participation_counts: Sequence[Sequence[int]],
         replicates: range,
         use_new_copies: bool = False,
         with_other_calls: bool = False,
-        rewound: bool = True,
+        rewind_first: bool = True,
     ) -> list[State]:
         """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
 
         `use_new_copies`: every round is played by another copy, as after a resumed run. `with_other_calls`: before
-        each round the one before it is played with other numbers. Not `rewound`: the copy that played last plays on.
+        each round the one before it is played with other numbers. Not `rewind_first`: the copy that played last plays
+        on.
         """
         federation = self._federation(replicates)
-        strategy, label = (self.strategy(replicates) if rewound else self.last), self.label
-        self.last = strategy
+        strategy, component_label = (self.strategy(replicates) if rewind_first else self.last_strategy), self.label
+        self.last_strategy = strategy
         models = self.models[replicates.start : replicates.stop]
-        with user_code_errors(f"{label}: initial", strategy):
+        with user_code_errors(f"{component_label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        if not use_new_copies and rewound:
-            self.initial_snapshot = snapshot_of(strategy)
+        if not use_new_copies and rewind_first:
+            self.initial_snapshot = take_snapshot(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
-        earlier: tuple[State, Report] | None = None
+        previous_state_and_report: tuple[State, Report] | None = None
         for round_number, t in enumerate(self.rounds):
             if use_new_copies:
                 strategy = self.strategy(replicates)
-                with user_code_errors(f"{label}: initial", strategy):
+                with user_code_errors(f"{component_label}: initial", strategy):
                     strategy.initial(models.clone(), federation)
             client_counts = np.zeros((len(replicates), federation.clients))
             for r in range(len(replicates)):
-                num_clients = counts[round_number % len(counts)][r]
+                num_clients = participation_counts[round_number % len(participation_counts)][r]
                 count = (
-                    self.present
-                    if self.constant
+                    self.present_clients
+                    if self.uses_constant_weights
                     else max(num_clients, 1)
                     if self.has_fixed_cohort_size
                     else num_clients
                 )
                 positions = np.arange(min(count, federation.clients))
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
-            active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
+            active = federation.make_cohort(
+                client_counts, np.full_like(client_counts, 1.0 if self.uses_constant_weights else 0.5), t
+            )
             state_copy = copy_tensors(state)
             cohort, carry = self._start(strategy, state_copy, active, t)
-            report = _synthetic_report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
-            if with_other_calls and earlier is not None:
+            report = _synthetic_report(self.simulation, state, self._memory(replicates), cohort, carry, replicates, t)
+            if with_other_calls and previous_state_and_report is not None:
                 with contextlib.suppress(ConfigError):
                     _next_state(
                         strategy,
-                        label,
-                        _changed_copy(earlier[0]),
-                        _changed_copy(earlier[1]),
+                        component_label,
+                        _changed_copy(previous_state_and_report[0]),
+                        _changed_copy(previous_state_and_report[1]),
                         self.rounds[round_number - 1],
                     )
-            earlier = copy_tensors(state), copy_tensors(report)
-            next_state = _next_state(strategy, label, state_copy, report, t)
+            previous_state_and_report = copy_tensors(state), copy_tensors(report)
+            next_state = _next_state(strategy, component_label, state_copy, report, t)
             if not use_new_copies and t == self.rounds[0]:
-                repeated_state = _next_state(strategy, label, copy_tensors(state), report, t)
-                name = first_difference(state_fields(next_state), state_fields(repeated_state))
+                repeated_state = _next_state(strategy, component_label, copy_tensors(state), report, t)
+                name = first_difference(fields_of_state(next_state), fields_of_state(repeated_state))
                 if name is not None:
-                    raise ConfigError(self.remembers(name, strategy))
+                    raise ConfigError(self.memory_difference_text(name, strategy))
             state = next_state
             states.append(state)
         return states
 
     def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, NamedTensors]:
         """Who computes, and what they start from."""
-        label = self.label
-        with user_code_errors(f"{label}: cohort, in round {t}", strategy):
+        component_label = self.label
+        with user_code_errors(f"{component_label}: cohort, in round {t}", strategy):
             cohort = strategy.cohort(state, active)
         if not isinstance(cohort, Cohort):
-            raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
-        if (np.diff(cohort.host.virtual) <= 0).any():
+            raise ConfigError(f"{component_label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
+        if (np.diff(cohort.host_index.virtual_clients) <= 0).any():
             raise ConfigError(
-                f"{label}: cohort, in round {t}, returns clients that are not in ascending order, each once; give "
-                "Cohort.subset sorted positions without repetition"
+                f"{component_label}: cohort, in round {t}, returns clients that are not in ascending order, "
+                "each once; give Cohort.subset sorted positions without repetition"
             )
-        with user_code_errors(f"{label}: start, in round {t}", strategy):
+        with user_code_errors(f"{component_label}: start, in round {t}", strategy):
             start = strategy.start(state, cohort)
         carry = start if isinstance(start, dict) else {"params": start}
         shape = [len(cohort), state.model.shape[1]]
         params = carry.get("params")
         if not isinstance(params, Tensor) or list(params.shape) != shape or params.dtype != state.model.dtype:
             raise ConfigError(
-                f"{label}: start must return rows {shape} {str(state.model.dtype).removeprefix('torch.')}, one per "
+                f"{component_label}: start must return rows {shape} "
+                f"{str(state.model.dtype).removeprefix('torch.')}, one per "
                 f"client, and returns {describe_type(start if params is None else params)}"
             )
         for name, value in carry.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (len(cohort),):
                 raise ConfigError(
-                    f"{label}: start must return {name!r} with one entry for each of {len(cohort)} clients, and "
-                    f"returns {describe_type(value)}"
+                    f"{component_label}: start must return {name!r} with one entry for each of {len(cohort)} "
+                    f"clients, and returns {describe_type(value)}"
                 )
         return cohort, carry
 
     def _memory(self, replicates: range) -> Memory:
-        federation, client_count = self.run.federation, len(self._federation(replicates).local_clients)
+        federation, client_count = self.simulation.federation, len(self._federation(replicates).local_clients)
         rows_by_replicate = {
-            name: value.unflatten(0, (federation.replicates, -1)) for name, value in self.memory.clients.items()
+            name: value.unflatten(0, (federation.num_replicates, -1)) for name, value in self.memory.clients.items()
         }
-        pick = slice(replicates.start, replicates.stop)
+        row_selection = slice(replicates.start, replicates.stop)
         return Memory(
-            {name: value[pick, :client_count].flatten(0, 1).clone() for name, value in rows_by_replicate.items()}
+            {
+                name: value[row_selection, :client_count].flatten(0, 1).clone()
+                for name, value in rows_by_replicate.items()
+            }
         )
 
-    def remembers(self, name: str, strategy: Any) -> str:
+    def memory_difference_text(self, name: str, strategy: Any) -> str:
         """How another `name` than before came about."""
-        paths = changed_paths(strategy, self.snapshot_before) or changed_paths(self.run.strategy, self.snapshot_before)
+        paths = changed_paths(strategy, self.snapshot_before) or changed_paths(
+            self.simulation.strategy, self.snapshot_before
+        )
         location = f" ({paths[0]})" if paths else ""
         return (
             f"{self.label}: the same state and report give another {name} the second time; what it keeps in attributes "
@@ -283,55 +314,70 @@ def _check_repetition(trial: StrategyTrial) -> str | None:
     all_replicates = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
     right = trial.states_after_rounds(counts, all_replicates)
-    with streams.restore_states():
-        streams.reseed(1)
-        return _compared(trial, counts, right)
+    with streams.preserve_rng_states():
+        streams.reseed_global_generators(1)
+        return _replicate_difference(trial, counts, right)
 
 
-def _compared(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+def _replicate_difference(
+    trial: StrategyTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
+) -> str | None:
     all_replicates = range(len(trial.models))
-    for fresh in (True,) if trial.is_slow() else (True, False):
+    for uses_new_copy in (True,) if trial.is_slow() else (True, False):
         for expected_state, repeated_state in zip(
-            right, trial.states_after_rounds(counts, all_replicates, fresh), strict=True
+            expected_states, trial.states_after_rounds(participation_counts, all_replicates, uses_new_copy), strict=True
         ):
-            name = first_difference(state_fields(expected_state), state_fields(repeated_state))
+            name = first_difference(fields_of_state(expected_state), fields_of_state(repeated_state))
             if name is not None:
-                return trial.remembers(name, trial.strategy(all_replicates))
-    return None if trial.is_slow() else _check_other_calls(trial, counts, right)
+                return trial.memory_difference_text(name, trial.strategy(all_replicates))
+    return None if trial.is_slow() else _check_other_calls(trial, participation_counts, expected_states)
 
 
-def _check_other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+def _check_other_calls(
+    trial: StrategyTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
+) -> str | None:
     """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
-    all_replicates, tried = range(len(trial.models)), dict[str, Any]()
-    trial.states_after_rounds(counts, all_replicates)
-    for counter in moved_counters(trial.last, trial.initial_snapshot):
-        original_value = vars(trial.last)[counter]
+    all_replicates, tried_counters = range(len(trial.models)), dict[str, Any]()
+    trial.states_after_rounds(participation_counts, all_replicates)
+    for counter_name in increased_counters(trial.last_strategy, trial.initial_snapshot):
+        original_value = vars(trial.last_strategy)[counter_name]
         value = (
             enlarged_counter(original_value) if isinstance(original_value, (int, float)) else None
         )  # an array may be remembered by its round
-        tried |= {} if value is None else {counter: value}
-    for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
+        tried_counters |= {} if value is None else {counter_name: value}
+    for calls_between, trial.counters in (
+        (True, {}),
+        *((False, {counter_name: value}) for counter_name, value in tried_counters.items()),
+    ):
         try:
-            for expected_state, other_state in zip(
-                right, trial.states_after_rounds(counts, all_replicates, with_other_calls=between), strict=True
-            ):
-                name = first_difference(state_fields(expected_state), state_fields(other_state))
-                if name is not None:
-                    return trial.remembers(name, trial.last)
+            other_states = trial.states_after_rounds(
+                participation_counts, all_replicates, with_other_calls=calls_between
+            )
+            differing_field = _first_differing_field(expected_states, other_states)
+            if differing_field is not None:
+                return trial.memory_difference_text(differing_field, trial.last_strategy)
         finally:
             trial.counters = {}
-    until = time.process_time() + REPEATED_SECONDS
-    trial.states_after_rounds(counts, all_replicates)
-    changing = bool(
-        changed_paths(trial.last, trial.initial_snapshot) or changed_paths(trial.run.strategy, trial.snapshot_before)
+    end_time = time.process_time() + MAX_REPETITION_SECONDS
+    trial.states_after_rounds(participation_counts, all_replicates)
+    state_changes = bool(
+        changed_paths(trial.last_strategy, trial.initial_snapshot)
+        or changed_paths(trial.simulation.strategy, trial.snapshot_before)
     )
-    while changing and time.process_time() < until:  # a count may matter at its hundredth
-        for expected_state, later_state in zip(
-            right, trial.states_after_rounds(counts, all_replicates, rewound=False), strict=True
-        ):
-            name = first_difference(state_fields(expected_state), state_fields(later_state))
-            if name is not None:
-                return trial.remembers(name, trial.last)
+    while state_changes and time.process_time() < end_time:  # a count may matter at its hundredth
+        later_states = trial.states_after_rounds(participation_counts, all_replicates, rewind_first=False)
+        differing_field = _first_differing_field(expected_states, later_states)
+        if differing_field is not None:
+            return trial.memory_difference_text(differing_field, trial.last_strategy)
+    return None
+
+
+def _first_differing_field(expected_states: Sequence[State], other_states: Sequence[State]) -> str | None:
+    """The field in which the states of a round differ first, if they do."""
+    for expected_state, other_state in zip(expected_states, other_states, strict=True):
+        differing_field = first_difference(fields_of_state(expected_state), fields_of_state(other_state))
+        if differing_field is not None:
+            return differing_field
     return None
 
 
@@ -339,7 +385,7 @@ def _changed_copy(tensors_or_object: Any) -> Any:
     """A state or a report with other numbers."""
     moved_tensors = {
         name: value + 0.1 * torch.cos(torch.arange(value.numel())).reshape(value.shape).to(value)
-        for name, value in state_fields(tensors_or_object).items()
+        for name, value in fields_of_state(tensors_or_object).items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
     }
     return dataclasses.replace(copy_tensors(tensors_or_object), **moved_tensors)
@@ -353,9 +399,8 @@ def _check_empty_rounds(trial: StrategyTrial) -> str | None:
         for t, state in enumerate(trial.states_after_rounds(counts, range(len(trial.models)))):
             if not torch.isfinite(state.model).all():
                 return (
-                    f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} "
-                    "took "
-                    "part; an empty round changes nothing: use cohort.unless_empty"
+                    f"{trial.label}: the model is not finite after a round in which {'no' if not t else 'few'} clients "
+                    "took part; an empty round changes nothing: use cohort.where_nonempty"
                     + (f" (round {trial.rounds[t]})" if t else "")
                 )
     return None
@@ -363,9 +408,9 @@ def _check_empty_rounds(trial: StrategyTrial) -> str | None:
 
 def _check_replicates(trial: StrategyTrial) -> str | None:
     """Each replicate alone, and beside one with another number of clients."""
-    if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
+    if len(trial.models) < 2 or trial.simulation.federation.ranks.num_ranks > 1:
         return None
-    all_replicates = [MOST_PRESENT, MOST_PRESENT]
+    all_replicates = [MAX_PRESENT_CLIENTS, MAX_PRESENT_CLIENTS]
     for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]], [all_replicates]):
         joint_states = trial.states_after_rounds(counts, range(2))
         for r in (1, 0):
@@ -374,7 +419,7 @@ def _check_replicates(trial: StrategyTrial) -> str | None:
             except ConfigError:  # it was set up for all replicates
                 return _check_replicates_differ(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
-                if not close_to(joint_state.model[r], single_state.model[0]):
+                if not is_close(joint_state.model[r], single_state.model[0]):
                     return _mixing_text(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
         if trial.is_slow():
             return None
@@ -388,41 +433,47 @@ def _check_replicates_differ(trial: StrategyTrial) -> str | None:
     for t, (state, changed_state) in enumerate(
         zip(right, trial.states_after_rounds([[1, c[1]] for c in counts], range(2)), strict=True)
     ):
-        if not close_to(state.model[1], changed_state.model[1]):
+        if not is_close(state.model[1], changed_state.model[1]):
             return _mixing_text(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
     return None
 
 
-def _mixing_text(trial: StrategyTrial, changed: int, affected: int, moment: str) -> str:
-    seeds = trial.run.federation.seeds
+def _mixing_text(trial: StrategyTrial, changed_row: int, affected_row: int, moment: str) -> str:
+    seeds = trial.simulation.federation.seeds
     return (
-        f"{trial.label} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
-        f"model of seed {seeds[affected]}{moment}; use cohort.mean, sum, median, quantile, trimmed_mean or each, "
+        f"{trial.label} mixes the clients of different seeds: a change in those of seed "
+        f"{seeds[changed_row]} changes the "
+        f"model of seed {seeds[affected_row]}{moment}; use cohort.mean, sum, median, quantile, trimmed_mean or each, "
         "which work "
         "seed by seed, or derive from PerReplicate"
     )
 
 
-def _made_up_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
+def _synthetic_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
     """Losses and gradients of nobody's data."""
     rows = cohort.broadcast(models)
     return FullDataGradients(1 + rows.square().mean(1), rows)
 
 
+def _synthetic_losses(cohort: Cohort, rows: Tensor) -> Tensor:
+    """Losses on nobody's validation samples."""
+    return 1 + (rows - cohort.client_index[:, None].to(rows.dtype)).square().mean(1)
+
+
 INVARIANCES = (
-    Invariance("a second time, and a resumed run", _check_repetition, refuse_part),
-    Invariance("empty rounds", _check_empty_rounds, refuse_part),
-    Invariance("other replicates", _check_replicates, refuse_part),
+    Invariance("a second time, and a resumed run", _check_repetition, raise_violation),
+    Invariance("empty rounds", _check_empty_rounds, raise_violation),
+    Invariance("other replicates", _check_replicates, raise_violation),
 )
 
 
-def check_strategy(run: Setup, memory: Memory) -> None:
+def check_strategy(simulation: Setup, memory: Memory) -> None:
     """Try a strategy in its first rounds, and in some that come late.
 
     Raises:
         ConfigError: naming what it did and what it must do.
     """
-    trial = StrategyTrial(run, memory)
+    trial = StrategyTrial(simulation, memory)
     try:
         check_invariances(INVARIANCES, trial)
     finally:
@@ -430,93 +481,101 @@ def check_strategy(run: Setup, memory: Memory) -> None:
 
 
 def _synthetic_report(
-    run: Setup, state: State, memory: Memory, cohort: Cohort, carry: NamedTensors, replicates: range, t: int
+    simulation: Setup, state: State, memory: Memory, cohort: Cohort, carry: NamedTensors, replicates: range, t: int
 ) -> Report:
     """Rows that have moved a little, each in its own way: by its replicate, its client and the round."""
     model, rows = state.model, carry["params"]
     n, d = rows.shape
-    rates = run.trainer.rates[replicates.start : replicates.stop]
-    phases = (cohort.replicate + replicates.start) * 7 + cohort.client + 3 * t + 1
-    wave = torch.sin(phases.to(rows)[:, None] + torch.arange(1.0, d + 1).to(rows))
-    steps = int(run.trainer.batches.longest[0])
-    sums = (rates[cohort.replicate] * steps).to(rows)
+    learning_rates = simulation.trainer.base_learning_rates[replicates.start : replicates.stop]
+    phases = (cohort.replicate_index + replicates.start) * 7 + cohort.client_index + 3 * t + 1
+    sine_values = torch.sin(phases.to(rows)[:, None] + torch.arange(1.0, d + 1).to(rows))
+    steps = int(simulation.trainer.batches.longest[0])
+    rate_sums = (learning_rates[cohort.replicate_index] * steps).to(rows)
     loss = 1 + 0.1 * torch.sin(phases.to(rows))
     # what clients send depends on where they start
-    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": 0.99 * rows + 0.1 * wave}
+    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": 0.99 * rows + 0.1 * sine_values}
     memory_copy = Memory({name: value.clone() for name, value in memory.clients.items()})
     return Report(
-        cohort, rows.clone(), end_carry, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
-        torch.isfinite(loss), end_carry["params"].clone(), sums.clone(), memory_copy, model.clone(),
-        staleness=_staleness(run, cohort, t),
+        cohort, rows.clone(), end_carry, loss, learning_rates.clone(), rate_sums, np.full(n, 10), model.clone(),
+        torch.isfinite(loss), end_carry["params"].clone(), rate_sums.clone(), memory_copy, model.clone(),
+        staleness=_staleness(simulation, cohort, t),
     )  # fmt: skip
 
 
 def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
     """[n] rounds since each row began; None where rows are never late."""
-    if not (run.delivery.active or run.pace.clock.asynchronous):
+    if not (run.delayed_updates.active or run.round_clock.clock.asynchronous):
         return None
-    latest = STALEST if run.pace.clock.asynchronous else 1
-    clients = cohort.host.virtual % cohort.federation.clients
-    staleness: np.ndarray = np.minimum((clients + t) % (latest + 1), t)
+    max_lateness = MAX_STALENESS if run.round_clock.clock.asynchronous else 1
+    clients = cohort.host_index.virtual_clients % cohort.federation.clients
+    staleness: np.ndarray = np.minimum((clients + t) % (max_lateness + 1), t)
     return staleness
 
 
-def _next_state(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
+def _next_state(strategy: Any, component_label: str, previous_state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
-    state_copy, report_copy = copy_tensors(state), copy_tensors(report)
-    counts = report_copy.cohort.host.count.copy()
-    with user_code_errors(f"{label}: aggregate, in round {t}" if t else label, strategy):
-        after = strategy.aggregate(state_copy, report_copy, t)
-    if not np.array_equal(counts, report_copy.cohort.host.count):
-        report_copy.cohort.host.count[:] = counts
-        raise ConfigError(f"{label}: aggregate writes into the cohort's counts, which the run counts clients by")
-    for name in WATCHED:
-        if not equal_values(getattr(report, name), getattr(report_copy, name)):
-            raise ConfigError(
-                f"{label}: aggregate writes into report.{name}, which the run measures rounds by; write to a copy"
-            )
-    if type(after) is not type(state):
+    state_copy, report_copy = copy_tensors(previous_state), copy_tensors(report)
+    counts = report_copy.cohort.host_index.multiplicity.copy()
+    with user_code_errors(f"{component_label}: aggregate, in round {t}" if t else component_label, strategy):
+        state_after = strategy.aggregate(state_copy, report_copy, t)
+    if not np.array_equal(counts, report_copy.cohort.host_index.multiplicity):
+        report_copy.cohort.host_index.multiplicity[:] = counts
         raise ConfigError(
-            f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
+            f"{component_label}: aggregate writes into the cohort's counts, which the run counts clients by"
         )
-    for name, value in state_fields(state).items():
-        actual_field = state_fields(after)[name]
+    for report_field in MEASURED_REPORT_FIELDS:
+        if not equal_values(getattr(report, report_field), getattr(report_copy, report_field)):
+            raise ConfigError(
+                f"{component_label}: aggregate writes into report.{report_field}, which the run measures rounds "
+                "by; write to a copy"
+            )
+    if type(state_after) is not type(previous_state):
+        raise ConfigError(
+            f"{component_label}: aggregate must return a {type(previous_state).__name__}, and returns "
+            f"{describe_type(state_after)}"
+        )
+    for report_field, field_value in fields_of_state(previous_state).items():
+        actual_field = fields_of_state(state_after)[report_field]
         if not isinstance(actual_field, Tensor) or (actual_field.shape, actual_field.dtype) != (
-            value.shape,
-            value.dtype,
+            field_value.shape,
+            field_value.dtype,
         ):
             hint = " (cohort.scatter writes in place and returns nothing)" if actual_field is None else ""
             raise ConfigError(
-                f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes "
-                f"{describe_type(actual_field)}{hint}"
+                f"{component_label}: {report_field} must stay {describe_type(field_value)} in the next state, "
+                f"and becomes {describe_type(actual_field)}{hint}"
             )
         if actual_field.requires_grad:
-            raise ConfigError(f"{label}: {name} of the next state requires a gradient; return {name}.detach()")
-    if extra := unlisted(after):
+            raise ConfigError(
+                f"{component_label}: {report_field} of the next state requires a gradient; return "
+                f"{report_field}.detach()"
+            )
+    if undeclared_names := undeclared_attributes(state_after):
         raise ConfigError(
-            f"{label}: {extra[0]!r} is an attribute of {type(after).__name__} and none of its fields, so no checkpoint "
+            f"{component_label}: {undeclared_names[0]!r} is an attribute of {type(state_after).__name__} and "
+            "none of its fields, so no checkpoint "
             "holds it; declare it in a dataclass derived from State"
         )
-    _check_shared_memory(label, after)
-    next_state: State = after
+    _check_shared_memory(component_label, state_after)
+    next_state: State = state_after
     return next_state
 
 
-def equal_values(first: Any, second: Any) -> bool:
+def equal_values(first_value: Any, second_value: Any) -> bool:
     """Do two tensors or arrays hold the same numbers, where they are numbers?"""
-    if isinstance(first, Tensor):
-        return torch.equal(first.nan_to_num(), second.nan_to_num())
-    return np.array_equal(first, second)
+    if isinstance(first_value, Tensor):
+        return torch.equal(first_value.nan_to_num(), second_value.nan_to_num())
+    return np.array_equal(first_value, second_value)
 
 
-def _check_shared_memory(label: str, state: State) -> None:
+def _check_shared_memory(component_label: str, state: State) -> None:
     """Refuse two fields in the same memory: a checkpoint cannot hold them, and writing to one writes to both."""
     names_by_address: dict[int, str] = {}
-    for name, value in state_fields(state).items():
-        address = value.untyped_storage().data_ptr()
-        if value.numel() and address in names_by_address:
+    for field_name, value in fields_of_state(state).items():
+        memory_address = value.untyped_storage().data_ptr()
+        if value.numel() and memory_address in names_by_address:
             raise ConfigError(
-                f"{label}: {name} and {names_by_address[address]} of the next state share memory, so that writing to "
-                f"one writes to both; make it {name}.clone()"
+                f"{component_label}: {field_name} and {names_by_address[memory_address]} of the next state "
+                f"share memory, so that writing to one writes to both; make it {field_name}.clone()"
             )
-        names_by_address[address] = name
+        names_by_address[memory_address] = field_name

@@ -20,7 +20,7 @@ from fedsim.run.server import Server
 from fedsim.run.training import Training
 
 CLIENT_MEAN = "client_mean"
-TRIED_ROUNDS, TRIED_SETS = 2, 2  # in which the model is tried, and sets of channels in each
+NUM_TRIAL_ROUNDS, NUM_TRIAL_CHANNEL_SETS = 2, 2  # in which the model is tried, and sets of channels in each
 ROUNDING_TOLERANCE = 1e-6  # relative to the largest parameter
 
 
@@ -34,7 +34,7 @@ class Submodels:
     """
 
     def __init__(self, capacity: Capacity, chain: ChannelChain | None, training: Training) -> None:
-        self.capacity, self.chain, self.training = capacity, chain, training
+        self.capacity, self.channel_chain, self.training = capacity, chain, training
 
     @classmethod
     def build(cls, components: Parts, population: Population, server: Server, training: Training) -> Submodels:
@@ -47,23 +47,23 @@ class Submodels:
         if capacity.active:
             _check_other_parts(components, population, server, training)
             samples = population.data.first_samples(2, server.model.dtype)
-            chain = ChannelChain.of(server.model, samples)
+            chain = ChannelChain.trace_model(server.model, samples)
             capacity.setup(population.federation)
             for held_channels in _sample_channel_sets(capacity, chain, population.federation):
                 check_chain(server.model, chain, held_channels, samples)
         return cls(capacity, chain, training)
 
-    def __call__(self, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> Tensor | dict[str, Tensor]:
+    def __call__(self, start_rows: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> Tensor | dict[str, Tensor]:
         """What a strategy starts clients from, without the columns that they lack; the cohort keeps who holds what."""
-        if self.chain is None:
-            return start
-        sets, index = _held_channels(self.capacity, cohort, self.chain, t)
-        rows = start["params"] if isinstance(start, dict) else start
-        masks = self.chain.masks(sets).to(rows)[index.to(rows.device)]
+        if self.channel_chain is None:
+            return start_rows
+        sets, index = _held_channels(self.capacity, cohort, self.channel_chain, t)
+        rows = start_rows["params"] if isinstance(start_rows, dict) else start_rows
+        masks = self.channel_chain.masks(sets).to(rows)[index.to(rows.device)]
         cohort.column_masks = masks
-        if not isinstance(start, dict):
-            return start * masks
-        return {name: value * masks if value.shape == masks.shape else value for name, value in start.items()}
+        if not isinstance(start_rows, dict):
+            return start_rows * masks
+        return {name: value * masks if value.shape == masks.shape else value for name, value in start_rows.items()}
 
     def check(self, report: Report, t: int) -> None:
         """Refuse rows in which a column that the client lacks has moved.
@@ -78,11 +78,12 @@ class Submodels:
         outside_magnitude = (end * (1 - masks)).abs().amax(1)
         if bool((outside_magnitude > ROUNDING_TOLERANCE * end.abs().amax(1).clamp(min=1.0)).any()):
             raise RunError(
-                f"capacity: in round {t} local={type(self.training.trainer.rule).__name__} moved columns that its "
+                f"capacity: in round {t} local={type(self.training.trainer.local_rule).__name__} moved columns that "
+                "its "
                 "client does not hold; use capacity=full, or another local rule or model"
             )
 
-    def shares(self, cohort: Cohort) -> np.ndarray:
+    def held_fractions(self, cohort: Cohort) -> np.ndarray:
         """[n] the fraction of the model's columns that each row's client holds (host)."""
         if cohort.column_masks is None:
             return np.ones(len(cohort))
@@ -95,34 +96,40 @@ def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: i
     Raises:
         ConfigError: these are no sets of channels, one for each client.
     """
-    answer = capacity.held_channels(cohort, chain.widths, t)
-    label = f"capacity={type(capacity).__name__}: held_channels, in round {t},"
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise ConfigError(f"{label} must return sets of channels and the index of each client's, two things")
-    sets, index = answer
+    held_channels = capacity.held_channels(cohort, chain.widths, t)
+    component_label = f"capacity={type(capacity).__name__}: held_channels, in round {t},"
+    if not (isinstance(held_channels, tuple) and len(held_channels) == 2):
+        raise ConfigError(f"{component_label} must return sets of channels and the index of each client's, two things")
+    channel_sets, client_set_index = held_channels
     shapes = [
-        list(channels.shape) for channels in sets if isinstance(channels, Tensor) and channels.dtype == torch.bool
+        list(channels.shape)
+        for channels in channel_sets
+        if isinstance(channels, Tensor) and channels.dtype == torch.bool
     ]
-    count = shapes[0][0] if shapes and len(shapes[0]) == 2 else 0
-    if shapes != [[count, width] for width in chain.widths]:
+    num_layers = shapes[0][0] if shapes and len(shapes[0]) == 2 else 0
+    if shapes != [[num_layers, width] for width in chain.widths]:
         raise ConfigError(
-            f"{label} must return sets of channels [k, width] of type bool for hidden layers of the widths "
+            f"{component_label} must return sets of channels [k, width] of type bool for hidden layers of the widths "
             f"{', '.join(map(str, chain.widths))}"
         )
-    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (len(cohort),):
-        raise ConfigError(f"{label} must return an int64 index of {len(cohort)} entries, one for each client")
-    if len(index) and not bool(((index >= 0) & (index < count)).all()):
-        raise ConfigError(f"{label} must return an index of its {count} sets, 0 to {count - 1}")
-    return list(sets), index
+    if (
+        not isinstance(client_set_index, Tensor)
+        or client_set_index.dtype != torch.int64
+        or client_set_index.shape != (len(cohort),)
+    ):
+        raise ConfigError(f"{component_label} must return an int64 index of {len(cohort)} entries, one for each client")
+    if len(client_set_index) and not bool(((client_set_index >= 0) & (client_set_index < num_layers)).all()):
+        raise ConfigError(f"{component_label} must return an index of its {num_layers} sets, 0 to {num_layers - 1}")
+    return list(channel_sets), client_set_index
 
 
 def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
     """Sets of channels that clients hold in the first rounds, at most two a round, those that leave some out first."""
-    count = np.ones((federation.replicates, federation.clients))
-    for t in range(TRIED_ROUNDS):
-        sets, index = _held_channels(capacity, federation.cohort(count, count, t), chain, t)
+    count = np.ones((federation.num_replicates, federation.clients))
+    for t in range(NUM_TRIAL_ROUNDS):
+        sets, index = _held_channels(capacity, federation.make_cohort(count, count, t), chain, t)
         order_by_missing = torch.cat([~layer for layer in sets], 1).sum(1)[index].argsort(descending=True)
-        for k in dict.fromkeys(index[order_by_missing].tolist()[:TRIED_SETS]):
+        for k in dict.fromkeys(index[order_by_missing].tolist()[:NUM_TRIAL_CHANNEL_SETS]):
             yield [layer[k : k + 1] for layer in sets]
 
 
@@ -132,22 +139,24 @@ def _check_other_parts(components: Parts, population: Population, server: Server
     Raises:
         ConfigError: naming it, and the remedy.
     """
-    strategy, rule, name = server.strategy, training.trainer.rule, type(components.capacity).__name__
-    reasons: dict[str, Any] = {
+    strategy, local_rule, name = server.strategy, training.trainer.local_rule, type(components.capacity).__name__
+    refusal_reasons: dict[str, Any] = {
         f"strategy={type(strategy).__name__} uses more of the clients' updates than their mean; choose fedavg, "
         "fedprox, fedavgm or fedopt": strategy.server_sees != "mean",
         "some columns stay with the client or are averaged statistics; use columns=all and a model without running "
-        "statistics": server.model.columns.is_divided,
+        "statistics": server.model.columns.has_hidden_columns,
         "an uplink, and an attack, change columns that a client does not hold; use uplink=none attack=none": bool(
             server.uplink.stages
         ),
         "updates that arrive later would be averaged over the wrong clients; use delay=none": components.delay.active,
         "a clock counts transfers of the whole model; use clock=none": components.clock.active,
-        f"local={type(rule).__name__} keeps whole models of the clients; use local=sgd": bool(rule.own_models),
-        "newcomers train the whole model; set personal.newcomers=0": population.newcomers > 0,
+        f"local={type(local_rule).__name__} keeps whole models of the clients; use local=sgd": bool(
+            local_rule.own_models
+        ),
+        "newcomers train the whole model; set personal.newcomers=0": population.num_newcomers > 0,
         "evaluate=client_mean needs whole models of the clients; use evaluate=global": CLIENT_MEAN
         in components.evaluation.models,
     }
-    for reason, applies in reasons.items():
-        if applies:
+    for reason, is_present in refusal_reasons.items():
+        if is_present:
             raise ConfigError(f"capacity={name} gives clients a part of the model, and {reason}, or capacity=full")

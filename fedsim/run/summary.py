@@ -10,45 +10,45 @@ from fedsim.run.setup import Setup
 from fedsim.run.tracking.result import MetricsRow, Result
 
 
-def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
+def summarise_run(simulation: Setup, result: Result, progress: Progress) -> dict[str, Any]:
     """What the file holds.
 
     Args:
-        run: what was run.
+        simulation: what was run.
         result: what it gave.
         progress: where it stands.
     """
-    last = [row for row in result.history if row["round"] == result.history[-1]["round"]]
-    numbers: dict[str, Any] = {
+    last_rows = [row for row in result.history if row["round"] == result.history[-1]["round"]]
+    summary_numbers: dict[str, Any] = {
         "rounds": progress.rounds,
         "stopped": result.stopped,
-        "seeds": list(run.federation.seeds),
+        "seeds": list(simulation.federation.seeds),
         "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
         "per_replicate": [
             {"seed": row["seed"]}
-            | {key: numbers[replicate] for key, numbers in run.per_seed.items()}
+            | {key: summary_numbers[replicate] for key, summary_numbers in simulation.values_per_seed.items()}
             | {name: row[name] for name in result.metric_names}
-            for replicate, row in enumerate(last)
+            for replicate, row in enumerate(last_rows)
         ],
         "dropped": progress.dropped,
         "seconds": round(result.seconds, 3),
         "samples": result.samples,
-        "total_bytes_down": round((sum(progress.links) + sum(progress.unanswered)) * run.traffic.down),
-        "total_bytes_up": round(sum(progress.links) * run.traffic.up),
+        "total_bytes_down": round((sum(progress.links) + sum(progress.unanswered)) * simulation.traffic.bytes_down),
+        "total_bytes_up": round(sum(progress.links) * simulation.traffic.bytes_up),
         "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
-        "parameters": run.model.dimension,
-        "executor": run.trainer.choice.executor,
-        "chunk": run.trainer.choice.chunk,
+        "parameters": simulation.model.dimension,
+        "executor": simulation.trainer.executor_choice.executor,
+        "chunk": simulation.trainer.executor_choice.chunk,
     }
-    if run.pace.clock.active:
-        numbers["virtual_seconds"] = progress.virtual
-    numbers |= run.participation.summary(progress.rounds)
-    if (private := run.privacy(progress.rounds)) is not None:
-        numbers["privacy"] = private.as_json()
+    if simulation.round_clock.clock.active:
+        summary_numbers["virtual_seconds"] = progress.virtual
+    summary_numbers |= simulation.participation.summary(progress.rounds)
+    if (private := simulation.privacy(progress.rounds)) is not None:
+        summary_numbers["privacy"] = private.as_json()
     return (
-        numbers
-        | run.stop.targets(result.history, run.column_descriptions)
-        | _references(run, result.history)
+        summary_numbers
+        | simulation.stop.target_summary(result.history, simulation.column_descriptions)
+        | _references(simulation, result.history)
         | result.extra
     )
 
@@ -60,6 +60,6 @@ def _references(run: Setup, history: list[MetricsRow]) -> dict[str, Any]:
         if reference_entries and column in history[0]:
             first_and_last_rows = zip(history[:count], history[-count:], strict=True)
             reference_entries[name]["distance"] = [
-                {"first": first[column], "last": last[column]} for first, last in first_and_last_rows
+                {"first": first_row[column], "last": last_row[column]} for first_row, last_row in first_and_last_rows
             ]
     return {"references": reference_entries} if reference_entries else {}

@@ -31,7 +31,7 @@ class Lockstep(Generic[T]):
     Args:
         at_once: how many runs are under way together; the next ones begin when these have ended. None: all.
         company: does their works.
-        watch: hears of every round that has been worked on: its number, from 0, and how many runs are in it.
+        report_progress: hears of every round that has been worked on: its number, from 0, and how many runs are in it.
         counts: how many runs each of the runs stands for, where some are several in one.
     """
 
@@ -39,11 +39,11 @@ class Lockstep(Generic[T]):
         self,
         at_once: int | None = None,
         company: JointExecutor | None = None,
-        watch: Callable[[int, int], None] = lambda t, runs: None,
+        report_progress: Callable[[int, int], None] = lambda t, runs: None,
         counts: Sequence[int] | None = None,
     ) -> None:
-        self.at_once, self.watch, self.counts = at_once, watch, counts
-        self.company = company or JointExecutor()
+        self.max_concurrent_runs, self.report_progress, self.num_runs_by_job = at_once, report_progress, counts
+        self.joint_executor = company or JointExecutor()
 
     def __call__(self, runs: Iterable[Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         """The runs, each begun by its call, and as each ends its number and what came of it: a result or an error.
@@ -54,9 +54,9 @@ class Lockstep(Generic[T]):
         Raises:
             KeyboardInterrupt: asked a second time; the runs that were under way are closed.
         """
-        waiting = enumerate(runs)
+        waiting_runs = enumerate(runs)
         stop_requested = False
-        while not stop_requested and (batch := list(itertools.islice(waiting, self.at_once))):
+        while not stop_requested and (batch := list(itertools.islice(waiting_runs, self.max_concurrent_runs))):
             for number, outcome in self._run_batch(dict(batch)):
                 stop_requested = stop_requested or isinstance(outcome, Stopped)
                 yield number, outcome
@@ -64,22 +64,30 @@ class Lockstep(Generic[T]):
     def _run_batch(self, runs: dict[int, Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]] = {}
         try:
-            for number, first_message in runs.items():
-                if StopSignals.pending():
+            for run_index, first_message in runs.items():
+                if StopSignals.is_pending():
                     break
-                yield from self._advance(number, first_message, None, in_flight)
+                yield from self._next_local_task(run_index, first_message, None, in_flight)
             while in_flight:
-                earliest_round = min(work.plan.t for _, work in in_flight.values())
-                numbers = [number for number, (_, work) in in_flight.items() if work.plan.t == earliest_round]
-                local_results = self.company([in_flight[number][1] for number in numbers])
-                self.watch(earliest_round, sum(1 if self.counts is None else self.counts[n] for n in numbers))
-                with (
-                    StopSignals.postponed()
-                ):  # one that arrives between two of them must not end the second a round earlier
+                earliest_round = min(local_task.batch_plan.t for _, local_task in in_flight.values())
+                run_indices = [
+                    run_index
+                    for run_index, (_, local_task) in in_flight.items()
+                    if local_task.batch_plan.t == earliest_round
+                ]
+                local_results = self.joint_executor([in_flight[run_index][1] for run_index in run_indices])
+                self.report_progress(
+                    earliest_round,
+                    sum(1 if self.num_runs_by_job is None else self.num_runs_by_job[n] for n in run_indices),
+                )
+                # a signal that arrives between two runs must not end the second a round earlier
+                with StopSignals.delay_signals():
                     outcomes = [
                         outcome
-                        for number, local_result in zip(numbers, local_results, strict=True)
-                        for outcome in self._advance(number, in_flight.pop(number)[0], local_result, in_flight)
+                        for run_index, local_result in zip(run_indices, local_results, strict=True)
+                        for outcome in self._next_local_task(
+                            run_index, in_flight.pop(run_index)[0], local_result, in_flight
+                        )
                     ]
                 yield from outcomes
         finally:
@@ -87,21 +95,21 @@ class Lockstep(Generic[T]):
                 steps.close()
 
     @staticmethod
-    def _advance(
-        number: int,
-        run: TaskGenerator[T] | Callable[[], TaskGenerator[T]],
+    def _next_local_task(
+        run_index: int,
+        run_or_start: TaskGenerator[T] | Callable[[], TaskGenerator[T]],
         outcome: LocalResult | Exception | None,
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]],
     ) -> list[tuple[int, T | BaseException]]:
         """To the run's next work, or its end: then what came of it."""
         try:
-            steps = run() if callable(run) else run
-            work = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)  # type: ignore[arg-type]
+            steps = run_or_start() if callable(run_or_start) else run_or_start
+            local_task = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)  # type: ignore[arg-type]
         except StopIteration as end:
-            return [(number, end.value)]
+            return [(run_index, end.value)]
         except (Exception, Stopped) as error:
-            return [(number, error)]
-        in_flight[number] = (steps, work)
+            return [(run_index, error)]
+        in_flight[run_index] = (steps, local_task)
         return []
 
 
@@ -117,11 +125,11 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
     Raises:
         Exception: that of the first which failed, when all others have come to their end.
     """
-    results: dict[int, Result | BaseException] = {}
-    with determinism.deterministic(any(simulation.deterministic for simulation in simulations)):
-        for number, outcome in Lockstep[Result](at_once)([simulation.steps for simulation in simulations]):
-            results[number] = outcome
-    failed = [outcome for _, outcome in sorted(results.items()) if isinstance(outcome, BaseException)]
-    for error in sorted(failed, key=lambda error: isinstance(error, Exception)):  # being asked to stop comes first
+    result_by_index: dict[int, Result | BaseException] = {}
+    with determinism.deterministic_algorithms(any(simulation.deterministic for simulation in simulations)):
+        for number, outcome in Lockstep[Result](at_once)([simulation.run_steps for simulation in simulations]):
+            result_by_index[number] = outcome
+    run_errors = [outcome for _, outcome in sorted(result_by_index.items()) if isinstance(outcome, BaseException)]
+    for error in sorted(run_errors, key=lambda error: isinstance(error, Exception)):  # being asked to stop comes first
         raise error
-    return [result for _, result in sorted(results.items()) if not isinstance(result, BaseException)]
+    return [result for _, result in sorted(result_by_index.items()) if not isinstance(result, BaseException)]

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Self
 
-from fedsim.core.errors import PeerError, RunError, first_line
+from fedsim.core.errors import PeerError, RunError, first_message_line
 from fedsim.core.report import Report
 from fedsim.evaluation import EvaluationResult
 from fedsim.evaluation.columns import columns_of_other_model, is_higher_better
@@ -27,9 +27,9 @@ from fedsim.run.folder import RunFolder
 from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
 from fedsim.run.stopping import Stopped, StopSignals
-from fedsim.run.summary import summary
+from fedsim.run.summary import summarise_run
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, checksum, rows_up_to_round
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, metrics_checksum, rows_up_to_round
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
 from fedsim.run.tracking.progress import facts_line, progress_view
 from fedsim.run.tracking.result import MetricsRow, Result
@@ -41,10 +41,10 @@ class Tracker:
     """One run's bookkeeping; `Simulation.run` drives it. `begin` opens the run folder.
 
     Args:
-        run: what is run.
+        simulation: what is run.
         folder: the run folder, or None.
-        options: what is written and shown.
-        checkpoints, guard: see there.
+        tracking_options: what is written and shown.
+        checkpoints, divergence_guard: see there.
         progress: where the run stands (not zero on resuming).
         settings: named values for TensorBoard's HPARAMS table.
         config: YAML that is kept as config.yaml.
@@ -52,33 +52,33 @@ class Tracker:
 
     def __init__(
         self,
-        run: Setup,
+        simulation: Setup,
         folder: Path | None,
-        options: Tracking,
+        tracking_options: Tracking,
         checkpoints: Checkpointer,
-        guard: DivergenceGuard,
+        divergence_guard: DivergenceGuard,
         progress: Progress,
         settings: dict[str, Any] | None = None,
         config: str | None = None,
     ) -> None:
-        self.run, self.folder, self.options, self.config = run, folder, options, config
-        self.checkpoints, self.guard, self.progress = checkpoints, guard, progress
-        self.seeds, self.ranks = run.federation.seeds, run.federation.ranks
-        self.settings = settings or {"strategy": type(run.strategy).__name__, "dataset": run.dataset.name}
+        self.simulation, self.folder, self.options, self.config = simulation, folder, tracking_options, config
+        self.checkpoints, self.divergence_guard, self.progress = checkpoints, divergence_guard, progress
+        self.seeds, self.ranks = simulation.federation.seeds, simulation.federation.ranks
+        self.settings = settings or {"strategy": type(simulation.strategy).__name__, "dataset": simulation.dataset.name}
         self.history: list[MetricsRow] = []
-        self._files: RunFolder | None = None
+        self._run_folder: RunFolder | None = None
         self._signals = StopSignals()
         self._stop_requested = False  # had this or another rank seen a signal in the last round?
         self._result: Result | None = None
-        style = options.progress if self.ranks.is_first else "none"
-        self._view = progress_view(style, run.rounds, progress.rounds)
-        self.active, self.num_links = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
-        self.num_unheard = np.zeros(len(self.seeds), dtype=np.int64)
+        style = tracking_options.progress if self.ranks.is_first else "none"
+        self._progress_view = progress_view(style, simulation.rounds, progress.rounds)
+        self.num_active, self.num_links = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
+        self.num_unanswered = np.zeros(len(self.seeds), dtype=np.int64)
         self._last_evaluation: EvaluationResult | None = None
         self.models: Tensor  # [R, d] that were evaluated last
         self._observers = Observers([])
         self._stop_reason: str | None = None  # why one of them ends the run
-        self._metric: str | None = None  # by which the best models are kept
+        self._selection_metric: str | None = None  # by which the best models are kept
         self._best_models: BestModels | None = None
         self.end_reason: str | None = None  # why, where a rule ends the run before its last round
         self._seconds_before = progress.seconds
@@ -86,271 +86,318 @@ class Tracker:
         self._start_time = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._view.__enter__()
-        self._signals.listen()
+        self._progress_view.__enter__()
+        self._signals.install_handlers()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._view.__exit__(kind, error, trace)
+        self._progress_view.__exit__(kind, error, trace)
         try:
             with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
                 self._observers.close()
-            if self._files is not None:
-                self._files.close(quietly=error is not None)
+            if self._run_folder is not None:
+                self._run_folder.close(ignore_errors=error is not None)
         finally:  # until here a signal waits
-            self._signals.restore_handlers(leaving=isinstance(error, PeerError))
+            self._signals.restore_handlers(ignore_sigterm=isinstance(error, PeerError))
         if error is None or (isinstance(error, Exception) and not isinstance(error, PeerError)):
             self._stop_if_asked(error)
 
     def _stop_if_asked(self, error: BaseException | None) -> None:
         """A signal that no further round of this run could act on is for whoever would go on behind the run."""
-        if self._signals.signal is None and not self._stop_requested:
+        if self._signals.received_signal is None and not self._stop_requested:
             return
-        ending = "ended" if error is None else "failed"
+        end_verb = "ended" if error is None else "failed"
         message = (
-            f"stopped by {self._signal_name} after the run {ending} "
-            f"in round {self.progress.rounds} of {self.run.rounds}"
+            f"stopped by {self._signal_name} after the run {end_verb} "
+            f"in round {self.progress.rounds} of {self.simulation.rounds}"
         )
         raise Stopped(message, self._result) from error
 
     @property
     def _signal_name(self) -> str:
         """Its name."""
-        return "another rank" if self._signals.signal is None else signal.Signals(self._signals.signal).name
+        return (
+            "another rank"
+            if self._signals.received_signal is None
+            else signal.Signals(self._signals.received_signal).name
+        )
 
-    def begin(self, state: State) -> None:
+    def start(self, state: State) -> None:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start_time = time.monotonic()
-        self.begin_with(None if self.progress.rounds else self.evaluate(state, 0))
+        self.start_with_evaluation(None if self.progress.rounds else self.evaluate(state, 0))
 
-    def begin_with(self, first: EvaluationResult | None) -> None:
+    def start_with_evaluation(self, initial_result: EvaluationResult | None) -> None:
         """Open the run folder, given what was measured of the initial model; None for a resumed run."""
-        progress, run = self.progress, self.run
-        self._metric = run.stop.selection_metric(run.column_descriptions)
-        if first is not None:
-            self.guard.nonfinite_replicates = {
-                r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)
+        progress, simulation = self.progress, self.simulation
+        self._selection_metric = simulation.stop.selection_metric(simulation.column_descriptions)
+        if initial_result is not None:
+            self.divergence_guard.nonfinite_replicates = {
+                r for r, loss in enumerate(initial_result.metrics["train_loss"]) if not math.isfinite(loss)
             }
         if self.folder is not None:
-            columns = run.column_descriptions
+            column_descriptions = simulation.column_descriptions
             self.history = (
-                rows_up_to_round(self.folder / METRICS_FILENAME, columns, progress.rounds, progress.rows, progress.crc)
+                rows_up_to_round(
+                    self.folder / METRICS_FILENAME, column_descriptions, progress.rounds, progress.rows, progress.crc
+                )
                 if progress.rounds
                 else []
             )
         self.end_reason = self.reason_to_end() if progress.rounds else None
         if self.folder is not None:
-            complete = next(self.rounds(), None) is None
-            if self._metric is not None:
+            has_no_rounds = next(self.remaining_rounds(), None) is None
+            if self._selection_metric is not None:
                 self._best_models = BestModels(
-                    self.folder, self._metric, is_higher_better(self._metric, columns), run.model_metadata()
+                    self.folder,
+                    self._selection_metric,
+                    is_higher_better(self._selection_metric, column_descriptions),
+                    simulation.model_metadata(),
                 )
                 if progress.rounds:
                     self._best_models.resume()
-            files = RunFolder(self.folder, columns, progress, complete)
+            files = RunFolder(self.folder, column_descriptions, progress, has_no_rounds)
             files.prepare(
-                self.config, self.settings, run.device, self.ranks.count, run.naming.constants, self.checkpoints.path
+                self.config,
+                self.settings,
+                simulation.device,
+                self.ranks.num_ranks,
+                simulation.parameter_naming.constants,
+                self.checkpoints.path,
             )
-            self._files, self.history = files, files.kept_rows
-        if self.ranks.is_first and not (self._files is not None and self._files.finished):
-            self._observers = Observers(self.options.watching)
-            run_started = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
+            self._run_folder, self.history = files, files.kept_rows
+        if self.ranks.is_first and not (self._run_folder is not None and self._run_folder.is_finished):
+            self._observers = Observers(self.options.all_observers)
+            run_started = RunStarted(
+                self.folder, self.seeds, simulation.rounds, progress.rounds, self.settings, self.config
+            )
             self._observers.begin(run_started)
-        if first is None:
+        if initial_result is None:
             self._drop_replicates()
         else:
-            self.record(first)
+            self.record_evaluation(initial_result)
 
-    def rounds(self) -> Iterator[int]:
+    def remaining_rounds(self) -> Iterator[int]:
         """The rounds that are left, until a rule ends the run."""
-        while self.progress.rounds < self.run.rounds and self.end_reason is None:
+        while self.progress.rounds < self.simulation.rounds and self.end_reason is None:
             yield self.progress.rounds
 
     def reason_to_end(self) -> str | None:
         """What the rules say, which the first rank tells the others: it alone knows earlier rows, and has the clock."""
-        stop = self.run.stop
+        stop = self.simulation.stop
         if not (stop.active or self.options.observers):
             return None
         history = [dict(row) for row in self.history]  # a rule of the user's might write into it
-        label, is_own = f"stop={type(stop).__name__}", type(stop).__module__.startswith("fedsim.")
+        stop_label, is_own = f"stop={type(stop).__name__}", type(stop).__module__.startswith("fedsim.")
         try:
-            arguments = (self.progress.seconds, self._metric, self.run.column_descriptions)
-            reason = stop.reason(history, *arguments)
-            repeated_reason = reason if is_own else stop.reason([dict(row) for row in self.history], *arguments)
+            arguments = (self.progress.seconds, self._selection_metric, self.simulation.column_descriptions)
+            stop_reason = stop.stop_reason(history, *arguments)
+            repeated_reason = (
+                stop_reason if is_own else stop.stop_reason([dict(row) for row in self.history], *arguments)
+            )
         except Exception as error:
             if is_own:
                 raise
-            raise RunError(f"{label} raised {type(error).__name__}: {first_line(error)}") from error
-        if not (reason is None or isinstance(reason, str)):
-            raise RunError(f"{label}: reason must return a sentence or None, and returns {type(reason).__name__}")
-        if repeated_reason != reason:
-            raise RunError(f"{label}: reason says {reason!r} and then {repeated_reason!r} of the same evaluations")
-        return self.ranks.broadcast_object(reason or self._stop_reason)
+            raise RunError(f"{stop_label} raised {type(error).__name__}: {first_message_line(error)}") from error
+        if not (stop_reason is None or isinstance(stop_reason, str)):
+            raise RunError(
+                f"{stop_label}: reason must return a sentence or None, and returns {type(stop_reason).__name__}"
+            )
+        if repeated_reason != stop_reason:
+            raise RunError(
+                f"{stop_label}: reason says {stop_reason!r} and then {repeated_reason!r} of the same evaluations"
+            )
+        return self.ranks.broadcast_object(stop_reason or self._stop_reason)
 
     @property
     def _replicates_left(self) -> list[int]:
         """The replicates that were not given up."""
-        given_up = self.guard.given_up
+        given_up = self.divergence_guard.round_by_dropped_replicate
         return [r for r in range(len(self.seeds)) if r not in given_up]
 
     def _evaluate_models(self, state: State, deployed: Tensor | None = None) -> EvaluationResult:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
-        run, memory = self.run, self.checkpoints.memory
-        first, *further_names = run.evaluation.models
-        self.models = run.models(first, state, memory)
+        simulation, memory = self.simulation, self.checkpoints.memory
+        first_name, *further_names = simulation.evaluation.models
+        self.models = simulation.evaluated_models(first_name, state, memory)
 
         def evaluate(models: Tensor) -> EvaluationResult:
-            return self.guard.evaluate(
-                lambda rows: run.evaluator(rows, deployed, self.progress.rounds), models, self.progress.rounds
+            return self.divergence_guard.evaluate(
+                lambda rows: simulation.evaluator(rows, deployed, self.progress.rounds), models, self.progress.rounds
             )
 
-        measured = evaluate(self.models)
+        evaluation_result = evaluate(self.models)
         for name in further_names:
-            metrics = evaluate(run.models(name, state, memory)).metrics
+            metrics = evaluate(simulation.evaluated_models(name, state, memory)).metrics
             column_names = columns_of_other_model(name, metrics)
-            measured.metrics |= {column_names[column]: values for column, values in metrics.items()}
-        return measured
+            evaluation_result.metrics |= {column_names[column]: values for column, values in metrics.items()}
+        return evaluation_result
 
-    def evaluate(self, state: State, completed: int, report: Report | None = None) -> EvaluationResult:
+    def evaluate(self, state: State, completed_rounds: int, report: Report | None = None) -> EvaluationResult:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
-        run = self.run
-        measured = self._evaluate_models(state, None if report is None else report.deployed)
-        measured.metrics |= run.participation(measured, completed, report) | self.dynamic_regret(completed)
-        if run.personal is not None:
+        simulation = self.simulation
+        evaluation_result = self._evaluate_models(state, None if report is None else report.deployed)
+        evaluation_result.metrics |= simulation.participation(
+            evaluation_result, completed_rounds, report
+        ) | self.dynamic_regret(completed_rounds)
+        if simulation.personal is not None:
             online = None if report is None else report.cohort
-            metrics, measured.histograms = run.personal(state, self.checkpoints.memory, completed, online)
-            measured.metrics |= metrics
-        if self.options.watching:
-            self.add_histograms(measured, None if report is None else update_lengths(report))
-        return measured
+            metrics, evaluation_result.histograms = simulation.personal(
+                state, self.checkpoints.memory, completed_rounds, online
+            )
+            evaluation_result.metrics |= metrics
+        if self.options.all_observers:
+            self.add_histograms(evaluation_result, None if report is None else update_norms(report))
+        return evaluation_result
 
-    def dynamic_regret(self, completed: int) -> dict[str, np.ndarray]:
+    def dynamic_regret(self, completed_rounds: int) -> dict[str, np.ndarray]:
         """The column of the dynamic regret, to which the rounds since the last evaluation are added."""
-        progress, references = self.progress, self.run.references
+        progress, references = self.progress, self.simulation.references
         if not references.has_regret:
             return {}
-        excess = references.excess_risk(self.models, completed) * progress.unevaluated
-        total = (np.array(progress.regret) if progress.regret else np.zeros(len(self.seeds))) + excess
+        excess_risk = references.excess_risk(self.models, completed_rounds) * progress.unevaluated
+        total = (np.array(progress.regret) if progress.regret else np.zeros(len(self.seeds))) + excess_risk
         progress.regret = np.where(np.isfinite(total), total, 0.0).tolist()
         return {REGRET: total}
 
-    def add_histograms(self, measured: EvaluationResult, lengths: np.ndarray | None) -> None:
-        """What observers are shown of the clients; `lengths` [n] of their updates in the last round."""
-        if measured.client_accuracy is not None:
-            measured.histograms["accuracy"] = measured.client_accuracy[self._replicates_left].reshape(-1)
-        for name, values in measured.client_metrics.items():
+    def add_histograms(self, evaluation_result: EvaluationResult, row_counts: np.ndarray | None) -> None:
+        """What observers are shown of the clients; `row_counts` [n] of their updates in the last round."""
+        if evaluation_result.client_accuracy is not None:
+            evaluation_result.histograms["accuracy"] = evaluation_result.client_accuracy[self._replicates_left].reshape(
+                -1
+            )
+        for name, values in evaluation_result.client_metrics.items():
             remaining_values = values[self._replicates_left].reshape(-1)
-            measured.histograms[name] = remaining_values[np.isfinite(remaining_values)]
-        if lengths is not None:
-            measured.histograms["length of update"] = lengths[np.isfinite(lengths)]
+            evaluation_result.histograms[name] = remaining_values[np.isfinite(remaining_values)]
+        if row_counts is not None:
+            evaluation_result.histograms["length of update"] = row_counts[np.isfinite(row_counts)]
 
-    def round(self, t: int, state: State, report: Report) -> None:
+    def record_round(self, t: int, state: State, report: Report) -> None:
         """Round t is complete."""
-        self.guard.update(t, state, report)
-        run, progress, cohort = self.run, self.progress, report.cohort
-        run.models.receive(self.checkpoints.memory, state, cohort)
-        run.participation.update(t, cohort)
+        self.divergence_guard.record_nonfinite(t, state, report)
+        simulation, progress, cohort = self.simulation, self.progress, report.cohort
+        simulation.evaluated_models.receive(self.checkpoints.memory, state, cohort)
+        simulation.participation.update(t, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
-        self.keep_time()
-        last, limit = t + 1 == run.rounds, run.stop.seconds
+        self.update_elapsed_time()
+        is_last_round, limit = t + 1 == simulation.rounds, simulation.stop.seconds
         time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
         time_over = time_over or (
-            self.ranks.is_first and run.stop.is_time_over(run.pace.seconds[self._replicates_left])
+            self.ranks.is_first and simulation.stop.is_time_over(simulation.round_clock.seconds[self._replicates_left])
         )
-        decisions = np.array(
-            [self._signals.signal is not None, self.checkpoint_due(t + 1, self._signals.agreed_signal), time_over]
+        replicate_decisions = np.array(
+            [
+                self._signals.received_signal is not None,
+                self.checkpoint_due(t + 1, self._signals.agreed_signal),
+                time_over,
+            ]
         )
-        count = cohort.host.count  # a multiset's client is linked once, however often it counts
-        linked = (count > 0) * run.submodels.shares(cohort)
-        counts = per_replicate(np.stack([count, linked, report.samples]), cohort.bounds)
-        self.active, self.num_links, num_samples, decisions = self.ranks.all_reduce_host(*counts, decisions)
-        progress.participants = [float(a + b) for a, b in zip(progress.participants, self.active, strict=True)]
+        count = cohort.host_index.multiplicity  # a multiset's client is linked once, however often it counts
+        linked = (count > 0) * simulation.submodels.held_fractions(cohort)
+        counts = per_replicate(np.stack([count, linked, report.samples]), cohort.replicate_bounds)
+        self.num_active, self.num_links, num_samples, replicate_decisions = self.ranks.all_reduce_host(
+            *counts, replicate_decisions
+        )
+        progress.participants = [float(a + b) for a, b in zip(progress.participants, self.num_active, strict=True)]
         progress.links = [float(a + b) for a, b in zip(progress.links, self.num_links, strict=True)]
-        self.num_unheard = run.pace.num_cut_off + run.delivery.net_delayed
-        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.num_unheard, strict=True)]
-        if run.pace.clock.asynchronous:
-            staleness_sums = per_replicate(report.rounds_late[None], cohort.bounds)[0]
+        self.num_unanswered = simulation.round_clock.num_dropped_late + simulation.delayed_updates.net_delayed
+        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self.num_unanswered, strict=True)]
+        if simulation.round_clock.clock.asynchronous:
+            staleness_sums = per_replicate(report.rounds_late[None], cohort.replicate_bounds)[0]
             progress.staleness = (np.array(progress.staleness or 0.0) + staleness_sums).tolist()
-        progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
+        progress.virtual = simulation.round_clock.seconds.tolist() if simulation.round_clock.clock.active else []
+        progress.joules = simulation.round_clock.joules.tolist() if simulation.round_clock.clock.measures_energy else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, num_samples, strict=True)]
-        self._view.round(t + 1, float(self.active.mean()))
-        stopping, checkpoint_is_due, time_over = (bool(decision) for decision in decisions)
-        time_to_evaluate = last or time_over or (t + 1) % run.evaluation.every == 0
-        time_to_save = last or stopping or checkpoint_is_due
-        if time_to_evaluate or time_to_save or run.device.type == "cpu":
-            self.guard.check()
+        self._progress_view.round(t + 1, float(self.num_active.mean()))
+        is_stopping, checkpoint_is_due, time_over = (bool(decision) for decision in replicate_decisions)
+        time_to_evaluate = is_last_round or time_over or (t + 1) % simulation.evaluation.every == 0
+        time_to_save = is_last_round or is_stopping or checkpoint_is_due
+        if time_to_evaluate or time_to_save or simulation.device.type == "cpu":
+            self.divergence_guard.handle_nonfinite()
         if time_to_evaluate:
-            self.record(self.evaluate(state, t + 1, report))
-            self.end_reason = None if last else self.reason_to_end()
+            self.record_evaluation(self.evaluate(state, t + 1, report))
+            self.end_reason = None if is_last_round else self.reason_to_end()
         if time_to_save or self.end_reason is not None:
-            self.save(state)
-        self._stop_requested = stopping
-        if stopping and not last and self.end_reason is None:
-            raise Stopped(f"stopped by {self._signal_name} after round {t + 1} of {run.rounds}")
+            self.save_checkpoint(state)
+        self._stop_requested = is_stopping
+        if is_stopping and not is_last_round and self.end_reason is None:
+            raise Stopped(f"stopped by {self._signal_name} after round {t + 1} of {simulation.rounds}")
 
-    def keep_time(self) -> None:
+    def update_elapsed_time(self) -> None:
         """Note how many seconds the run has taken, resumed parts included."""
         self.progress.seconds = self._seconds_before + time.monotonic() - self._start_time
 
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
         """Is it time for a checkpoint after this many rounds? So many runs go on together."""
-        return self.checkpoints.due(rounds, num_runs)
+        return self.checkpoints.is_due(rounds, num_runs)
 
-    def save(self, state: State) -> None:
+    def save_checkpoint(self, state: State) -> None:
         """Write a checkpoint, and before it what it says to be there."""
-        if self._files is not None:
-            self._files.on_disk()
+        if self._run_folder is not None:
+            self._run_folder.flush_to_disk()
         if self._best_models is not None:
             self._best_models.write()
         self.checkpoints.write(state, self.progress)
 
-    def record(self, measured: EvaluationResult) -> None:
+    def record_evaluation(self, evaluation_result: EvaluationResult) -> None:
         """Pass one evaluation on."""
-        progress, self._last_evaluation = self.progress, measured
-        self.keep_time()
-        used = np.array(progress.participants)
-        staleness = np.where(used > 0, np.array(progress.staleness or 0.0) / np.maximum(used, 1), np.nan)
+        progress, self._last_evaluation = self.progress, evaluation_result
+        self.update_elapsed_time()
+        participants = np.array(progress.participants)
+        staleness = np.where(
+            participants > 0, np.array(progress.staleness or 0.0) / np.maximum(participants, 1), np.nan
+        )
         mean_active = np.array(progress.participants) / max(progress.unevaluated, 1)
         progress.participants, progress.staleness, progress.unevaluated = [0.0] * len(self.seeds), [], 0
         rows: list[MetricsRow] = []
-        given_up = self.guard.given_up
+        given_up = self.divergence_guard.round_by_dropped_replicate
         for r, seed in enumerate(self.seeds):
             row: MetricsRow = {"round": progress.rounds, "seed": seed}
-            row |= {name: math.nan if r in given_up else float(values[r]) for name, values in measured.metrics.items()}
-            row |= {"active_clients": int(self.active[r]), "mean_active_clients": float(mean_active[r])}
-            num_sent, unanswered, pace = float(self.num_links[r]), progress.unanswered[r], self.run.pace
-            link_counts = (
-                (num_sent + int(self.num_unheard[r]), num_sent),
-                (progress.links[r] + unanswered, progress.links[r]),
+            row |= {
+                name: math.nan if r in given_up else float(values[r])
+                for name, values in evaluation_result.metrics.items()
+            }
+            row |= {"active_clients": int(self.num_active[r]), "mean_active_clients": float(mean_active[r])}
+            num_sent, num_unanswered, round_clock = (
+                float(self.num_links[r]),
+                progress.unanswered[r],
+                self.simulation.round_clock,
             )
-            row |= self.run.traffic.columns(*link_counts)
+            link_counts = (
+                (num_sent + int(self.num_unanswered[r]), num_sent),
+                (progress.links[r] + num_unanswered, progress.links[r]),
+            )
+            row |= self.simulation.traffic.columns(*link_counts)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
-            row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late_clients[r])}
+            row |= {"virtual_seconds": float(round_clock.seconds[r]), "late_clients": int(round_clock.late_clients[r])}
+            row["joules"] = float(round_clock.joules[r])
             row["update_staleness"] = float(staleness[r])
-            rows.append({name: row[name] for name in self.run.column_descriptions})
+            rows.append({name: row[name] for name in self.simulation.column_descriptions})
         self.history += rows
         progress.rows = None if progress.rows is None else progress.rows + len(rows)
-        progress.crc = None if progress.crc is None else checksum(rows, progress.crc)
+        progress.crc = None if progress.crc is None else metrics_checksum(rows, progress.crc)
         if self._best_models is not None:
             self._best_models.update(
                 progress.rounds, self.models, np.array([row[self._best_models.metric] for row in rows])
             )
-        if self._files is not None:
-            self._files.record(rows)
-        models, naming = self.models, self.run.naming
+        if self._run_folder is not None:
+            self._run_folder.record(rows)
+        models, naming = self.models, self.simulation.parameter_naming
         event = EvaluationEvent(
-            progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
+            progress.rounds, rows, evaluation_result.histograms, lambda r: naming.state_dict(models[r].cpu())
         )
         self._stop_reason = self._observers.evaluated(event)
         self._drop_replicates()
-        self._view.evaluated(progress.rounds, facts_line(rows, self._samples_per_second()), float(self.active.mean()))
+        self._progress_view.evaluated(
+            progress.rounds, facts_line(rows, self._samples_per_second()), float(self.num_active.mean())
+        )
 
     def _drop_replicates(self) -> None:
         """Give up the replicates that an observer names; the first rank tells the others."""
         if self.options.observers:
-            dropped = self.ranks.broadcast_object(self._observers.replicates_to_drop())
-            for replicate, reason in dropped.items():
-                self.guard.drop(replicate, self.progress.rounds, reason)
+            dropped_reasons = self.ranks.broadcast_object(self._observers.replicates_to_drop())
+            for replicate, reason in dropped_reasons.items():
+                self.divergence_guard.drop_replicate(replicate, self.progress.rounds, reason)
 
     def _samples_per_second(self) -> float | None:
         """Samples a second since the run began or went on; None before the first round."""
@@ -360,47 +407,49 @@ class Tracker:
 
     def finish(self, state: State) -> Result:
         """Write what is written once, and return everything."""
-        progress, run = self.progress, self.run
+        progress, simulation = self.progress, self.simulation
         folder = None if self.folder is None else str(self.folder)
-        extra: dict[str, Any] = (
-            {} if run.newcomers is None else {"newcomers": run.newcomers(state, self.checkpoints.memory)}
+        extra_results: dict[str, Any] = (
+            {} if simulation.newcomers is None else {"newcomers": simulation.newcomers(state, self.checkpoints.memory)}
         )
         if self._best_models is not None:
             self._best_models.write()
-            extra["best"] = self._best_models.summary()
-        final_models = run.models("global", state, self.checkpoints.memory)
+            extra_results["best"] = self._best_models.summary()
+        final_models = simulation.evaluated_models("global", state, self.checkpoints.memory)
         result = Result(
             self.history,
             state,
             progress.seconds,
             sum(progress.samples),
             folder,
-            extra,
+            extra_results,
             final_models,
-            run.naming,
+            simulation.parameter_naming,
             self.end_reason,
         )
-        last = self._last_evaluation or self._evaluate_models(state)
-        if self._files is not None:
-            accuracy = None if last.client_accuracy is None else last.client_accuracy[self._replicates_left]
-            metrics = {name: values[self._replicates_left] for name, values in last.client_metrics.items()}
-            held_out = None if last.held_out is None else last.held_out[self._replicates_left]
+        last_result = self._last_evaluation or self._evaluate_models(state)
+        if self._run_folder is not None:
+            accuracy = (
+                None if last_result.client_accuracy is None else last_result.client_accuracy[self._replicates_left]
+            )
+            metrics = {name: values[self._replicates_left] for name, values in last_result.client_metrics.items()}
+            held_out = None if last_result.held_out is None else last_result.held_out[self._replicates_left]
             client_table = clients.gather_clients(
-                run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
-                run.evaluator.everyone, metrics, run.dataset.label_names, held_out,
+                simulation.federation, simulation.availability, progress.rounds, bool(simulation.client_tables),
+                accuracy, simulation.evaluator.evaluated_clients, metrics, simulation.dataset.label_names, held_out,
             )  # fmt: skip
-            self._files.write_clients(client_table)
-        run_summary = summary(run, result, progress)
+            self._run_folder.write_clients(client_table)
+        run_summary = summarise_run(simulation, result, progress)
         self._observers.finish(
-            RunEnded(progress.rounds, run_summary, self._files.pictures if self._files else lambda: iter(()))
+            RunEnded(progress.rounds, run_summary, self._run_folder.pictures if self._run_folder else lambda: iter(()))
         )
-        if self._files is not None:
-            self._files.finish(run_summary)
+        if self._run_folder is not None:
+            self._run_folder.finish(run_summary)
         self._result = result
         return result
 
 
-def update_lengths(report: Report) -> np.ndarray:
+def update_norms(report: Report) -> np.ndarray:
     """[n] lengths of the updates of a round's clients, those of all ranks."""
     return report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
 

@@ -25,47 +25,55 @@ class Traffic:
     """What one client that takes part in a round costs.
 
     Attributes:
-        down: bytes that the server sends to it.
-        up: bytes that it sends to the server.
+        bytes_down: bytes that the server sends to it.
+        bytes_up: bytes that it sends to the server.
     """
 
-    down: int
-    up: int
+    bytes_down: int
+    bytes_up: int
 
     @classmethod
-    def of(cls, strategy: Strategy[Any], rule: LocalRule, model: RowModel, uplink: Uplink | None = None) -> Traffic:
+    def per_round(
+        cls, strategy: Strategy[Any], local_rule: LocalRule, model: RowModel, uplink: Uplink | None = None
+    ) -> Traffic:
         """Vectors that the strategy sends of the shared columns, each averaged statistic once, and what the rule adds.
         The first vector up is the client's row, which goes through the uplink.
 
         Raises:
             ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
         """
-        columns, size = model.columns, torch.finfo(model.dtype).bits // 8
-        name, rule_numbers = type(strategy).__name__, rule.traffic(model.dimension)
-        vectors = (strategy.vectors_down, strategy.vectors_up)
-        for direction, count in zip(("down", "up"), vectors, strict=True):
-            checks.whole_number(f"strategy={name}: vectors_{direction}", count, minimum=0)
-        sent_up = len(columns.shared) - model.column_names.num_received
-        down, up = (
-            n * count + len(columns.averaged) + extra_numbers
-            for n, count, extra_numbers in zip(vectors, (len(columns.shared), sent_up), rule_numbers, strict=True)
+        model_columns, bytes_per_number = model.columns, torch.finfo(model.dtype).bits // 8
+        name, rule_numbers = type(strategy).__name__, local_rule.traffic(model.dimension)
+        vector_counts = (strategy.vectors_down, strategy.vectors_up)
+        for direction, count in zip(("down", "up"), vector_counts, strict=True):
+            checks.check_whole_number(f"strategy={name}: vectors_{direction}", count, minimum=0)
+        sent_up = len(model_columns.shared) - model.column_names.num_received
+        values_down, values_up = (
+            n * count + len(model_columns.averaged) + extra_numbers
+            for n, count, extra_numbers in zip(
+                vector_counts, (len(model_columns.shared), sent_up), rule_numbers, strict=True
+            )
         )
-        plain = len(columns.shared) * size
-        saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes
-        if saved and sent_up < len(columns.shared):
+        shared_bytes = len(model_columns.shared) * bytes_per_number
+        saved_numbers = (
+            0
+            if uplink is None or not strategy.vectors_up
+            else shared_bytes - uplink.code(len(model_columns.shared), bytes_per_number).bytes
+        )
+        if saved_numbers and sent_up < len(model_columns.shared):
             raise ConfigError(
                 "an uplink that compresses rows would count columns that clients do not send, which this model has "
                 f"({min(model.received_parameters)}); use uplink=none"
             )
-        return cls(down * size, up * size - saved)
+        return cls(values_down * bytes_per_number, values_up * bytes_per_number - saved_numbers)
 
-    def columns(self, last: tuple[float, float], ever: tuple[float, float]) -> dict[str, int]:
+    def columns(self, last_links: tuple[float, float], total_links: tuple[float, float]) -> dict[str, int]:
         """The columns of metrics.csv where so many models were sent to clients and by them, in the last round and in
         all rounds together; a client that holds a part of the model counts as that part."""
         byte_columns: dict[str, int] = {}
-        for prefix, (receivers, senders) in (("", last), ("total_", ever)):
+        for prefix, (receivers, senders) in (("", last_links), ("total_", total_links)):
             byte_columns |= {
-                f"{prefix}bytes_down": round(receivers * self.down),
-                f"{prefix}bytes_up": round(senders * self.up),
+                f"{prefix}bytes_down": round(receivers * self.bytes_down),
+                f"{prefix}bytes_up": round(senders * self.bytes_up),
             }
         return byte_columns

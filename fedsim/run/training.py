@@ -16,7 +16,7 @@ from fedsim.run.round_clock import RoundClock
 from fedsim.run.server import Server
 from fedsim.run.traffic import Traffic
 from fedsim.shift import Shift
-from fedsim.trainer import FullDataQuery, Trainer, Trainers
+from fedsim.trainer import FullDataQuery, Trainer, TrainerFactory
 from fedsim.uplink.attack import Attack
 
 
@@ -25,22 +25,22 @@ class Training:
     """The clients' side of a round, and the time that it takes.
 
     Attributes:
-        contamination: which samples are rotten, those of label attacks included; set up for newcomers too.
+        contamination: which samples are contaminated, those of label attacks included; set up for newcomers too.
         newcomer_shift: how newcomers' samples react to the deployed model; not set up yet. None without newcomers.
-        trainers: makes trainers of the run's clients, and holds their shift, set up.
+        trainer_factory: makes trainers of the run's clients, and holds their shift, set up.
         trainer: that of the run's local rule.
         traffic: bytes that a client receives and sends in a round.
-        pace: which clients are in time, with how much of their work; keeps virtual time.
-        delivery: in which later round rows arrive.
+        round_clock: which clients are in time, with how much of their work; keeps virtual time.
+        delayed_updates: in which later round rows arrive.
     """
 
     contamination: Contamination
     newcomer_shift: Shift | None
-    trainers: Trainers
+    trainer_factory: TrainerFactory
     trainer: Trainer
     traffic: Traffic
-    pace: RoundClock
-    delivery: DelayedUpdates
+    round_clock: RoundClock
+    delayed_updates: DelayedUpdates
 
     @classmethod
     def build(cls, components: Parts, population: Population, server: Server) -> Training:
@@ -52,34 +52,36 @@ class Training:
         contamination = components.contamination
         for stage in server.uplink.stages:
             contamination = stage.of_samples(contamination) if isinstance(stage, Attack) else contamination
-        contamination.setup(population.everybody.federation, population.dataset)
+        contamination.setup(population.data_with_newcomers.federation, population.dataset)
         # before the members' is set up: newcomers' is set up for everybody
-        newcomer_shift = copy.deepcopy(population.shift) if population.newcomers else None
-        trainers = Trainers(population.data, population.shift, server.model, contamination, components.trainer)
+        newcomer_shift = copy.deepcopy(population.shift) if population.num_newcomers else None
+        trainers = TrainerFactory(population.data, population.shift, server.model, contamination, components.trainer)
         trainers.setup_shift()
         trainer = trainers(components.local)
         if server.strategy.needs_full_gradients:
-            population.federation.full_data_oracle = FullDataQuery.of(trainers, trainer)
-        traffic = Traffic.of(server.strategy, trainer.rule, server.model, server.uplink)
-        pace, delivery = time_of(components, trainer, traffic, server)
+            population.federation.full_data_oracle = FullDataQuery.beside_trainer(trainers, trainer)
+        traffic = Traffic.per_round(server.strategy, trainer.local_rule, server.model, server.uplink)
+        pace, delivery = make_round_clock(components, trainer, traffic, server)
         return cls(contamination, newcomer_shift, trainers, trainer, traffic, pace, delivery)
 
 
-def time_of(components: Parts, trainer: Trainer, traffic: Traffic, server: Server) -> tuple[RoundClock, DelayedUpdates]:
+def make_round_clock(
+    components: Parts, trainer: Trainer, traffic: Traffic, server: Server
+) -> tuple[RoundClock, DelayedUpdates]:
     """Who is in time, and when updates arrive: round by round, or event by event.
 
     Raises:
         ConfigError: clock, work, delay and strategy do not fit together.
     """
-    clock, work, delay = components.clock, components.work, components.delay
-    pace: RoundClock
+    clock, work_model, delay = components.clock, components.work, components.delay
+    round_clock: RoundClock
     delivery: DelayedUpdates
     if isinstance(clock, Events):
-        pace = event_clock = EventClock(clock, work, trainer, traffic)
+        round_clock = event_clock = EventClock(clock, work_model, trainer, traffic)
         delivery = EventUpdates(delay, event_clock, server.strategy, trainer)
     else:
-        pace = RoundClock(clock, work, trainer, traffic)
-        delivery = DelayedUpdates(delay, pace, server.strategy, trainer)
-    pace.setup()
+        round_clock = RoundClock(clock, work_model, trainer, traffic)
+        delivery = DelayedUpdates(delay, round_clock, server.strategy, trainer)
+    round_clock.setup()
     delivery.setup()
-    return pace, delivery
+    return round_clock, delivery

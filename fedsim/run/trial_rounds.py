@@ -1,9 +1,10 @@
 """A few rounds of a run, tried with its own clients before a folder is made, stage by stage.
 
-Whatever parts a user brings, three things must make no difference to what a replicate's rounds give: that the same
-rounds were tried before, what the global random streams are, and which other replicates there are. A replica of the run
-(`Setup.replica`) is taken through its rounds twice, and once for each seed alone; the first stage that differs names
-the part. Clients are trained one at a time there, so that numbers do not depend on who else is.
+Whatever parts a user brings, four things must make no difference to what a replicate's rounds give: that the same
+rounds were tried before, what the global random streams are, which other replicates there are, and with how many
+threads PyTorch computes. A replica of some of the run's replicates (`Setup.replica`) is taken through its rounds twice,
+and once for each of them alone with another number of threads; the first stage that differs names the part. Clients are
+trained one at a time there, so that numbers do not depend on who else is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,28 +26,29 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
 from fedsim.core.rewind import Rewind
+from fedsim.core.speaking import without_logging
 from fedsim.run.contracts import (
-    RUN_OBJECT_TYPES,
+    SHARED_OBJECT_TYPES,
     changed_paths,
-    close_to,
     contains_user_code,
+    fields_of_state,
     first_difference,
-    snapshot_of,
-    state_fields,
+    is_close,
+    take_snapshot,
 )
 from fedsim.run.setup import Setup
-from fedsim.run.user_code import failure_text, plain
+from fedsim.run.user_code import failure_text, group_name
 from fedsim.strategies import State
 from fedsim.trainer import run_to_completion
 
-SECONDS = 0.35  # after which further rounds are left out
-MOST_CLIENTS = 8  # of each replicate in a round
-MOST_PARAMETERS = 10_000  # of models that so many clients train
-MOST_NUMBERS = 2e7  # of client memory
-FEW_CLIENTS, FEW_STEPS = 2, 2  # with larger models; and local steps
-ROUNDS = (0, 1, 2, 3, 5, 10, 100)  # and the last
+MAX_TRIAL_SECONDS = 0.35  # after which further rounds are left out
+MAX_TRIAL_CLIENTS = 8  # of each replicate in a round
+MAX_SMALL_MODEL_PARAMETERS = 10_000  # of models that so many clients train
+MAX_CLIENT_MEMORY_NUMBERS = 2e7  # of client memory
+LARGE_MODEL_TRIAL_CLIENTS, NUM_TRIAL_STEPS = 2, 2  # with larger models; and local steps
+TRIAL_ROUNDS = (0, 1, 2, 3, 5, 10, 100)  # and the last
 
-STAGES: dict[str, tuple[str, ...]] = {
+GROUPS_BY_STAGE: dict[str, tuple[str, ...]] = {
     "who is available": ("availability", "delay", "clock"),
     "who computes": ("strategy", "clock", "work"),
     "what clients start from": ("strategy", "capacity"),
@@ -56,11 +57,11 @@ STAGES: dict[str, tuple[str, ...]] = {
     "the server's next state": ("strategy",),
 }
 
-Values = dict[str, Tensor]
+NamedValues = dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class StageOutput:
     """What came out of one stage of a round.
 
     Attributes:
@@ -71,7 +72,7 @@ class Stage:
 
     round: int
     name: str
-    values: list[Values]
+    values: list[NamedValues]
 
 
 class TrialRounds:
@@ -79,94 +80,104 @@ class TrialRounds:
 
     Args:
         run: whose parts are tried.
-        seeds: of the replicas.
+        replicates: of the run, that the replica has.
     """
 
-    def __init__(self, run: Setup, seeds: Sequence[int]) -> None:
-        self.run = run.replica(seeds, FEW_STEPS)
-        self.limit = MOST_CLIENTS if run.model.dimension <= MOST_PARAMETERS else FEW_CLIENTS
-        self.limited = False
+    def __init__(self, run: Setup, replicates: Sequence[int]) -> None:
+        self.replica = run.replica(replicates, NUM_TRIAL_STEPS)
+        self.max_clients = (
+            MAX_TRIAL_CLIENTS if run.model.dimension <= MAX_SMALL_MODEL_PARAMETERS else LARGE_MODEL_TRIAL_CLIENTS
+        )
+        self.is_limited = False
         self._stage = "who is available"  # that is at work
-        self.components = self.run.components_by_group
-        self.stages: list[Stage] = []
+        self.components = self.replica.components_by_group
+        self.stages: list[StageOutput] = []
 
-    def play(self, rounds: Sequence[int], until: float) -> list[Stage]:
-        """From the initial model on; rounds that would begin after `until` on the clock are left out.
+    def run_rounds(self, rounds: Sequence[int], end_time: float) -> list[StageOutput]:
+        """From the initial model on; rounds that would begin after `end_time` on the clock are left out.
 
         Raises:
             ConfigError: a part raised an error.
         """
-        run, self.stages = self.run, []
-        with self._errors("before round 0"):
-            models = run.model.columns.shared_part(run.model.initial(run.federation.seeds))
+        run, self.stages = self.replica, []
+        with self._rename_errors("before round 0"):
+            models = run.model.columns.select_shared(run.model.initial(run.federation.seeds))
             state = run.strategy.initial(models, run.federation)
-            memory = run.memory_at_start(state)
-            run.pace.begin(None, memory)
-        for turn, t in enumerate(rounds):
-            if turn and time.process_time() > until:
+            memory = run.initial_memory(state)
+            run.round_clock.start_round(None, memory)
+        for position, t in enumerate(rounds):
+            if position and time.process_time() > end_time:
                 break
-            with self._errors(f"in round {t}"), torch.no_grad():
+            with self._rename_errors(f"in round {t}"), torch.no_grad():
                 state = self._round(state, memory, t)
             if not torch.isfinite(state.model).all():
                 break
         return self.stages
 
     def _round(self, state: State, memory: Memory, t: int) -> State:
-        run, self._stage = self.run, "who is available"
-        active = self._fewer(run.delivery.not_in_flight(run.availability.sample(t), memory))
-        self._note(t, "who is available", active, {}, {})
+        simulation, self._stage = self.replica, "who is available"
+        active = self._reduced_cohort(
+            simulation.delayed_updates.without_in_flight(simulation.availability.sample(t), memory)
+        )
+        self._record_stage(t, "who is available", active, {}, {})
         self._stage = "who computes"
-        cohort = run.pace(run.strategy.cohort(state, active), t)
-        seconds = {"virtual seconds": torch.tensor(run.pace.seconds)}
-        self._note(t, "who computes", cohort, _numbers(cohort.host.steps), seconds)
+        cohort = simulation.round_clock(simulation.strategy.cohort(state, active), t)
+        seconds = {"virtual seconds": torch.tensor(simulation.round_clock.seconds)}
+        self._record_stage(t, "who computes", cohort, _as_named_values(cohort.host_index.steps), seconds)
         self._stage = "what clients start from"
-        start = run.submodels(run.strategy.start(state, cohort), cohort, t)
+        start = simulation.submodels(simulation.strategy.start(state, cohort), cohort, t)
         start_rows = start if isinstance(start, dict) else {"params": start}
-        self._note(t, "what clients start from", cohort, start_rows, {})
+        self._record_stage(t, "what clients start from", cohort, start_rows, {})
         self._stage, model = "what clients send", state.model.clone()
-        report = run_to_completion(run.delivery.steps(start, cohort, t, state.model, memory))
+        report = run_to_completion(simulation.delayed_updates.round_steps(start, cohort, t, state.model, memory))
         if not torch.equal(model.nan_to_num(), state.model.nan_to_num()):
             raise ConfigError(f"{self.label('what clients send')} writes into the server's model that it is given")
         rows = {f"end {name}": value for name, value in report.carry.items()} | {"loss": report.loss}
-        rows |= {"rates": report.lr_sum, "samples": torch.as_tensor(report.samples)} | _numbers(report.rounds_late)
+        rows |= {"rates": report.lr_sum, "samples": torch.as_tensor(report.samples)} | _as_named_values(
+            report.rounds_late
+        )
         rows |= {} if report.gradient_weight is None else {"gradient weight": report.gradient_weight}
-        lasting = memory.clients | memory.server | {"rate": report.lr}
-        lasting |= {} if report.deployed is None else {"deployed": report.deployed}
-        self._note(t, "what clients send", report.cohort, rows, lasting)
+        lasting_values = memory.clients | memory.server | {"rate": report.lr}
+        lasting_values |= {} if report.deployed is None else {"deployed": report.deployed}
+        self._record_stage(t, "what clients send", report.cohort, rows, lasting_values)
         self._stage = "what the server receives"
-        report = run.uplink(report, memory)
-        self._note(t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink)
+        report = simulation.uplink(report, memory)
+        self._record_stage(t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink)
         self._stage = "the server's next state"
-        state = run.strategy.aggregate(state, report, t)
-        self._note(t, "the server's next state", report.cohort, {}, state_fields(state))
+        state = simulation.strategy.aggregate(state, report, t)
+        self._record_stage(t, "the server's next state", report.cohort, {}, fields_of_state(state))
         return state
 
-    def _fewer(self, active: Cohort) -> Cohort:
-        positions = [range(a, min(b, a + self.limit)) for a, b in itertools.pairwise(active.bounds)]
+    def _reduced_cohort(self, active: Cohort) -> Cohort:
+        positions = [range(a, min(b, a + self.max_clients)) for a, b in itertools.pairwise(active.replicate_bounds)]
         count = sum(map(len, positions))
-        self.limited = self.limited or count < len(active)
+        self.is_limited = self.is_limited or count < len(active)
         return active if count == len(active) else active.subset(np.concatenate([np.array(p, int) for p in positions]))
 
-    def _note(
-        self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], lasting: Mapping[str, Tensor]
+    def _record_stage(
+        self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], lasting_values: Mapping[str, Tensor]
     ) -> None:
-        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `lasting` of it, [R, …] or
+        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `lasting_values` of it, [R, …] or
         [R·m, …]."""
         replicates, clients = cohort.shape
-        by_replicate: list[Values] = []
-        numbers = (cohort.host.virtual % clients, cohort.host.count, cohort.host.probability)
+        by_replicate: list[NamedValues] = []
+        numbers = (
+            cohort.host_index.virtual_clients % clients,
+            cohort.host_index.multiplicity,
+            cohort.host_index.probability,
+        )
         host = dict(zip(("clients", "counts", "chances"), map(torch.as_tensor, numbers), strict=True))
-        for r, (a, b) in enumerate(itertools.pairwise(cohort.bounds)):
+        for r, (a, b) in enumerate(itertools.pairwise(cohort.replicate_bounds)):
             values = {key: value[a:b].clone() for key, value in (host | dict(rows)).items()}
-            for key, value in lasting.items():
+            for key, value in lasting_values.items():
                 if value.dim() and len(value) % replicates == 0:
                     values[f"{key} of the replicate"] = value.unflatten(0, (replicates, -1))[r].clone()
             by_replicate.append(values)
-        self.stages.append(Stage(t, name, by_replicate))
+        self.stages.append(StageOutput(t, name, by_replicate))
 
     @contextlib.contextmanager
-    def _errors(self, moment: str) -> Iterator[None]:
-        before = streams.rng_state()
+    def _rename_errors(self, moment: str) -> Iterator[None]:
+        rng_state_before = streams.global_rng_state()
         try:
             yield
         except (ConfigError, DivergenceError):
@@ -178,7 +189,7 @@ class TrialRounds:
                 raise
             message = failure_text(error, self.components, self.label(self._stage))
             raise ConfigError(f"{message}, {moment}") from error
-        if not streams.states_equal(before, streams.rng_state()):
+        if not streams.rng_states_equal(rng_state_before, streams.global_rng_state()):
             raise ConfigError(
                 f"{' or '.join(_labels(self.components))} draws from a global random stream {moment}, which depends on "
                 "all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"
@@ -187,102 +198,119 @@ class TrialRounds:
     def label(self, stage: str) -> str:
         """The user's parts that may be behind a stage; all of the user's where none of them is its own."""
         return " or ".join(
-            _labels({g: p for g, p in self.components.items() if plain(g) in STAGES[stage]}) or _labels(self.components)
+            _labels({g: p for g, p in self.components.items() if group_name(g) in GROUPS_BY_STAGE[stage]})
+            or _labels(self.components)
         )
 
-    def changed(self, stage: str, before: Mapping[str, Any]) -> str:
+    def changed_part_text(self, stage: str, snapshots_before: Mapping[str, Any]) -> str:
         """Where a part of the stage has changed, in parentheses."""
         for group, component in self.components.items():
-            if plain(group) in STAGES[stage] and (paths := changed_paths(component, before[group])):
+            if group_name(group) in GROUPS_BY_STAGE[stage] and (
+                paths := changed_paths(component, snapshots_before[group])
+            ):
                 return f" ({paths[0]} has changed)"
         return ""
 
 
 def _labels(components: Mapping[str, Any]) -> list[str]:
     return [
-        f"{plain(group)}={type(component).__name__}"
+        f"{group_name(group)}={type(component).__name__}"
         for group, component in components.items()
         if contains_user_code(component)
     ]
 
 
-def _numbers(values: np.ndarray | None) -> Values:
+def _as_named_values(values: np.ndarray | None) -> NamedValues:
     return {} if values is None else {"numbers": torch.as_tensor(values)}
 
 
-def check_rounds(run: Setup) -> None:
+def check_rounds(simulation: Setup) -> None:
     """Try a few rounds of a run, with parts that are somebody's own.
 
     Raises:
         ConfigError: what a part gave depends on what must make no difference.
     """
-    federation = run.federation
-    if not _labels(run.components_by_group) or federation.ranks.count > 1 or run.trainer.rule.pooled:
+    federation = simulation.federation
+    if (
+        not _labels(simulation.components_by_group)
+        or federation.ranks.num_ranks > 1
+        or simulation.trainer.local_rule.pooled
+    ):
         return
-    if 2 * federation.clients * run.model.dimension > MOST_NUMBERS:
+    if 2 * federation.clients * simulation.model.dimension > MAX_CLIENT_MEMORY_NUMBERS:
         return
-    seeds = federation.seeds[:2]
-    rewind = Rewind(*run.components_by_group.values(), skip=RUN_OBJECT_TYPES)
+    replicates = replicates_to_try(federation.seeds)
+    rewind = Rewind(*simulation.components_by_group.values(), skipped_types=SHARED_OBJECT_TYPES)
     try:
-        with _quiet(), streams.restore_states():
-            _check_rounds(run, seeds)
+        with without_logging(), streams.suppress_trial_effects(), streams.preserve_rng_states():
+            _check_rounds(simulation, replicates)
     finally:
         rewind()
 
 
-def _check_rounds(run: Setup, seeds: Sequence[int]) -> None:
-    rounds = [t for t in sorted({*ROUNDS, run.rounds - 1}) if 0 <= t < run.rounds]
-    trial = _replica_without_draws(run, seeds)
+def replicates_to_try(seeds: Sequence[int]) -> list[int]:
+    """The first replicate, the first of another seed, and the first later one of the same seed, which differs in
+    numbers per seed alone: a part must not confuse the two."""
+    same_seed = [r for r, seed in enumerate(seeds) if r and seed == seeds[0]]
+    another_seed = [r for r, seed in enumerate(seeds) if seed != seeds[0]]
+    return sorted([0, *same_seed[:1], *another_seed[:1]])
+
+
+def _check_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
+    trial_round_numbers = [t for t in sorted({*TRIAL_ROUNDS, simulation.rounds - 1}) if 0 <= t < simulation.rounds]
+    trial = _replica_without_draws(simulation, replicates)
     if trial is None:
         return
-    before = {group: snapshot_of(component) for group, component in trial.components.items()}
+    snapshots_before = {group: take_snapshot(component) for group, component in trial.components.items()}
     start = time.process_time()
     try:
-        stages = trial.play(rounds, start + SECONDS)
-        streams.reseed(1)
-        trial.play(rounds[:1], start)  # a count by turns is then at another turn
-        repeated_stages = trial.play(rounds, time.process_time() + SECONDS)
+        stages = trial.run_rounds(trial_round_numbers, start + MAX_TRIAL_SECONDS)
+        streams.reseed_global_generators(1)
+        trial.run_rounds(trial_round_numbers[:1], start)  # a count by turns is then at another turn
+        repeated_stages = trial.run_rounds(trial_round_numbers, time.process_time() + MAX_TRIAL_SECONDS)
     except ConfigError:
-        if trial.limited or not _fails_with_all_seeds(run, seeds):
+        if trial.is_limited or not _fails_with_all_seeds(simulation, replicates):
             return
         raise
     except Exception:  # it is not the user's: the run itself says so
         return
-    for stage, repeated in zip(stages, repeated_stages, strict=False):
-        pairs = zip(stage.values, repeated.values, strict=True)
+    for stage, repeated_stage in zip(stages, repeated_stages, strict=False):
+        pairs = zip(stage.values, repeated_stage.values, strict=True)
         if any(first_difference(values, repeated_values) is not None for values, repeated_values in pairs):
             raise ConfigError(
                 f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs when the same rounds are "
-                f"simulated a second time{trial.changed(stage.name, before)}; what is kept outside of a State or "
+                f"simulated a second time{trial.changed_part_text(stage.name, snapshots_before)}; what "
+                "is kept outside of a State or "
                 "`memory` is in no checkpoint, so make it a function of seed, client and round (fedsim.core.rng)"
             )
-    for r, seed in reversed(list(enumerate(seeds))):
-        if len(seeds) == 1 or not run.per_seed:
-            _check_single_seed(run, trial, stages, r, seed, rounds)
+    for position, replicate in reversed(list(enumerate(replicates))):
+        _check_single_replicate(simulation, trial, stages, position, replicate, trial_round_numbers)
 
 
-def _fails_with_all_seeds(run: Setup, seeds: Sequence[int]) -> bool:
+def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:
     """Does a part also fail in the first rounds with all of the run's seeds? If not, it is made for their number."""
-    all_seeds = run.federation.seeds
-    if len(all_seeds) == len(seeds):
+    count = simulation.federation.num_replicates
+    if count == len(replicates):
         return True
     try:
-        TrialRounds(run, all_seeds).play([t for t in ROUNDS[:3] if t < run.rounds], time.process_time() + SECONDS)
+        TrialRounds(simulation, range(count)).run_rounds(
+            [t for t in TRIAL_ROUNDS[:3] if t < simulation.rounds], time.process_time() + MAX_TRIAL_SECONDS
+        )
     except ConfigError:
         return True
     return False
 
 
-def _replica_without_draws(run: Setup, seeds: Sequence[int]) -> TrialRounds | None:
+def _replica_without_draws(simulation: Setup, replicates: Sequence[int]) -> TrialRounds | None:
     """A replica, set up without a draw from a global stream; None where the parts are made for the run's own seeds."""
-    streams_before = streams.rng_state()
+    streams_before = streams.global_rng_state()
     try:
-        trial = TrialRounds(run, seeds)
+        trial = TrialRounds(simulation, replicates)
     except ConfigError:
-        if len(seeds) == len(run.federation.seeds):
+        if len(replicates) == simulation.federation.num_replicates:
             raise
         return None
-    if not streams.states_equal(streams_before, streams.rng_state()):
+    if not streams.rng_states_equal(streams_before, streams.global_rng_state()):
         raise ConfigError(
             f"{' or '.join(_labels(trial.components))} draws from a global random stream while it is set up; use "
             "fedsim.core.rng, whose numbers are functions of seed, round and client"
@@ -290,45 +318,71 @@ def _replica_without_draws(run: Setup, seeds: Sequence[int]) -> TrialRounds | No
     return trial
 
 
-def _check_single_seed(
-    run: Setup, trial: TrialRounds, stages: list[Stage], replicate: int, seed: int, rounds: Sequence[int]
+def _check_single_replicate(
+    simulation: Setup,
+    trial: TrialRounds,
+    stages: list[StageOutput],
+    position: int,
+    replicate: int,
+    rounds: Sequence[int],
 ) -> None:
+    threads = 2 if torch.get_num_threads() == 1 else 1
     try:
-        single_stages = TrialRounds(run, (seed,)).play(rounds, time.process_time() + SECONDS / 2)
+        with _thread_count(threads):
+            single_stages = TrialRounds(simulation, (replicate,)).run_rounds(
+                rounds, time.process_time() + MAX_TRIAL_SECONDS / 2
+            )
     except Exception:  # made for all of the run's seeds
         return
-    for stage, single in zip(stages, single_stages, strict=False):
-        if not (_finite(stage.values[replicate]) and _finite(single.values[0])):
+    for stage, single_stage in zip(stages, single_stages, strict=False):
+        if not (_are_finite(stage.values[position]) and _are_finite(single_stage.values[0])):
             return  # rows that diverge are treated together
-        if _close(stage.values[replicate], single.values[0]):
+        if _are_close(stage.values[position], single_stage.values[0]):
             continue
         finding = f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs"
+        if _depends_on_threads(simulation, replicate, rounds, single_stage):
+            raise ConfigError(
+                f"{finding} when PyTorch has {threads} thread{'s' * (threads > 1)}; a result must not depend "
+                "on torch.get_num_threads()"
+            )
         if len(stages[0].values) == 1:
             raise ConfigError(
                 f"{finding} in a second simulation of the same parts; what they keep in classes and globals is shared "
                 "by all simulations, so keep it in attributes that `setup` or `initial` sets"
             )
         raise ConfigError(
-            f"{finding} for seed {seed} when no other seed is simulated with it; use numbers of clients and seeds in "
-            "place of rows and positions, and the cohort's sums and means, which work seed by seed"
+            f"{finding} for seed {simulation.federation.seeds[replicate]} when no other seed is simulated with it; use "
+            "numbers of clients and seeds in place of rows and positions, and the cohort's sums and means, which work "
+            "seed by seed"
         )
 
 
-def _finite(values: Values) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in values.values())
-
-
-def _close(values: Values, single_values: Values) -> bool:
-    return all(close_to(value, single_values[name]) for name, value in values.items() if name in single_values)
+def _depends_on_threads(run: Setup, replicate: int, rounds: Sequence[int], tried_stage: StageOutput) -> bool:
+    """Is this stage of the replicate alone another one with the run's own number of threads?"""
+    stages = TrialRounds(run, (replicate,)).run_rounds(rounds, time.process_time() + MAX_TRIAL_SECONDS)
+    key = tried_stage.round, tried_stage.name
+    same_stage = next((stage for stage in stages if (stage.round, stage.name) == key), tried_stage)
+    return not _are_close(same_stage.values[0], tried_stage.values[0])
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What a replica logs was said of the run itself."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+def _thread_count(count: int) -> Iterator[None]:
+    """Within the block `torch.get_num_threads` returns this number.
+
+    The threads themselves stay as they are: a process that has once used more than one thread for an operator can hang
+    in processes that are forked from it.
+    """
+    get_num_threads = torch.get_num_threads
+    torch.get_num_threads = lambda: count
     try:
-        with streams.quiet_trial():
-            yield
+        yield
     finally:
-        logging.disable(disabled)
+        torch.get_num_threads = get_num_threads
+
+
+def _are_finite(values: NamedValues) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in values.values())
+
+
+def _are_close(values: NamedValues, single_values: NamedValues) -> bool:
+    return all(is_close(value, single_values[name]) for name, value in values.items() if name in single_values)

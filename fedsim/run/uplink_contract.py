@@ -10,16 +10,16 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import (
-    RUN_OBJECT_TYPES,
+    SHARED_OBJECT_TYPES,
     Invariance,
     changed_paths,
     check_invariances,
-    close_to,
     contains_user_code,
     describe_type,
     first_difference,
-    refuse_part,
-    snapshot_of,
+    is_close,
+    raise_violation,
+    take_snapshot,
     trial_copy,
     user_code_errors,
 )
@@ -31,65 +31,72 @@ class StageTrial:
     """A copy of a stage, on rows of up to three clients of every replicate.
 
     Args:
-        run, memory: before the first round.
+        simulation, memory: before the first round.
         number: of the stage in its chain.
     """
 
-    def __init__(self, run: Setup, memory: Memory, number: int) -> None:
-        self.run, self.number = run, number
-        self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
-        self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
-        self.snapshot_before = snapshot_of(self.stage)
-        self.rewind = Rewind(self.stage, skip=RUN_OBJECT_TYPES)
+    def __init__(self, simulation: Setup, memory: Memory, number: int) -> None:
+        self.simulation, self.stage_index = simulation, number
+        self.label = f"uplink={type(simulation.uplink.stages[number]).__name__}"
+        self.stage: Stage = trial_copy(
+            simulation.uplink.stages[number], simulation.federation, simulation.data, simulation.model
+        )
+        self.snapshot_before = take_snapshot(self.stage)
+        self.rewind = Rewind(self.stage, skipped_types=SHARED_OBJECT_TYPES)
         memories = [
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
         ]
         self.memory = Memory(uplink=memories[0], server=memories[1])
-        self.dimension = len(run.model.columns.shared) if run.model.columns.is_divided else run.model.dimension
-        self.rounds = range(min(3, max(run.rounds, 1)))
+        self.dimension = (
+            len(simulation.model.columns.shared)
+            if simulation.model.columns.has_hidden_columns
+            else simulation.model.dimension
+        )
+        self.rounds = range(min(3, max(simulation.rounds, 1)))
 
-    def arrived_rows(self, present: list[int], t: int, loud: bool = False) -> Tensor:
-        """What arrives of so many clients of every replicate; `loud`: the first replicate's rows are far larger."""
-        federation = self.run.federation
-        counts = np.zeros((federation.replicates, federation.clients))
-        for r in range(federation.replicates):
-            counts[r, : min(present[min(r, 1)], federation.clients)] = 1
-        cohort = federation.cohort(counts, np.ones_like(counts), t)
+    def arrived_rows(self, present_clients: list[int], t: int, scales_first_replicate: bool = False) -> Tensor:
+        """What arrives of so many clients of every replicate; `scales_first_replicate`: the first replicate's rows are
+        far larger."""
+        federation = self.simulation.federation
+        counts = np.zeros((federation.num_replicates, federation.clients))
+        for r in range(federation.num_replicates):
+            counts[r, : min(present_clients[min(r, 1)], federation.clients)] = 1
+        cohort = federation.make_cohort(counts, np.ones_like(counts), t)
         rows = self.rows(cohort, t)
-        if loud:
-            rows = torch.where((cohort.replicate == 0)[:, None], 1000 * rows, rows)
+        if scales_first_replicate:
+            rows = torch.where((cohort.replicate_index == 0)[:, None], 1000 * rows, rows)
         rows_before = rows.clone()
         memory = Memory(
             uplink={name: value.clone() for name, value in self.memory.uplink.items()},
             server={name: value.clone() for name, value in self.memory.server.items()},
         )
         with user_code_errors(f"{self.label}, in round {t}" if t else self.label, self.stage), torch.no_grad():
-            arrived_rows = self.stage(rows, StageContext(cohort, memory, self.number))
+            arrived_rows = self.stage(rows, StageContext(cohort, memory, self.stage_index))
         if not torch.equal(rows, rows_before):
-            refuse_part(self, f"{self.label} writes into the rows that it is given; return new ones")
+            raise_violation(self, f"{self.label} writes into the rows that it is given; return new ones")
         if not isinstance(arrived_rows, Tensor) or (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
-            refuse_part(
+            raise_violation(
                 self, f"{self.label} must return rows {describe_type(rows)}, and returns {describe_type(arrived_rows)}"
             )
         return arrived_rows
 
     def rows(self, cohort: Cohort, t: int) -> Tensor:
         """[n, d], each in its own way."""
-        phases = (cohort.virtual * 7 + 3 * t + 1).to(self.run.model.dtype)
-        wave = torch.arange(1.0, self.dimension + 1, dtype=phases.dtype, device=phases.device)
-        return 0.1 * torch.sin(phases[:, None] + wave)
+        phases = (cohort.virtual_clients * 7 + 3 * t + 1).to(self.simulation.model.dtype)
+        sine_values = torch.arange(1.0, self.dimension + 1, dtype=phases.dtype, device=phases.device)
+        return 0.1 * torch.sin(phases[:, None] + sine_values)
 
 
 def _check_repetition(trial: StageTrial) -> str | None:
     """A second time, other rounds in between; nobody at all."""
-    first = [trial.arrived_rows([3, 1], t) for t in trial.rounds]
+    first_rows = [trial.arrived_rows([3, 1], t) for t in trial.rounds]
     for repetition in range(3):
         if repetition:
             trial.arrived_rows([0, 0], trial.rounds[-1])
         else:
             trial.rewind()  # the last round is then the first that is met, as when a run is resumed
         for t in reversed(trial.rounds):
-            if first_difference({"rows": first[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
+            if first_difference({"rows": first_rows[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
                 paths = changed_paths(trial.stage, trial.snapshot_before)
                 hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
@@ -101,16 +108,16 @@ def _check_repetition(trial: StageTrial) -> str | None:
 
 def _check_replicates(trial: StageTrial) -> str | None:
     """Other rows of another replicate, and more of them."""
-    federation = trial.run.federation
-    if federation.replicates < 2 or federation.ranks.count > 1:
+    federation = trial.simulation.federation
+    if federation.num_replicates < 2 or federation.ranks.num_ranks > 1:
         return None
     base_rows = trial.arrived_rows([3, 1], 0)
-    first, reduced_count = (min(count, federation.clients) for count in (3, 2))
+    first_count, reduced_count = (min(count, federation.clients) for count in (3, 2))
     for changed_rows, start in (
-        (trial.arrived_rows([3, 1], 0, loud=True), first),
+        (trial.arrived_rows([3, 1], 0, scales_first_replicate=True), first_count),
         (trial.arrived_rows([2, 1], 0), reduced_count),
     ):
-        if not close_to(base_rows[first:], changed_rows[start:]):
+        if not is_close(base_rows[first_count:], changed_rows[start:]):
             return (
                 f"{trial.label} mixes the clients of different seeds: a change in those of seed {federation.seeds[0]} "
                 f"changes the rows of seed {federation.seeds[1]}; work row by row, or by link.cohort"
@@ -119,20 +126,20 @@ def _check_replicates(trial: StageTrial) -> str | None:
 
 
 INVARIANCES = (
-    Invariance("a second time", _check_repetition, refuse_part),
-    Invariance("other replicates", _check_replicates, refuse_part),
+    Invariance("a second time", _check_repetition, raise_violation),
+    Invariance("other replicates", _check_replicates, raise_violation),
 )
 
 
-def check_stages(run: Setup, memory: Memory) -> None:
+def check_stages(simulation: Setup, memory: Memory) -> None:
     """Try the stages that are somebody's own.
 
     Raises:
         ConfigError: naming what one did and what it must do.
     """
-    for number, stage in enumerate(run.uplink.stages):
+    for number, stage in enumerate(simulation.uplink.stages):
         if contains_user_code(stage):
-            trial = StageTrial(run, memory, number)
+            trial = StageTrial(simulation, memory, number)
             try:
                 check_invariances(INVARIANCES, trial)
             finally:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError, first_line
+from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError, first_message_line
 from fedsim.core.numerical import is_numerical
-from fedsim.run.contracts import contains_user_code, in_user_code
+from fedsim.run.contracts import contains_user_code, is_user_file
 from fedsim.trainer import TaskGenerator
 
 T = TypeVar("T")
-ERRORS_OF_RUNS = (  # which have their own sentences, and pass as they are
+RUN_ERROR_TYPES = (  # which have their own sentences, and pass as they are
     ConfigError,
     RunError,
     DivergenceError,
@@ -41,7 +41,7 @@ class UserCodeWatch:
     def __init__(self, components: Mapping[str, Any]) -> None:
         self.components = {group: component for group, component in components.items() if contains_user_code(component)}
 
-    def watch(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
+    def watch_steps(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
         """The steps of round t. What is done between them, such as other runs in lockstep, is not watched.
 
         Raises:
@@ -53,7 +53,7 @@ class UserCodeWatch:
         try:
             while True:
                 try:
-                    with self._watched(t):
+                    with self._round_watched(t):
                         task = steps.send(result_of_task)
                 except StopIteration as end:
                     result: T = end.value
@@ -63,39 +63,41 @@ class UserCodeWatch:
             steps.close()
 
     @contextlib.contextmanager
-    def _watched(self, t: int) -> Iterator[None]:
-        before = streams.rng_state()
+    def _round_watched(self, t: int) -> Iterator[None]:
+        rng_state_before = streams.global_rng_state()
         try:
             yield
         except StopIteration:
-            self._check_streams(before, t)
+            self._check_streams(rng_state_before, t)
             raise
-        except ERRORS_OF_RUNS:
+        except RUN_ERROR_TYPES:
             raise
         except Exception as error:
             if is_numerical(error):
                 raise
             message = failure_text(error, self.components, self._names())
             raise RunError(f"the run ended in round {t}: {message}") from error
-        self._check_streams(before, t)
+        self._check_streams(rng_state_before, t)
 
-    def _check_streams(self, before: Any, t: int) -> None:
-        if not streams.states_equal(before, streams.rng_state()):
+    def _check_streams(self, rng_state_before: Any, t: int) -> None:
+        if not streams.rng_states_equal(rng_state_before, streams.global_rng_state()):
             raise RunError(
                 f"the run ended in round {t}: {self._names()} drew from a global random stream, which depends on all "
                 "that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"
             )
 
     def _names(self) -> str:
-        return " or ".join(f"{plain(group)}={type(component).__name__}" for group, component in self.components.items())
+        return " or ".join(
+            f"{group_name(group)}={type(component).__name__}" for group, component in self.components.items()
+        )
 
 
-def plain(group: str) -> str:
+def group_name(group: str) -> str:
     """A group without the number of one of its several parts."""
     return group.partition(".")[0]
 
 
-def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | None:
+def error_of_user_code(error: Exception, components: Mapping[str, Any]) -> str | None:
     """What a user's part raised, in a sentence that names it; None where none of the parts did.
 
     A missing attribute of a part that fedsim asks for is due to an `__init__` or a `setup` that did not call its
@@ -108,36 +110,40 @@ def error_of_parts(error: Exception, components: Mapping[str, Any]) -> str | Non
         for entry, (frame, _) in zip(
             traceback.extract_tb(error.__traceback__), traceback.walk_tb(error.__traceback__), strict=True
         )
-        if in_user_code(entry.filename)
+        if is_user_file(entry.filename)
     ]
     if not entries:
         for group, component in components.items():
             if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) is type(component):
                 return (
-                    f"{plain(group)}={type(component).__name__} has no attribute {error.name!r}, which its "
+                    f"{group_name(group)}={type(component).__name__} has no attribute {error.name!r}, which its "
                     "base class sets; call super() in its __init__ and its setup"
                 )
         return None
     last_entry = entries[-1][0]
     owners = [frame.f_locals.get("self") for _, frame in reversed(entries)]
     labels = [
-        f"{plain(group)}={type(component).__name__}"
+        f"{group_name(group)}={type(component).__name__}"
         for owner in owners
         for group, component in components.items()
         if type(component) is type(owner)
     ]
     name = labels[0] if labels else type(owners[0]).__name__ if owners[0] is not None else last_entry.name
     file = Path(last_entry.filename).name
-    return f"{name} raised {type(error).__name__}: {first_line(error)} ({file}, line {last_entry.lineno})"
+    return f"{name} raised {type(error).__name__}: {first_message_line(error)} ({file}, line {last_entry.lineno})"
 
 
-def failure_text(error: Exception, components: Mapping[str, Any], suspects: str) -> str:
-    """What a user's part raised; where none of them did, that `suspects` led to this error of fedsim or PyTorch."""
-    return error_of_parts(error, components) or f"{suspects} led to {type(error).__name__}: {first_line(error)}"
+def failure_text(error: Exception, components: Mapping[str, Any], suspects_text: str) -> str:
+    """What a user's part raised; where none of them did, that `suspects_text` led to this error of fedsim or
+    PyTorch."""
+    return (
+        error_of_user_code(error, components)
+        or f"{suspects_text} led to {type(error).__name__}: {first_message_line(error)}"
+    )
 
 
 @contextlib.contextmanager
-def errors_of_parts(components: Any) -> Iterator[None]:
+def user_code_error_context(components: Any) -> Iterator[None]:
     """Before a run: what its user's parts raise, in a sentence that names them.
 
     Raises:
@@ -145,14 +151,16 @@ def errors_of_parts(components: Any) -> Iterator[None]:
     """
     try:
         yield
-    except ERRORS_OF_RUNS:
+    except RUN_ERROR_TYPES:
         raise
     except Exception as error:
         named_components = user_components(components)
-        message = None if is_numerical(error) else error_of_parts(error, named_components)
+        message = None if is_numerical(error) else error_of_user_code(error, named_components)
         if message is None and isinstance(error, TypeError) and named_components:  # a method with other parameters
-            labels = [f"{plain(group)}={type(component).__name__}" for group, component in named_components.items()]
-            message = f"{' or '.join(labels)} led to TypeError: {first_line(error)}"
+            labels = [
+                f"{group_name(group)}={type(component).__name__}" for group, component in named_components.items()
+            ]
+            message = f"{' or '.join(labels)} led to TypeError: {first_message_line(error)}"
         if message is None:
             raise
         raise ConfigError(message) from error

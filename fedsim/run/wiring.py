@@ -16,7 +16,7 @@ from fedsim.availability import Availability, Full
 from fedsim.core import checks, rng, streams
 from fedsim.core.errors import ClientCountError, ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import given_per_seed
+from fedsim.core.per_seed import lists_per_seed, restrict_to_replicates
 from fedsim.core.ranks import Ranks
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift import Drift
@@ -27,7 +27,7 @@ from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.run.contracts import changed_paths, contains_user_code, snapshot_of, user_code_errors
+from fedsim.run.contracts import changed_paths, contains_user_code, take_snapshot, user_code_errors
 from fedsim.run.determinism import prepare_cublas
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
@@ -46,7 +46,9 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = str(device).partition(":")
     if not isinstance(device, str) or kind not in DEVICE_TYPES[1:] or (number and not number.isdecimal()):
-        suggestion_text = {"gpu": "; did you mean 'cuda'?"}.get(kind.lower(), checks.nearest(kind, DEVICE_TYPES))
+        suggestion_text = {"gpu": "; did you mean 'cuda'?"}.get(
+            kind.lower(), checks.nearest_name_hint(kind, DEVICE_TYPES)
+        )
         suggestion_text = f"; did you mean 'cuda:{device}'?" if kind.isdecimal() else suggestion_text
         raise ConfigError(
             f"device={device!r} is unknown; choose one of {', '.join(DEVICE_TYPES)}, or cuda:1{suggestion_text}"
@@ -84,14 +86,14 @@ class Compute:
     deterministic: bool = False
 
     @classmethod
-    def of(cls, execution: Execution, ranks: Ranks) -> Compute:
+    def from_execution(cls, execution: Execution, ranks: Ranks) -> Compute:
         """What an execution asks for.
 
         Raises:
             ConfigError: there is no such device.
         """
         deterministic = prepare_cublas(execution.deterministic)  # before anything is computed on a GPU
-        device = resolve_device(ranks.device(execution.device))
+        device = resolve_device(ranks.local_device(execution.device))
         return cls(device, resolve_dtype(execution.dtype), ranks, execution.memory, deterministic)
 
 
@@ -99,7 +101,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """A non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may differ in lr."""
     if isinstance(seeds, str) or not isinstance(seeds, Sequence) or not len(seeds):
         raise ConfigError(f"seeds={seeds!r} must be a non-empty list of whole numbers, such as [0,1,2]")
-    if max(checks.whole_number("seeds", seed, minimum=0) for seed in seeds) >= 2**63:
+    if max(checks.check_whole_number("seeds", seed, minimum=0) for seed in seeds) >= 2**63:
         raise ConfigError(f"seeds={list(seeds)} must be below 2^63")
     return tuple(int(seed) for seed in seeds)
 
@@ -123,7 +125,7 @@ def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> Non
         )
 
 
-def per_seed_of(
+def values_per_seed_of(
     strategy: Strategy[Any], rule: LocalRule, drift: Drift, seeds: Sequence[int]
 ) -> dict[str, Sequence[float]]:
     """Key → one number per seed, of those settings of strategy, local rule and drift that were given so.
@@ -131,15 +133,24 @@ def per_seed_of(
     Raises:
         ConfigError: there are not as many numbers as seeds.
     """
-    settings = {**given_per_seed("strategy", strategy, Strategy), **given_per_seed("local", rule, LocalRule)}
-    settings |= given_per_seed("drift", drift, Drift)
+    settings = {**lists_per_seed("strategy", strategy, Strategy), **lists_per_seed("local", rule, LocalRule)}
+    settings |= lists_per_seed("drift", drift, Drift)
     for key, numbers in settings.items():
         if len(numbers) != len(seeds):
             raise ConfigError(f"{key} has {len(numbers)} entries, but there are {len(seeds)} seeds; give one per seed")
     return {**({"lr": rule.rates} if len(rule.rates) > 1 else {}), **settings}
 
 
-def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -> tuple[Dataset, int]:
+def restrict_per_seed(strategy: Strategy[Any], rule: LocalRule, drift: Drift, replicates: Sequence[int]) -> None:
+    """Leave those settings only the numbers of these replicates; changes the objects."""
+    restrict_to_replicates(strategy, replicates, Strategy)
+    restrict_to_replicates(rule, replicates, LocalRule)
+    restrict_to_replicates(drift, replicates, Drift)
+    if len(rule.rates) > 1:
+        rule.rates = [rule.rates[replicate] for replicate in replicates]
+
+
+def resolve_clients(data: Dataset, partition: Partition | None, clients: int | str) -> tuple[Dataset, int]:
     """The data of those who take part, and how many they are: 'all' that come with the data, or so many of them, drawn
     by `partition.seed` for all replicates alike; a partition that makes clients of its own makes so many."""
     natural_count = data.natural_clients
@@ -151,7 +162,7 @@ def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -
                 f"clients=all are those that come with the data, and dataset={data.name} has none; give their number"
             )
         clients = natural_count
-    checks.whole_number("clients", clients)
+    checks.check_whole_number("clients", clients)
     natural = partition or (None if data.owners is None else Natural())
     if (
         data.stream
@@ -186,7 +197,7 @@ def split_samples(data: Dataset, partition: Partition | None, clients: int, seed
         log.info(
             "partition: the data set's %s clients are not used (partition=natural uses them)", data.natural_clients
         )
-    kept_indices = None if data.kept is None else data.kept.cpu().numpy()
+    kept_indices = None if data.assignable_samples is None else data.assignable_samples.cpu().numpy()
     arrays = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
     labels, owners = (values if kept_indices is None or values is None else values[kept_indices] for values in arrays)
     samples = Samples(
@@ -199,7 +210,7 @@ def split_samples(data: Dataset, partition: Partition | None, clients: int, seed
     table_by_seed = (
         table_by_seed
         if kept_indices is None
-        else {seed: table.renumber(kept_indices) for seed, table in table_by_seed.items()}
+        else {seed: table.with_renumbered_samples(kept_indices) for seed, table in table_by_seed.items()}
     )
     tables = [table_by_seed[seed] for seed in seeds]
     used_counts = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
@@ -222,20 +233,21 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
         if values is not None:
             values.setflags(write=False)  # else labels that were sorted in place would be the data's
     read_only_samples = Samples(samples.count, labels, owners, samples.names)
-    snapshot_before = snapshot_of(partition)
+    snapshot_before = take_snapshot(partition)
     with user_code_errors(setting, partition):
         table_by_seed = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct_seeds}
-    with streams.restore_states():
-        streams.reseed(1)
+    with streams.preserve_rng_states():
+        streams.reseed_global_generators(1)
         repeated_table = partition.table(read_only_samples, clients, distinct_seeds[0])
     for table in table_by_seed.values():  # `table` may be the user's own
         if not isinstance(table, Table):
             raise ConfigError(f"{setting}: table must return a Table, and returns {type(table).__name__}")
         check_table(type(partition).__name__, table, samples.count, clients)
         check_use(type(partition).__name__, table, samples.count, clients, partition.remedy)
-    first = table_by_seed[distinct_seeds[0]]
+    first_table = table_by_seed[distinct_seeds[0]]
     if not (
-        np.array_equal(first.order, repeated_table.order) and np.array_equal(first.offsets, repeated_table.offsets)
+        np.array_equal(first_table.order, repeated_table.order)
+        and np.array_equal(first_table.offsets, repeated_table.offsets)
     ):
         paths = changed_paths(partition, snapshot_before)
         detail = f" ({paths[0]} has changed)" if paths else ""
@@ -308,7 +320,7 @@ def bind_availability(
     """The process (by default everybody, always) for this federation, whose clients these tables name."""
     process = availability or Full()
     names = [table.names for table in tables if table.names is not None]
-    process.bind(federation, tuple(names) if names and federation.names is None else None)
+    process.bind(federation, tuple(names) if names and federation.client_names is None else None)
     process.check_rounds(rounds)
     return process
 

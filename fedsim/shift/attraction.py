@@ -79,10 +79,10 @@ class LossAttraction(Attraction):
         self.model, self.constant, self.groups = model, constant, groups
         self.dataset: Dataset = data.dataset
         self._lock = threading.Lock()  # functional calls share one module among the loop executor's threads
-        rows = torch.arange(len(federation.sizes), device=federation.device)
+        rows = torch.arange(len(federation.num_samples), device=federation.device)
         if not isinstance(data, Stored):
             fixed_samples = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
-            self.sample, group = mixture_components(fixed_samples, groups, lead=2)
+            self.sample, group = mixture_components(fixed_samples, groups, num_leading_dims=2)
         else:  # their numbers alone are kept
             numbers, valid = data.numbers(rows, data.width(samples))
             assert self.dataset.train_y is not None
@@ -109,13 +109,13 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     dataset = data.dataset
     known_means = getattr(dataset, "group_means", None)
     if known_means is not None:
-        return known_means.repeat(federation.replicates, 1, 1)
+        return known_means.repeat(federation.num_replicates, 1, 1)
     if not isinstance(data, Stored) or dataset.train_y is None:
         raise ConfigError(
             f"shift.form=budget needs the means of groups, unknown for dataset={dataset.name}; use form=loss"
         )
     means = []
-    for row in range(len(federation.sizes)):
+    for row in range(len(federation.num_samples)):
         indices = data.share(row)
         x = dataset.prepare(dataset.inputs(indices), torch.float64).flatten(1)
         group_mask = (dataset.train_y[indices][:, None] == torch.arange(groups, device=x.device)).to(x.dtype)
@@ -123,20 +123,20 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     return torch.stack(means)
 
 
-def mixture_components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]:
+def mixture_components(batch: Batch, groups: int, num_leading_dims: int = 1) -> tuple[Batch, Tensor]:
     """Every sample of a mixture once for each group: x and y [..., B·K, …], and the group of each [..., B·K].
 
     Args:
         batch: with 'component_…' [..., B, K, …]; entries without components are repeated.
         groups: K.
-        lead: axes up to and including B.
+        num_leading_dims: axes up to and including B.
     """
-    expanded = {}
+    expanded_batch = {}
     for name in ("x", "y"):
         if f"component_{name}" in batch:
-            expanded[name] = batch[f"component_{name}"].flatten(lead - 1, lead)
+            expanded_batch[name] = batch[f"component_{name}"].flatten(num_leading_dims - 1, num_leading_dims)
         elif name in batch:
-            expanded[name] = batch[name].repeat_interleave(groups, dim=lead - 1)
+            expanded_batch[name] = batch[name].repeat_interleave(groups, dim=num_leading_dims - 1)
     shape = batch["uniform"].shape
     group = torch.arange(groups, device=batch["x"].device).expand(*shape, groups)
-    return expanded, group.flatten(lead - 1, lead)
+    return expanded_batch, group.flatten(num_leading_dims - 1, num_leading_dims)

@@ -112,19 +112,19 @@ class Contribution(Shift):
         for name in ("x", "y"):
             component = batch.get(f"component_{name}")
             if component is not None:
-                pick = group.reshape(-1, *[1] * (component.dim() - 1)).expand(-1, 1, *component.shape[2:])
-                shifted_batch[name] = component.gather(1, pick)[:, 0]
+                row_selection = group.reshape(-1, *[1] * (component.dim() - 1)).expand(-1, 1, *component.shape[2:])
+                shifted_batch[name] = component.gather(1, row_selection)[:, 0]
         return shifted_batch
 
     def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
         if self.held_fractions is not None:
             return self._weighted(batch, fractions)
-        expanded, group = mixture_components(batch, self.groups)
+        expanded_batch, group = mixture_components(batch, self.groups)
         weight = fractions[group]
         if "weight" in batch:
             weight = weight * batch["weight"].repeat_interleave(self.groups)
-        return expanded | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
+        return expanded_batch | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
 
     def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
         assert self.held_fractions is not None

@@ -31,7 +31,7 @@ class ResponseDirection:
         target: the class whose score is lowered, of several outputs.
 
     Attributes:
-        moving: numbers of the features that move.
+        shifted_columns: numbers of the features that move.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class ResponseDirection:
         weight = f"{name}.weight" if name else "weight"
         self._start = sum(math.prod(s) for s in list(model.shapes.values())[: list(model.shapes).index(weight)])
         self._stop = self._start + self.outputs * size
-        mix = torch.full((self.outputs,), -1.0 / max(self.outputs - 1, 1), dtype=torch.float64)
-        mix[target if self.outputs > 1 else 0] = 1.0
-        self._mix = mix.to(model.device)
+        output_mix = torch.full((self.outputs,), -1.0 / max(self.outputs - 1, 1), dtype=torch.float64)
+        output_mix[target if self.outputs > 1 else 0] = 1.0
+        self._mix = output_mix.to(model.device)
         self._mask = _feature_mask(features if features is not None else dataset.strategic, size, dataset.name)
         self._mask = self._mask.to(model.device)
-        self.moving = torch.nonzero(self._mask)[:, 0]
+        self.shifted_columns = torch.nonzero(self._mask)[:, 0]
 
     def __call__(self, theta: Tensor) -> Tensor:
         """[d] → [*shape]."""

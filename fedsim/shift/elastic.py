@@ -58,7 +58,7 @@ def project_to_l1_ball(point: Tensor, radius: float) -> Tensor:
     ν = max_k (Σ of the k largest − radius)/k, or 0 inside the ball (Duchi et al. 2008).
     """
     size = point.abs().flatten()
-    largest = size.sort(descending=True).values
+    sorted_sizes = size.sort(descending=True).values
     count = torch.arange(1, len(size) + 1, device=size.device, dtype=size.dtype)
-    threshold = ((largest.cumsum(0) - radius) / count).max().clamp(min=0)
+    threshold = ((sorted_sizes.cumsum(0) - radius) / count).max().clamp(min=0)
     return point.sign() * (point.abs() - threshold).clamp(min=0)

@@ -70,7 +70,7 @@ class GroupMean(Shift):
         ]
         self.gammas = torch.stack(columns, dim=1)  # [m, C]
         self.direction = ResponseDirection("group_mean", dataset, model, self.features, self.target)
-        self.moving = self.direction.moving
+        self.shifted_columns = self.direction.shifted_columns
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)[batch["y"]]

@@ -89,8 +89,8 @@ class Location(Shift):
             average = max(average, self.epsilon)  # whatever rounding left of it
         if average >= 1:
             raise ConfigError(
-                f"shift.epsilon={average:g} averages at least 1: mean estimation then has no "
-                "performatively stable point and every run diverges; choose an average below 1"
+                f"shift.epsilon={average:g} averages at least 1: on mean estimation runs then approach no "
+                "performatively stable point and diverge; choose an average below 1"
             )
         self.epsilons = sensitivities_per_client.to(federation.device)
 

@@ -59,19 +59,21 @@ class Mixture:
         return len(self.weights)
 
     def lags(self, key: Tensor, size: int) -> Tensor:
-        """[B] int64 how many deployments ago the model was that each of a client's samples answers; key []."""
+        """[B] int64 how many deployments ago the model was to which each of a client's samples reacts; key []."""
         edges = self.weights.cumsum(0)[:-1].to(key.device)
         uniform = rng.uniform(key, torch.arange(size, device=key.device), torch.float64)
         return (uniform[:, None] >= edges).sum(1)
 
-    def move(self, shift: Callable[[Batch, Tensor], Batch], batch: Batch, past: Tensor, key: Tensor) -> Batch:
+    def shift_batch(
+        self, shift: Callable[[Batch, Tensor], Batch], batch: Batch, past_models: Tensor, key: Tensor
+    ) -> Batch:
         """One client's batch, each of its samples moved on its own by its model; past [L, d], the newest first."""
-        theta = past[self.lags(key, len(batch["x"]))]
+        theta = past_models[self.lags(key, len(batch["x"]))]
         samples = {name: value[:, None] for name, value in batch.items() if value.dim()}
         client_entries = {name: value for name, value in batch.items() if not value.dim()}
 
         def of_one(sample: Batch, theta: Tensor) -> Batch:
-            shifted = shift(client_entries | sample, theta)
-            return {name: value for name, value in shifted.items() if name not in client_entries}
+            shifted_samples = shift(client_entries | sample, theta)
+            return {name: value for name, value in shifted_samples.items() if name not in client_entries}
 
         return client_entries | {name: value.flatten(0, 1) for name, value in vmap(of_one)(samples, theta).items()}

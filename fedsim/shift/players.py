@@ -54,15 +54,17 @@ class Players(Shift):
         self.gamma, self.spread, self.coupling, self.seed = gamma, spread, coupling, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
-        m, goods = federation.clients, getattr(data.dataset, "goods", None)
-        if goods is None:
+        m, num_goods = federation.clients, getattr(data.dataset, "goods", None)
+        if num_goods is None:
             raise ConfigError(f"shift=players needs players, which dataset={data.dataset.name} has not: dataset=market")
         if m != getattr(data.dataset, "players", m) or federation.num_newcomers:
             raise ConfigError(
                 f"shift=players: all {m + federation.num_newcomers} clients play from the start; no newcomers"
             )
-        if model.dimension != m * goods:
-            raise ConfigError(f"shift=players: the model is the {m * goods} decisions of all players; use model=mean")
+        if model.dimension != m * num_goods:
+            raise ConfigError(
+                f"shift=players: the model is the {m * num_goods} decisions of all players; use model=mean"
+            )
         if model.ridge:
             raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
         gammas = numbers_per_client(
@@ -75,18 +77,20 @@ class Players(Shift):
                     f"shift.coupling={rows} must be one number, or {m} rows of {m} with zeros on the diagonal"
                 )
             kappa = torch.tensor(
-                [[checks.finite_number("shift.coupling", k) for k in row] for row in rows], dtype=torch.float64
+                [[checks.check_finite("shift.coupling", k) for k in row] for row in rows], dtype=torch.float64
             )
         else:
-            pair_coupling = checks.finite_number("shift.coupling", self.coupling) / max(m - 1, 1)
+            pair_coupling = checks.check_finite("shift.coupling", self.coupling) / max(m - 1, 1)
             kappa = pair_coupling * (1 - torch.eye(m, dtype=torch.float64))
         self.response_matrix = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
-        self.players, self.goods = m, goods
+        self.players, self.goods = m, num_goods
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        joint = theta.reshape(self.players, self.goods)
-        demand = entry_of_client(self.response_matrix, batch["client"]).to(theta.dtype) @ joint  # [d]
-        return batch | {"x": batch["x"] + self.client_block_mask(batch["client"], theta) * demand.repeat(self.players)}
+        joint_model = theta.reshape(self.players, self.goods)
+        joint_demand = entry_of_client(self.response_matrix, batch["client"]).to(theta.dtype) @ joint_model  # [d]
+        return batch | {
+            "x": batch["x"] + self.client_block_mask(batch["client"], theta) * joint_demand.repeat(self.players)
+        }
 
     def client_block_mask(self, client: Tensor, like: Tensor) -> Tensor:
         """[m·d] 1 in the client's block."""

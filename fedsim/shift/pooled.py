@@ -23,43 +23,50 @@ class PooledShift(Shift):
     member.
 
     Args:
-        inner: the members' shift.
+        inner_shift: the members' shift.
         inner_data: the members' data.
         members: m.
     """
 
-    def __init__(self, inner: Shift, inner_data: Dataset, members: int) -> None:
-        if inner.mixture is not None:
+    def __init__(self, inner_shift: Shift, inner_data: Dataset, members: int) -> None:
+        if inner_shift.mixture is not None:
             raise ConfigError(
                 "shift.mixture moves samples one by one, and local=pg deals them to members; leave one out"
             )
-        shared = (inner.deploy, inner.inertia, inner.references, inner.box, inner.references_seconds, inner.redraw)
-        super().__init__(*shared)
-        self.inner, self.inner_data, self.members = inner, inner_data, members
-        self.active = inner.active
+        inner_settings = (
+            inner_shift.deploy,
+            inner_shift.inertia,
+            inner_shift.references,
+            inner_shift.box,
+            inner_shift.references_seconds,
+            inner_shift.redraw,
+        )
+        super().__init__(*inner_settings)
+        self.inner_shift, self.inner_data, self.members = inner_shift, inner_data, members
+        self.active = inner_shift.active
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         fractions = federation.class_fractions
         member_federation = dataclasses.replace(
             federation,
             clients=self.members,
-            sizes=np.repeat(federation.sizes, self.members),
+            num_samples=np.repeat(federation.num_samples, self.members),
             class_fractions=None if fractions is None else np.repeat(fractions, self.members, axis=1),
-            shares=None,
+            client_shares=None,
         )
-        self.inner.setup(member_federation, data.shared_by(member_federation, self.inner_data), model)
-        inner = self.inner
-        self.estimator, self.moving = inner.estimator, inner.moving
-        self.groups, self.group_entry = inner.groups, inner.group_entry
+        self.inner_shift.setup(member_federation, data.shared_by(member_federation, self.inner_data), model)
+        inner_shift = self.inner_shift
+        self.estimator, self.shifted_columns = inner_shift.estimator, inner_shift.shifted_columns
+        self.groups, self.group_entry = inner_shift.groups, inner_shift.group_entry
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        return self._apply_to_each(self.inner, batch, theta)
+        return self._apply_to_each(self.inner_shift, batch, theta)
 
     def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        return self._apply_to_each(self.inner.respond_differentiably, batch, theta)
+        return self._apply_to_each(self.inner_shift.respond_differentiably, batch, theta)
 
     def _apply_to_each(
-        self, move: Callable[..., dict[str, Tensor]], batch: dict[str, Tensor], theta: Tensor
+        self, shift_batch: Callable[..., dict[str, Tensor]], batch: dict[str, Tensor], theta: Tensor
     ) -> dict[str, Tensor]:
         """The samples one by one, as batches of their members."""
         member = batch.get("member", torch.arange(len(batch["x"]), device=theta.device) % self.members)
@@ -68,8 +75,8 @@ class PooledShift(Shift):
         row = client_entries["row"] * self.members
 
         def of_one(sample: dict[str, Tensor], member: Tensor) -> dict[str, Tensor]:
-            shifted = move(client_entries | sample | {"client": member, "row": row + member}, theta)
-            return {name: value for name, value in shifted.items() if name not in client_entries}
+            shifted_samples = shift_batch(client_entries | sample | {"client": member, "row": row + member}, theta)
+            return {name: value for name, value in shifted_samples.items() if name not in client_entries}
 
-        shifted = vmap(of_one)(samples, member)
-        return client_entries | {name: value.flatten(0, 1) for name, value in shifted.items()}
+        shifted_samples = vmap(of_one)(samples, member)
+        return client_entries | {name: value.flatten(0, 1) for name, value in shifted_samples.items()}

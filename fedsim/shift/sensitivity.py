@@ -21,7 +21,7 @@ def sensitivities(
     """[m] float64, on the device: given, or drawn around a mean.
 
     Args:
-        key, value, spread, seed, counter, usual: see `fedsim.core.heterogeneity.numbers_per_client`.
+        key, value, spread, seed, counter, default_value: see `fedsim.core.heterogeneity.numbers_per_client`.
         federation: whose clients they are; newcomers, who join later, have given numbers too.
     """
     numbers = numbers_per_client(

@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from fedsim.core import checks, rng
 from fedsim.core.constraints import Count, Fraction, OneOf, Positive, Validated
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.placement import available_bytes
@@ -28,9 +28,9 @@ from fedsim.shift.mixture import Mixture
 DEPLOYMENTS = ("step", "round")
 REFERENCE_MODES = ("auto", "always", "none")
 PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
-AVERAGE_MODEL_NAME = "answered"  # the name of θ̃ in the memory
-PAST, TURN, OF_SEED = "past_deployments", "deployments", "seed_of_mixture"
-LAG_ENTRIES = {TURN, OF_SEED, "round"}  # by which lags are drawn
+RUNNING_MODEL_KEY = "answered"  # the key of θ̃ in the memory
+PAST_DEPLOYMENTS_KEY, DEPLOYMENT_COUNT_KEY, MIXTURE_SEED_KEY = "past_deployments", "deployments", "seed_of_mixture"
+LAG_ENTRIES = {DEPLOYMENT_COUNT_KEY, MIXTURE_SEED_KEY, "round"}  # by which lags are drawn
 
 
 class Shift(Validated, ABC):
@@ -58,32 +58,32 @@ class Shift(Validated, ABC):
         references_seconds: time limit for computing them, for all replicates together; None: no limit.
         box: [lowest, highest] value of a parameter, the set Θ that is searched; None: no bounds.
 
-    Attributes (what rules that estimate the answer of the data may know of it):
+    Attributes (what rules that estimate the reaction of the data may know of it):
         estimator: the statistic of a client's distribution that reacts to θ, as in `local.estimator`; None: not
             declared.
-        moving: indices of the components of the flattened x that change; None: all.
+        shifted_columns: indices of the components of the flattened x that change; None: all.
         nonsmooth: whether the map has kinks, on which a minimum of the performative risk may lie.
         groups, group_entry: K, if the fractions of groups change; and the entry of a batch that holds the group of a
             sample.
         knows_stored_samples: whether it looks up the clients' samples in `setup`, so that they must not drift.
-        unpadded: whether it needs batches without padding, one client at a time, as x − x.mean(0) does. A run detects
-            this, and sets it on its copy of the shift (`fedsim.run.rehearsal`).
+        runs_unpadded: whether it needs batches without padding, one client at a time, as x − x.mean(0) does. A run
+            detects this, and sets it on its copy of the shift (`fedsim.run.rehearsal`).
     """
 
-    effective_if: Declarations = (
-        EffectiveIf("box", lambda component, run: run.references_are_solved, "{at}.references=auto or always"),
+    effective_if: EffectDeclarations = (
+        EffectiveIf("box", lambda component, run: run.computes_shift_references, "{at}.references=auto or always"),
         EffectiveIf(
-            "references_seconds", lambda component, run: run.references_are_solved, "{at}.references=auto or always"
+            "references_seconds", lambda component, run: run.computes_shift_references, "{at}.references=auto or always"
         ),
     )
 
     active = True
     estimator: str | None = None
-    moving: Tensor | None = None
+    shifted_columns: Tensor | None = None
     groups: int | None = None
     group_entry: str = "y"
     nonsmooth: bool = False
-    unpadded: bool = False
+    runs_unpadded: bool = False
     knows_stored_samples: bool = False
     redraw: int | None = None
     mixture: Mixture | None = None
@@ -102,7 +102,7 @@ class Shift(Validated, ABC):
         self.inertia = inertia
         if inertia == 1:
             raise ConfigError(
-                key="inertia", value=1, needs="means that data never answer; use less than 1, or shift=none"
+                key="inertia", value=1, needs="means that data never react; use less than 1, or shift=none"
             )
         parsed_mixture = Mixture(mixture)
         self.mixture = parsed_mixture if len(parsed_mixture) > 1 else None
@@ -117,7 +117,7 @@ class Shift(Validated, ABC):
         self.references = references
         self.references_seconds = references_seconds
         if box is not None and (
-            len(box) != 2 or not checks.finite_number("box", box[0]) < checks.finite_number("box", box[1])
+            len(box) != 2 or not checks.check_finite("box", box[0]) < checks.check_finite("box", box[1])
         ):
             raise ConfigError(
                 f"{{box}}={list(box)} must be two numbers, the lower first, such as [-10,10]", mentions=("box",)
@@ -135,23 +135,23 @@ class Shift(Validated, ABC):
 
     def memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
-        memory = {} if not self.inertia or self.deploy == "round" else {AVERAGE_MODEL_NAME: federation.broadcast(model)}
+        memory = {} if not self.inertia or self.deploy == "round" else {RUNNING_MODEL_KEY: federation.broadcast(model)}
         if self.mixture is None:
             return memory
-        memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
+        memory[MIXTURE_SEED_KEY] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
-            needed_bytes = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
+            needed_bytes = federation.num_rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
             if needed_bytes > available_bytes(federation.device, federation.storage):
                 raise ConfigError(
-                    f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
+                    f"shift.mixture keeps {len(self.mixture)} models for each of {federation.num_rows} clients, "
                     f"{needed_bytes / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
                 )
-            memory[PAST] = federation.broadcast(self._repeat_for_lags(model))
-            memory[TURN] = federation.zeros(dtype=torch.int64)
+            memory[PAST_DEPLOYMENTS_KEY] = federation.broadcast(self._repeat_for_lags(model))
+            memory[DEPLOYMENT_COUNT_KEY] = federation.zeros(dtype=torch.int64)
         return memory
 
     def _repeat_for_lags(self, model: Tensor) -> Tensor:
-        """[R, L, d] of [R, d]: before round 0 all samples answer the initial model."""
+        """[R, L, d] of [R, d]: before round 0 all samples react to the initial model."""
         assert self.mixture is not None
         return model[:, None].repeat(1, len(self.mixture), 1)
 
@@ -159,33 +159,33 @@ class Shift(Validated, ABC):
         """What all data of a replicate remember: name → [R, …]."""
         if self.deploy == "step":
             return {}
-        memory = {AVERAGE_MODEL_NAME: model.clone()} if self.inertia or self.redraw else {}
-        return memory if self.mixture is None else memory | {PAST: self._repeat_for_lags(model)}
+        memory = {RUNNING_MODEL_KEY: model.clone()} if self.inertia or self.redraw else {}
+        return memory if self.mixture is None else memory | {PAST_DEPLOYMENTS_KEY: self._repeat_for_lags(model)}
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
-        """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
+        """[R, d] what all data react to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
         mixture; None where clients deploy their own. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
-        newest = self._newest_average(server, model, t)
+        newest_average = self._newest_average(server, model, t)
         if self.mixture is None:
-            return newest
-        past = server[PAST]
+            return newest_average
+        past_models = server[PAST_DEPLOYMENTS_KEY]
         if self.deployment_round(t) == t:
-            past.copy_(torch.cat([newest[:, None], past[:, :-1]], dim=1))
-        return past
+            past_models.copy_(torch.cat([newest_average[:, None], past_models[:, :-1]], dim=1))
+        return past_models
 
     def _newest_average(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
         """[R, d] θ̃ of the latest deployment."""
         if not (self.inertia or self.redraw):
             return model
-        average_model = server[AVERAGE_MODEL_NAME]
+        average_model = server[RUNNING_MODEL_KEY]
         if self.deployment_round(t) < t:
             return average_model
         return average_model.lerp_(model, 1 - self.inertia) if self.inertia else average_model.copy_(model)
 
     def deployment_round(self, t: Any) -> Any:
-        """The round whose deployment the data of round t answer; of a number, or of each in a tensor."""
+        """The round whose deployment the data of round t react to; of a number, or of each in a tensor."""
         return t - t % (self.redraw or 1)
 
     @property
@@ -197,27 +197,30 @@ class Shift(Validated, ABC):
         """[…, d] the latest of what `deployed` and `answers_to` give."""
         return theta if self.mixture is None else theta[..., 0, :]
 
-    def move(self, batch: dict[str, Tensor], carry: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+    def shift_batch(self, batch: dict[str, Tensor], carry: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         """One client's batch, moved by what `answers_to` gave."""
         if self.mixture is None:
             return self(batch, theta)
-        number = carry[TURN] if self.deploy == "step" else self.deployment_round(carry["round"])
-        key = rng.fold(rng.row_keys(carry[OF_SEED], rng.Purpose.MIXTURE, batch["client"]), number)
-        return self.mixture.move(self, batch, theta, key)
+        number = carry[DEPLOYMENT_COUNT_KEY] if self.deploy == "step" else self.deployment_round(carry["round"])
+        key = rng.fold_in(rng.row_keys(carry[MIXTURE_SEED_KEY], rng.Purpose.MIXTURE, batch["client"]), number)
+        return self.mixture.shift_batch(self, batch, theta, key)
 
     def answers_to(self, carry: dict[str, Tensor], theta: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-        """The parameters a local step's data answer to, [d] or [c, d] as the carry's: θ as deployed by the server, or
+        """The parameters a local step's data react to, [d] or [c, d] as the carry's: θ as deployed by the server, or
         else the carry's own, with a mixture [L, d] or [c, L, d]; and the carry with what is remembered of them."""
         if theta is not None:
             return carry, theta
         theta = carry["params"]
         if self.inertia:
-            theta = torch.lerp(carry[AVERAGE_MODEL_NAME], theta, 1 - self.inertia)
-            carry = carry | {AVERAGE_MODEL_NAME: theta}
+            theta = torch.lerp(carry[RUNNING_MODEL_KEY], theta, 1 - self.inertia)
+            carry = carry | {RUNNING_MODEL_KEY: theta}
         if self.mixture is None:
             return carry, theta
-        past = torch.cat([theta[..., None, :], carry[PAST][..., :-1, :]], dim=-2)
-        return carry | {PAST: past, TURN: carry[TURN] + 1}, past
+        past_models = torch.cat([theta[..., None, :], carry[PAST_DEPLOYMENTS_KEY][..., :-1, :]], dim=-2)
+        return carry | {
+            PAST_DEPLOYMENTS_KEY: past_models,
+            DEPLOYMENT_COUNT_KEY: carry[DEPLOYMENT_COUNT_KEY] + 1,
+        }, past_models
 
     @abstractmethod
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
@@ -241,9 +244,9 @@ class Shift(Validated, ABC):
         return self(batch, theta)
 
     def respond_differentiably_all(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        """`respond_differentiably` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one
+        """`respond_differentiably` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `runs_unpadded`, one
         client after the other, without padding; the results are padded again, with weight 0."""
-        if not self.unpadded:
+        if not self.runs_unpadded:
             return vmap(self.respond_differentiably)(batch, theta)
         pairs = zip(by_client(batch), theta, strict=True)
         return pad_batches(

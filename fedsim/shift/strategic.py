@@ -55,7 +55,7 @@ class Strategic(Shift):
             "shift.epsilon", self.epsilon, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
         )
         self.direction = ResponseDirection("strategic", data.dataset, model, self.features, self.target)
-        self.moving = self.direction.moving
+        self.shifted_columns = self.direction.shifted_columns
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ class ACE(RemembersClients[ClientMemory]):
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         mean = self.remember(state, report.cohort, report.innovation)
-        model = report.cohort.unless_empty(state.model - self.server_lr * mean, state.model)
+        model = report.cohort.where_nonempty(state.model - self.server_lr * mean, state.model)
         return replace(state, model=model, mean=mean)
 
 
@@ -48,7 +48,7 @@ class ACEDState(ClientMemory):
 
 class ACED(RemembersClients[ACEDState]):
     """ACE with a delay bound: the mean is taken over the clients whose last update began at most `max_staleness` server
-    updates ago. Where there is no such client, the model stays as it is.
+    updates ago. If there is no such client, the model does not change.
 
     A step reads the rows of all clients. The formula is not checked against the authors' program. Memory: one row
     and one integer per client.
@@ -81,16 +81,16 @@ class ACED(RemembersClients[ACEDState]):
         self.max_staleness = max_staleness
 
     def initial(self, model: Tensor, federation: Federation) -> ACEDState:
-        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
         return ACEDState(model, *self.empty(model, federation), minus_ones)
 
     def aggregate(self, state: ACEDState, report: Report, t: int) -> ACEDState:
         cohort, federation = report.cohort, report.cohort.federation
-        mean = self.remember(state, cohort, report.innovation)
+        mean_innovation = self.remember(state, cohort, report.innovation)
         state.began[cohort.rows] = torch.as_tensor(t - report.rounds_late, device=state.began.device)
-        recent_mask = ((state.began >= 0) & (t - state.began <= self.max_staleness)).to(mean.dtype)
+        recent_mask = ((state.began >= 0) & (t - state.began <= self.max_staleness)).to(mean_innovation.dtype)
         weights = recent_mask * federation.weights(self.weighting)
         total_weight = federation.sum_over_clients(recent_mask[:, None], federation.weights(self.weighting))
         step = federation.sum_over_clients(state.memory, weights) / torch.where(total_weight > 0, total_weight, 1.0)
-        model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
-        return replace(state, model=model, mean=mean)
+        model = cohort.where_nonempty(state.model - self.server_lr * step, state.model)
+        return replace(state, model=model, mean=mean_innovation)

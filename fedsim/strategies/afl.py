@@ -47,7 +47,9 @@ class AFL(ServerStep[AFLState]):
         self.average = average
 
     def initial(self, model: Tensor, federation: Federation) -> AFLState:
-        equal_mixture = torch.full((federation.rows,), 1 / federation.clients, dtype=model.dtype, device=model.device)
+        equal_mixture = torch.full(
+            (federation.num_rows,), 1 / federation.clients, dtype=model.dtype, device=model.device
+        )
         steps = torch.zeros(len(model), dtype=torch.int64, device=model.device)
         return AFLState(model, model.clone(), equal_mixture, steps)
 
@@ -57,28 +59,30 @@ class AFL(ServerStep[AFLState]):
     def aggregate(self, state: AFLState, report: Report, t: int) -> AFLState:
         cohort = report.cohort
         mixture = cohort.gather(state.mixture)
-        iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
+        next_iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
         unprojected = mixture + self.mixture_lr * full_data_gradients(cohort, state.iterate).loss
         cohort.scatter(state.mixture, project_onto_simplex(cohort, unprojected, mixture))
-        steps = state.steps + cohort.nonempty
-        mean = state.model + (iterate - state.model) / steps.clamp(min=1)[:, None]
-        model = cohort.unless_empty(mean if self.average else iterate.clone(), state.model)
-        return AFLState(model, iterate, state.mixture, steps)
+        steps = state.steps + cohort.is_nonempty
+        mean = state.model + (next_iterate - state.model) / steps.clamp(min=1)[:, None]
+        model = cohort.where_nonempty(mean if self.average else next_iterate.clone(), state.model)
+        return AFLState(model, next_iterate, state.mixture, steps)
 
 
-def project_onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
+def project_onto_simplex(cohort: Cohort, simplex_values: Tensor, lambda_before: Tensor) -> Tensor:
     """[n] the nearest point to the values [n] whose entries are not negative and, replicate by replicate, have the sum
-    of those `before`: max(v − τ, 0), with τ by sorting."""
-    stacked = torch.stack([values, before]).double().cpu().numpy()
-    (host, previous), virtual, bounds = cohort.all_gather_host(stacked)
-    projected = np.zeros_like(host)
+    of those `lambda_before`: max(v − τ, 0), with τ by sorting."""
+    stacked = torch.stack([simplex_values, lambda_before]).double().cpu().numpy()
+    (host_values, previous_values), virtual_clients, bounds = cohort.all_gather_host(stacked)
+    projected_values = np.zeros_like(host_values)
     for a, b in itertools.pairwise(bounds):
         if b > a:
-            ordered = -np.sort(-host[a:b])
-            levels = (np.cumsum(ordered) - previous[a:b].sum()) / np.arange(1, b - a + 1)
+            ordered = -np.sort(-host_values[a:b])
+            levels = (np.cumsum(ordered) - previous_values[a:b].sum()) / np.arange(1, b - a + 1)
             active_levels = levels[
                 ordered > levels
             ]  # none where the sum is 0, or a loss is not a number, which is passed on
-            projected[a:b] = np.maximum(host[a:b] - active_levels[-1], 0) if len(active_levels) else 0 * host[a:b]
-    local_values = projected[np.searchsorted(virtual, cohort.host.virtual)]
-    return torch.as_tensor(local_values, dtype=values.dtype).to(values.device)
+            projected_values[a:b] = (
+                np.maximum(host_values[a:b] - active_levels[-1], 0) if len(active_levels) else 0 * host_values[a:b]
+            )
+    local_values = projected_values[np.searchsorted(virtual_clients, cohort.host_index.virtual_clients)]
+    return torch.as_tensor(local_values, dtype=simplex_values.dtype).to(simplex_values.device)

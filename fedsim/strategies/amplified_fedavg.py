@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.core.constraints import Count, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
-from fedsim.core.per_seed import NumberOrPerSeed, per_seed
+from fedsim.core.per_seed import NumberOrPerSeed, as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
@@ -46,7 +46,7 @@ class AmplifiedFedAvg(Strategy[WindowState]):
         self, window: Count = 10, amplification: PositivePerSeed = 1.5, weighting: Weighting = "uniform"
     ) -> None:
         self.window = window
-        self.amplification = per_seed(amplification)
+        self.amplification = as_per_seed(amplification)
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> WindowState:
@@ -55,12 +55,16 @@ class AmplifiedFedAvg(Strategy[WindowState]):
     def aggregate(self, state: WindowState, report: Report, t: int) -> WindowState:
         cohort = report.cohort
         model = state.model - cohort.mean(report.innovation, cohort.weights(self.weighting))
-        return WindowState(*amplified(model, state.anchor, self.amplification, ends=(t + 1) % self.window == 0))
+        return WindowState(
+            *amplified_models(model, state.anchor, self.amplification, ends_window=(t + 1) % self.window == 0)
+        )
 
 
-def amplified(model: Tensor, anchor: Tensor, factor: NumberOrPerSeed, ends: bool) -> tuple[Tensor, Tensor]:
+def amplified_models(
+    model: Tensor, anchor: Tensor, factor: NumberOrPerSeed, ends_window: bool
+) -> tuple[Tensor, Tensor]:
     """x and z after a round, which may be the last of its window."""
-    if not ends:
+    if not ends_window:
         return model, anchor
     model = anchor + factor * (model - anchor)
     return model, model.clone()

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedsim.core.constraints import Count, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.amplified_fedavg import amplified
+from fedsim.strategies.amplified_fedavg import amplified_models
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
 
 CORRECTION_INTERVALS = ("period", "round")
@@ -69,7 +69,7 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
     ) -> None:
         super().__init__(1.0, memory_dtype, weighting)
         self.window = window
-        self.amplification = per_seed(amplification)
+        self.amplification = as_per_seed(amplification)
         self.renewed = self.window if correction == "period" else 1
 
     def initial(self, model: Tensor, federation: Federation) -> AmplifiedScaffoldState:
@@ -77,7 +77,7 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         return AmplifiedScaffoldState(model, *self.empty(model, federation), model.clone(), *sums)
 
     def start(self, state: AmplifiedScaffoldState, cohort: Cohort) -> dict[str, Tensor]:
-        correction = cohort.broadcast(state.mean) - self.recall(state, cohort)
+        correction = cohort.broadcast(state.mean) - self.read_memory(state, cohort)
         return {"params": cohort.broadcast(state.model), "correction": correction}
 
     def aggregate(self, state: AmplifiedScaffoldState, report: Report, t: int) -> AmplifiedScaffoldState:
@@ -86,23 +86,25 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         cohort.scatter(state.gradients, cohort.gather(state.gradients) + raw)
         state.rates[cohort.rows] += rates
         model = state.model - self.mean(cohort, report.innovation)
-        model, anchor = amplified(model, state.anchor, self.amplification, ends=(t + 1) % self.window == 0)
-        mean = self.renew(state, cohort.federation, t) if (t + 1) % self.renewed == 0 else state.mean
+        model, anchor = amplified_models(
+            model, state.anchor, self.amplification, ends_window=(t + 1) % self.window == 0
+        )
+        mean = self._new_control_variates(state, cohort.federation, t) if (t + 1) % self.renewed == 0 else state.mean
         return AmplifiedScaffoldState(model, state.memory, mean, anchor, state.gradients, state.rates)
 
-    def renew(self, state: AmplifiedScaffoldState, federation: Federation, t: int) -> Tensor:
+    def _new_control_variates(self, state: AmplifiedScaffoldState, federation: Federation, t: int) -> Tensor:
         """The control variates of all who came since the last time, and with them c [R, d], which is returned. The
         host waits."""
         rows = np.flatnonzero(state.rates.cpu().numpy())
-        participants = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
-        gradients = participants.gather(state.gradients)
-        mean = store_values(
+        participants_cohort = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
+        gradients = participants_cohort.gather(state.gradients)
+        mean_variate = store_values(
             state.memory,
             state.mean,
-            participants,
-            gradients / participants.gather(state.rates)[:, None],
+            participants_cohort,
+            gradients / participants_cohort.gather(state.rates)[:, None],
             self.weighting,
         )
-        participants.scatter(state.gradients, torch.zeros_like(gradients))
+        participants_cohort.scatter(state.gradients, torch.zeros_like(gradients))
         state.rates.zero_()
-        return mean
+        return mean_variate

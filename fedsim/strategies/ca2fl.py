@@ -12,7 +12,7 @@ from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 class CA2FL(RemembersClients[ClientMemory]):
     """v = mean_j h_j + mean_{i∈S}(G_i − h_i); x ← x − η_g v; then h_i = G_i for i∈S, the K updates in the buffer.
 
-    It is FedVARP with a buffer in the place of a round. Under `clock=events` the server steps after K arrivals;
+    It is FedVARP with a buffer instead of a round. Under `clock=events` the server steps after K arrivals;
     elsewhere S are the updates that arrive in a round, and an empty round does nothing. The formula is not
     checked against the authors' program. Memory: one row per client.
 
@@ -23,7 +23,7 @@ class CA2FL(RemembersClients[ClientMemory]):
         weighting: of the means over all clients and over S: 'uniform', or 'data' fractions.
     """
 
-    effective_if = (EffectiveIf("buffer", lambda component, run: run.server_counts_arrivals, "clock=events"),)
+    effective_if = (EffectiveIf("buffer", lambda component, run: run.is_asynchronous, "clock=events"),)
 
     supports_stale = True
 
@@ -39,6 +39,6 @@ class CA2FL(RemembersClients[ClientMemory]):
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        calibrated = self.mean(cohort, report.innovation - self.recall(state, cohort))
-        model = cohort.unless_empty(state.model - self.server_lr * (state.mean + calibrated), state.model)
+        calibrated = self.mean(cohort, report.innovation - self.read_memory(state, cohort))
+        model = cohort.where_nonempty(state.model - self.server_lr * (state.mean + calibrated), state.model)
         return ClientMemory(model, state.memory, self.remember(state, cohort, report.innovation))

@@ -99,44 +99,54 @@ class CAFed(ServerStep[CAFedState]):
         """What is known when this round's clients have said their losses."""
         rows, active = cohort.rows, torch.zeros_like(state.here)
         active[rows] = 1
-        old = torch.where(state.taken[rows] > 0, self.smoothness, 0.0).to(active.dtype)
+        past_weight = torch.where(state.taken[rows] > 0, self.smoothness, 0.0).to(active.dtype)
         loss = state.loss.clone()
-        loss[rows] = old * state.loss[rows] + (1 - old) * full_data_gradients(cohort, state.model).loss
-        missed = state.missed + ((1 - active) * (1 - state.here) if t else 0.0)
-        return CAFedState(state.model, loss, active, state.taken + active, state.stayed + active * state.here, missed)
+        loss[rows] = past_weight * state.loss[rows] + (1 - past_weight) * full_data_gradients(cohort, state.model).loss
+        missed_rounds = state.missed + ((1 - active) * (1 - state.here) if t else 0.0)
+        return CAFedState(
+            state.model, loss, active, state.taken + active, state.stayed + active * state.here, missed_rounds
+        )
 
     def included_mask(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
         """[n] 1 for those of the cohort who are not left out, else 0."""
         federation = cohort.federation
-        all_rows = federation.everyone(cohort)
+        all_rows = federation.full_cohort(cohort)
         statistics = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
-        host, virtual, _ = all_rows.all_gather_host(statistics.double().cpu().numpy())
-        keep = np.zeros(federation.replicates * federation.clients)
-        rounding = ties.relative_tolerance(share.dtype)
-        for seed, replicate_rows in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):
-            loss, participations, pi, rho, w = host[:, replicate_rows]
+        host_statistics, virtual_clients, _ = all_rows.all_gather_host(statistics.double().cpu().numpy())
+        included_clients = np.zeros(federation.num_replicates * federation.clients)
+        rounding_tolerance = ties.relative_tolerance(share.dtype)
+        for seed, replicate_rows in zip(
+            federation.seeds, virtual_clients.reshape(federation.num_replicates, -1), strict=True
+        ):
+            loss, participations, pi, rho, w = host_statistics[:, replicate_rows]
             if participations.any():
-                excess = np.where(participations > 0, loss, loss[participations > 0].mean()) - self.optimum
+                excess_losses = np.where(participations > 0, loss, loss[participations > 0].mean()) - self.optimum
                 breakers = ties.tie_breakers(seed, replicate_rows % federation.clients, cohort.round)
                 order = [*np.lexsort((breakers, -abs(rho))), *np.lexsort((breakers, pi))]
-                keep[replicate_rows] = self.included_of_replicate(w, excess, order, rounding)
-        return torch.as_tensor(keep[cohort.host.virtual]).to(share)
+                included_clients[replicate_rows] = self.included_of_replicate(
+                    w, excess_losses, order, rounding_tolerance
+                )
+        return torch.as_tensor(included_clients[cohort.host_index.virtual_clients]).to(share)
 
     def included_of_replicate(
-        self, w: np.ndarray, excess: np.ndarray, order: list[int], rounding: float = 0.0
+        self, w: np.ndarray, excess_losses: np.ndarray, exclusion_order: list[int], rounding_tolerance: float = 0.0
     ) -> np.ndarray:
         """[m] bool: who is kept of one replicate; a fall of J that rounding made too small counts."""
 
-        def error(keep: np.ndarray) -> float:
-            a = w * keep / (w * keep).sum()
-            return float(a @ excess + self.bias * (abs(w - a).sum() / 2) ** 2 * excess.max())
+        def error(included: np.ndarray) -> float:
+            a = w * included / (w * included).sum()
+            return float(a @ excess_losses + self.bias * (abs(w - a).sum() / 2) ** 2 * excess_losses.max())
 
-        keep = np.ones(len(w), dtype=bool)
-        lowest_error = error(keep)
-        for client in order:
-            candidate = keep.copy()
-            candidate[client] = False
-            slack = rounding * abs(lowest_error)
-            if keep[client] and (w * candidate).sum() > 0 and lowest_error - error(candidate) >= self.tolerance - slack:
-                keep, lowest_error = candidate, error(candidate)
-        return keep
+        included_clients = np.ones(len(w), dtype=bool)
+        lowest_error = error(included_clients)
+        for client in exclusion_order:
+            candidate_mask = included_clients.copy()
+            candidate_mask[client] = False
+            error_tolerance = rounding_tolerance * abs(lowest_error)
+            if (
+                included_clients[client]
+                and (w * candidate_mask).sum() > 0
+                and lowest_error - error(candidate_mask) >= self.tolerance - error_tolerance
+            ):
+                included_clients, lowest_error = candidate_mask, error(candidate_mask)
+        return included_clients

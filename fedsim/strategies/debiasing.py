@@ -39,7 +39,7 @@ class Debiasing(ServerStep[DebiasingState]):
     effective_if = (
         EffectiveIf(
             "cap",
-            lambda component, run: run.clients_miss_rounds or component.weighting == "data",
+            lambda component, run: run.may_clients_be_absent or component.weighting == "data",
             "clients that miss rounds",
         ),
     )
@@ -67,5 +67,5 @@ class Debiasing(ServerStep[DebiasingState]):
 
     def count_participation(self, state: DebiasingState, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """[R·m] and [R]: how often each client has taken part, this round included, and all of them together."""
-        participations = state.taken.index_add(0, cohort.rows, cohort.count)
+        participations = state.taken.index_add(0, cohort.rows, cohort.multiplicity)
         return participations, cohort.federation.sum_over_clients(participations, torch.ones_like(participations))

@@ -50,7 +50,7 @@ class DSGD(KeepsClientModels[ClientModels]):
             "probability", lambda component, run: component.topology == "erdos_renyi", "{at}.topology=erdos_renyi"
         ),
         EffectiveIf("seed", lambda component, run: component.topology == "erdos_renyi", "{at}.topology=erdos_renyi"),
-        EffectiveIf("degrees", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("degrees", lambda component, run: run.may_clients_be_absent, "clients that miss rounds"),
     )
 
     sends_rows = False
@@ -82,7 +82,7 @@ class DSGD(KeepsClientModels[ClientModels]):
         return ClientModels.broadcast(model, federation)
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
-        host = report.cohort.host
+        host = report.cohort.host_index
         cohort = Cohort(report.cohort.federation, host.rows, np.ones(len(host.rows)), host.probability, t)
         if self.mixes_end:
             models = self.mixed_rows(cohort, report.end)
@@ -94,13 +94,17 @@ class DSGD(KeepsClientModels[ClientModels]):
 
     def mixed_rows(self, cohort: Cohort, rows: Tensor) -> Tensor:
         """[n, d] Σ_j W_ij of the rows [n, d] of each replicate's clients."""
-        network, m = self.network(cohort.federation), cohort.federation.clients
-        _, virtual, bounds = cohort.all_gather_host(cohort.host.count)
+        mixing_network, m = self.network(cohort.federation), cohort.federation.clients
+        _, virtual_clients, bounds = cohort.all_gather_host(cohort.host_index.multiplicity)
         mixed_rows = torch.empty_like(rows)
-        everybody = zip(cohort.by_replicate(rows), itertools.pairwise(bounds), strict=True)
-        for (replicate_rows, (first, last)), (a, b) in zip(everybody, itertools.pairwise(cohort.bounds), strict=True):
-            participants = virtual[first:last] % m
-            local_positions = np.searchsorted(participants, cohort.host.virtual[a:b] % m)  # of those, this rank's
-            weights = network.mixing_matrix(participants, self.degrees == "all")[local_positions]
+        rows_and_bounds = zip(cohort.split_by_replicate(rows), itertools.pairwise(bounds), strict=True)
+        for (replicate_rows, (first_row, end_row)), (a, b) in zip(
+            rows_and_bounds, itertools.pairwise(cohort.replicate_bounds), strict=True
+        ):
+            participants = virtual_clients[first_row:end_row] % m
+            local_positions = np.searchsorted(
+                participants, cohort.host_index.virtual_clients[a:b] % m
+            )  # of those, this rank's
+            weights = mixing_network.mixing_matrix(participants, self.degrees == "all")[local_positions]
             mixed_rows[a:b] = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device) @ replicate_rows
         return mixed_rows

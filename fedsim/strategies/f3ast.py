@@ -38,7 +38,7 @@ class F3AST(ServerStep[F3ASTState]):
     effective_if = (
         EffectiveIf(
             "beta",
-            lambda component, run: run.clients_miss_rounds or component.k is not None,
+            lambda component, run: run.may_clients_be_absent or component.k is not None,
             "clients that miss rounds",
         ),
         EffectiveIf("k", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
@@ -57,18 +57,18 @@ class F3AST(ServerStep[F3ASTState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> F3ASTState:
-        return F3ASTState(model, torch.zeros(federation.rows, dtype=model.dtype, device=model.device))
+        return F3ASTState(model, torch.zeros(federation.num_rows, dtype=model.dtype, device=model.device))
 
     def cohort(self, state: F3ASTState, active: Cohort) -> Cohort:
         if self.k is None:
             return active
-        urgency = active.weights(self.weighting) / state.frequency[active.rows]  # ∞ for newcomers
-        return active.largest(urgency, self.k, exactly=True)
+        selection_score = active.weights(self.weighting) / state.frequency[active.rows]  # ∞ for newcomers
+        return active.select_largest(selection_score, self.k, exact_count=True)
 
     def aggregate(self, state: F3ASTState, report: Report, t: int) -> F3ASTState:
         cohort = report.cohort
         frequency = (1 - self.beta) * state.frequency
         frequency[cohort.rows] += self.beta
-        unbiased = frequency[cohort.rows] / (1 - (1 - self.beta) ** (t + 1))
-        step = cohort.sum(report.innovation, cohort.weights(self.weighting) / unbiased)
+        unbiased_frequency = frequency[cohort.rows] / (1 - (1 - self.beta) ** (t + 1))
+        step = cohort.sum(report.innovation, cohort.weights(self.weighting) / unbiased_frequency)
         return F3ASTState(state.model - self.server_lr * step, frequency)

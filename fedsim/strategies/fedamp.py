@@ -44,13 +44,17 @@ class FedAMP(KeepsClientModels[ClientModels]):
 
     def mixtures(self, cohort: Cohort, models: Tensor) -> Tensor:
         """[n, d] u_i of the clients' models [n, d]."""
-        mixed = torch.empty_like(models)
-        for others, (first, last) in zip(cohort.by_replicate(models), itertools.pairwise(cohort.bounds), strict=True):
-            own = models[first:last]
-            distances = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").square()
+        mixed_models = torch.empty_like(models)
+        for cohort_models, (first_row, end_row) in zip(
+            cohort.split_by_replicate(models), itertools.pairwise(cohort.replicate_bounds), strict=True
+        ):
+            local_models = models[first_row:end_row]
+            distances = torch.cdist(local_models, cohort_models, compute_mode="donot_use_mm_for_euclid_dist").square()
             weights = self.alpha / self.sigma * torch.exp(-distances / self.sigma)  # x_i itself adds nothing
-            mixed[first:last] = own + weights @ others - weights.sum(1, keepdim=True) * own
-        return mixed
+            mixed_models[first_row:end_row] = (
+                local_models + weights @ cohort_models - weights.sum(1, keepdim=True) * local_models
+            )
+        return mixed_models
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
         report.cohort.scatter(state.models, report.end)

@@ -25,20 +25,20 @@ class Counters(Protocol):
 
 def initial_counters(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
     """The counters before round 0."""
-    zeros = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
+    zeros = torch.zeros(federation.num_rows, dtype=model.dtype, device=model.device)
     return torch.ones_like(zeros), zeros, zeros.clone()
 
 
 def count_intervals(state: Counters, cohort: Cohort, cutoff: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """The counters after a round with this cohort: an interval closes when the client takes part, or when its absence
     reaches `cutoff` rounds."""
-    current = state.current + 1
-    closes_mask = torch.zeros_like(current, dtype=torch.bool) if cutoff is None else current >= cutoff
+    current_interval = state.current + 1
+    closes_mask = torch.zeros_like(current_interval, dtype=torch.bool) if cutoff is None else current_interval >= cutoff
     closes_mask[cohort.rows] = True
     intervals = state.intervals + closes_mask
-    mean = (state.mean_interval * state.intervals + current) / intervals.clamp(min=1)
+    mean = (state.mean_interval * state.intervals + current_interval) / intervals.clamp(min=1)
     mean = torch.where(closes_mask, mean, state.mean_interval)
-    return mean, intervals, torch.where(closes_mask, 0.0, current)
+    return mean, intervals, torch.where(closes_mask, 0.0, current_interval)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class FedAU(ServerStep[FedAUState]):
     effective_if = (
         EffectiveIf(
             "cutoff",
-            lambda component, run: run.clients_miss_rounds and component.cutoff < run.rounds,
+            lambda component, run: run.may_clients_be_absent and component.cutoff < run.rounds,
             "clients that miss more rounds in a row, in a run that is longer",
         ),
     )

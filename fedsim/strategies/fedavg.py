@@ -33,7 +33,7 @@ class FedAvg(ServerStep[State]):
 
 
 class FedAvgAll(FedAvg):
-    """FedAvg over all clients, the absent counted as zero (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
+    """FedAvg over all clients, with zero updates for absent ones (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
 
     server_sees, supports_stale = "sum", True
 

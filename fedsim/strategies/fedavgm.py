@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsim.core import Federation, Report
 from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
 from fedsim.core.federation import Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.strategies.strategy import State, Strategy
 
 
@@ -22,7 +22,7 @@ class FedAvgMState(State):
 
 
 class FedAvgM(Strategy[FedAvgMState]):
-    """v ← β v + mean_{i∈A} G_i, weighed by w_i; x ← x − η_g v. Memory: one row on the server.
+    """v ← β v + mean_{i∈A} G_i, weighted by w_i; x ← x − η_g v. Memory: one row on the server.
 
     An empty round changes neither v nor x.
 
@@ -37,8 +37,8 @@ class FedAvgM(Strategy[FedAvgMState]):
     def __init__(
         self, server_lr: PositivePerSeed = 1.0, momentum: FractionPerSeed = 0.9, weighting: Weighting = "uniform"
     ) -> None:
-        self.server_lr = per_seed(server_lr)
-        self.momentum = per_seed(momentum)
+        self.server_lr = as_per_seed(server_lr)
+        self.momentum = as_per_seed(momentum)
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAvgMState:
@@ -48,4 +48,4 @@ class FedAvgM(Strategy[FedAvgMState]):
         cohort = report.cohort
         velocity = self.momentum * state.velocity + self.mean(cohort, report.innovation)  # v^{t+1}
         model = state.model - self.server_lr * velocity  # x^{t+1}
-        return FedAvgMState(cohort.unless_empty(model, state.model), cohort.unless_empty(velocity, state.velocity))
+        return FedAvgMState(cohort.where_nonempty(model, state.model), cohort.where_nonempty(velocity, state.velocity))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels, ServerStep
 
@@ -61,23 +61,23 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
         weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.clip = None if clip is None else per_seed(clip)
+        self.clip = None if clip is None else as_per_seed(clip)
         self.clipped = clipped
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
-        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
         return FedAWEState.broadcast(model, federation, last_seen=minus_ones)
 
     def aggregate(self, state: FedAWEState, report: Report, t: int) -> FedAWEState:
         cohort = report.cohort
-        echo = (t - state.last_seen[cohort.rows])[:, None]
-        update = cohort.of_rows(self.server_lr) * (echo * report.innovation)
+        missed_rounds = (t - state.last_seen[cohort.rows])[:, None]
+        update = cohort.expand_per_seed(self.server_lr) * (missed_rounds * report.innovation)
         if self.clip is not None:
-            largest = self.clip * (self.server_lr if self.clipped == "mean" else 1.0)
+            max_norm = self.clip * (self.server_lr if self.clipped == "mean" else 1.0)
             norm = self.mean(cohort, update).norm(dim=1, keepdim=True)
-            update = update * cohort.broadcast((largest / norm).clamp(max=1.0))
-        model = cohort.unless_empty(self.mean(cohort, report.start - update), state.model)
+            update = update * cohort.broadcast((max_norm / norm).clamp(max=1.0))
+        model = cohort.where_nonempty(self.mean(cohort, report.start - update), state.model)
         cohort.scatter(state.models, cohort.broadcast(model))
         state.last_seen[cohort.rows] = t
         return FedAWEState(model, state.models, state.last_seen)

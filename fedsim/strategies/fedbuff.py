@@ -69,28 +69,28 @@ class FedBuff(ServerStep[FedBuffState]):
             )
 
     def initial(self, model: Tensor, federation: Federation) -> FedBuffState:
-        zero_counts = torch.zeros(federation.replicates, dtype=torch.int64, device=model.device)
+        zero_counts = torch.zeros(federation.num_replicates, dtype=torch.int64, device=model.device)
         return FedBuffState(model, torch.zeros_like(model), zero_counts)
 
     def aggregate(self, state: FedBuffState, report: Report, t: int) -> FedBuffState:
         cohort, k = report.cohort, self.buffer
-        participates, virtual, bounds = cohort.all_gather_host(cohort.host.count > 0)
-        positions, arrivals = np.cumsum(participates) - 1, []
+        participates, virtual_clients, bounds = cohort.all_gather_host(cohort.host_index.multiplicity > 0)
+        positions, arrived_positions = np.cumsum(participates) - 1, []
         for a, b in itertools.pairwise(bounds):
             positions[a:b] -= positions[a] - participates[a] + 1 if b > a else 0
-            arrivals.append(int(participates[a:b].sum()))
+            arrived_positions.append(int(participates[a:b].sum()))
         local_positions = torch.as_tensor(
-            positions[np.searchsorted(virtual, cohort.host.virtual)], device=state.model.device
+            positions[np.searchsorted(virtual_clients, cohort.host_index.virtual_clients)], device=state.model.device
         )
-        pending = state.waiting + torch.tensor(arrivals, device=state.model.device)
-        consumed = pending // k * k  # rows that are in a full buffer
-        in_full_buffer = (cohort.broadcast(state.waiting) + local_positions < cohort.broadcast(consumed)).to(
+        pending_rows = state.waiting + torch.tensor(arrived_positions, device=state.model.device)
+        num_consumed = pending_rows // k * k  # rows that are in a full buffer
+        in_full_buffer = (cohort.broadcast(state.waiting) + local_positions < cohort.broadcast(num_consumed)).to(
             state.model.dtype
         )
         weights = torch.as_tensor(self.discount(report.rounds_late)).to(in_full_buffer)
-        steps = (consumed > 0)[:, None]
+        steps = (num_consumed > 0)[:, None]
         filled_buffer = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * in_full_buffer)
         remainder = torch.where(steps, 0.0, state.buffer) + cohort.sum(
             report.innovation, weights * (1 - in_full_buffer)
         )
-        return FedBuffState(state.model - self.server_lr / k * filled_buffer, remainder, pending - consumed)
+        return FedBuffState(state.model - self.server_lr / k * filled_buffer, remainder, pending_rows - num_consumed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import NonNegativePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.memory import store_values
 from fedsim.strategies.strategy import State, Strategy
@@ -47,7 +47,7 @@ class FedDC(Strategy[FedDCState]):
     vectors_down = vectors_up = 2
 
     def __init__(self, alpha: NonNegativePerSeed = 0.01, weighting: Weighting = "uniform") -> None:
-        self.alpha = per_seed(alpha)
+        self.alpha = as_per_seed(alpha)
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedDCState:
@@ -61,7 +61,7 @@ class FedDC(Strategy[FedDCState]):
         return {
             "params": model,
             "anchor": model - cohort.gather(state.drift),
-            "proximal": cohort.of_rows(self.alpha) * model.new_ones(len(cohort)),
+            "proximal": cohort.expand_per_seed(self.alpha) * model.new_ones(len(cohort)),
             "correction": cohort.broadcast(state.mean_control) - cohort.gather(state.control),
         }
 
@@ -71,5 +71,5 @@ class FedDC(Strategy[FedDCState]):
         mean_control = store_values(state.control, state.mean_control, cohort, control, self.weighting)
         drift = cohort.gather(state.drift) - report.innovation
         mean_drift = store_values(state.drift, state.mean_drift, cohort, drift, self.weighting)
-        model = cohort.unless_empty(self.mean(cohort, report.end) + mean_drift, state.model)
+        model = cohort.where_nonempty(self.mean(cohort, report.end) + mean_drift, state.model)
         return FedDCState(model, state.drift, mean_drift, state.control, mean_control)

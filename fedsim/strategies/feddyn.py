@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Cohort, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
 
@@ -35,16 +35,18 @@ class FedDyn(RemembersClients[ClientMemory]):
         self, alpha: PositivePerSeed = 0.01, weighting: Weighting = "uniform", memory_dtype: MemoryDtype = "same"
     ) -> None:
         super().__init__(1.0, memory_dtype, weighting)
-        self.alpha = per_seed(alpha)
+        self.alpha = as_per_seed(alpha)
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        model, displacement = cohort.broadcast(state.model), self.recall(state, cohort)
-        alpha = cohort.of_rows(self.alpha) / (cohort.weights(self.weighting) * cohort.federation.clients)  # α_i, [n]
+        model, displacement = cohort.broadcast(state.model), self.read_memory(state, cohort)
+        alpha = cohort.expand_per_seed(self.alpha) / (
+            cohort.weights(self.weighting) * cohort.federation.clients
+        )  # α_i, [n]
         return {"params": model, "anchor": model, "proximal": alpha, "correction": alpha[:, None] * displacement}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        displacement = self.recall(state, cohort) - report.innovation
+        displacement = self.read_memory(state, cohort) - report.innovation
         mean = store_values(state.memory, state.mean, cohort, displacement)  # the plain mean: α_i weighs
         model = cohort.mean(report.end) + mean
-        return replace(state, model=cohort.unless_empty(model, state.model), mean=mean)
+        return replace(state, model=cohort.where_nonempty(model, state.model), mean=mean)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import NonNegativePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
@@ -27,7 +27,7 @@ class Iterates(State):
 
 
 class FedExP(Strategy[Iterates]):
-    """x ← x − η_g Ḡ with Ḡ = mean_{i∈A} G_i and η_g = max(1, mean_{i∈A} ‖G_i‖² / (2 (‖Ḡ‖² + ε))), means weighed by w_i.
+    """x ← x − η_g Ḡ with Ḡ = mean_{i∈A} G_i and η_g = max(1, mean_{i∈A} ‖G_i‖² / (2 (‖Ḡ‖² + ε))), weighted by w_i.
 
     The global model is the mean of the last two iterates, while training continues from the last one; with `average`
     false the last one is used. Memory: one row on the server. The authors' program uses n ε instead of ε, with n
@@ -40,7 +40,7 @@ class FedExP(Strategy[Iterates]):
     """
 
     def __init__(self, eps: NonNegativePerSeed = 1e-3, average: bool = True, weighting: Weighting = "uniform") -> None:
-        self.eps = per_seed(eps)
+        self.eps = as_per_seed(eps)
         self.average = average
         self.weighting = weighting
 
@@ -57,4 +57,4 @@ class FedExP(Strategy[Iterates]):
         rate = (spread / (2 * (mean.square().sum(1) + self.eps))).nan_to_num(nan=1.0, posinf=1.0).clamp(min=1.0)
         iterate = state.iterate - rate[:, None] * mean
         model = (iterate + state.iterate) / 2 if self.average else iterate.clone()
-        return Iterates(cohort.unless_empty(model, state.model), iterate)
+        return Iterates(cohort.where_nonempty(model, state.model), iterate)

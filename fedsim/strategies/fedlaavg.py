@@ -15,7 +15,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
 from fedsim.strategies.selection import draw_rows
 
-SELECTIONS = ("longest", "random", "all")
+SELECTION_ORDERS = ("longest", "random", "all")
 
 
 @dataclass
@@ -56,7 +56,7 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
     def __init__(
         self,
         fraction: PositiveFraction = 0.1,
-        select: Annotated[str, OneOf(*SELECTIONS)] = "longest",
+        select: Annotated[str, OneOf(*SELECTION_ORDERS)] = "longest",
         collect: CountOrZero = 0,
         server_lr: PositivePerSeed = 1.0,
         weighting: Weighting = "uniform",
@@ -68,14 +68,14 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
         self.collect = collect
 
     def initial(self, model: Tensor, federation: Federation) -> FedLaAvgState:
-        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
         return FedLaAvgState(model, *self.empty(model, federation), minus_ones)
 
     def cohort(self, state: FedLaAvgState, active: Cohort) -> Cohort:
         k = max(1, round(self.fraction * active.federation.clients))
         if self.select == "random":
-            return draw_rows(active, k, torch.ones_like(active.count))
-        return active if self.select == "all" else active.largest(-state.last_seen[active.rows], k)
+            return draw_rows(active, k, torch.ones_like(active.multiplicity))
+        return active if self.select == "all" else active.select_largest(-state.last_seen[active.rows], k)
 
     def start(self, state: FedLaAvgState, cohort: Cohort) -> Tensor | dict[str, Tensor]:
         model = cohort.broadcast(state.model)

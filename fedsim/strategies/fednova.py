@@ -43,14 +43,14 @@ class FedNova(FedAvg):
         super().__init__(server_lr, weighting)
         self.mu = mu
 
-    def check_local(self, rule: LocalRule) -> None:
-        if rule.gradient_weight(0) is None:
+    def check_local(self, local_rule: LocalRule) -> None:
+        if local_rule.gradient_weight(0) is None:
             raise ConfigError(
                 f"strategy={type(self).__name__} divides by what local steps weigh gradients in sum, which "
-                f"local={type(rule).__name__} as configured cannot say; use local=sgd, or local=momentum with "
+                f"local={type(local_rule).__name__} as configured cannot say; use local=sgd, or local=momentum with "
                 "local.state=round"
             )
-        if self.mu and not (type(rule) is SGD and isinstance(rule.schedule, Constant)):
+        if self.mu and not (type(local_rule) is SGD and isinstance(local_rule.schedule, Constant)):
             raise ConfigError(
                 f"strategy.mu={self.mu:g} is for plain steps at a constant rate; use local=sgd and "
                 "local/schedule=constant, or strategy.mu=0"
@@ -60,20 +60,22 @@ class FedNova(FedAvg):
         model = cohort.broadcast(state.model)
         if not self.mu:
             return model
-        return {"params": model, "anchor": model, "proximal": torch.full_like(cohort.count, self.mu)}
+        return {"params": model, "anchor": model, "proximal": torch.full_like(cohort.multiplicity, self.mu)}
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        cohort, work = report.cohort, report.gradient_weight
-        assert work is not None  # see `check_local`
+        cohort, gradient_weight = report.cohort, report.gradient_weight
+        assert gradient_weight is not None  # see `check_local`
         if self.mu:
-            work = self.proximal_weight(work, cohort.broadcast(report.lr))
+            gradient_weight = self.proximal_weight(gradient_weight, cohort.broadcast(report.lr))
         weights = cohort.weights(self.weighting)
-        step = cohort.mean(work, weights)[:, None] * cohort.mean(report.innovation / work[:, None], weights)
+        step = cohort.mean(gradient_weight, weights)[:, None] * cohort.mean(
+            report.innovation / gradient_weight[:, None], weights
+        )
         return replace(state, model=state.model - self.server_lr * step)
 
-    def proximal_weight(self, work: Tensor, lr: Tensor) -> Tensor:
-        """[n] η_l a_i of rows whose steps at the rates `lr` [n] sum up to `work` [n]: the k-th last gradient arrives
-        (1 − η_l μ)^k times."""
-        steps, proximal_rate = (work / lr).round(), self.mu * lr
-        small = -torch.expm1(steps * torch.log1p(-proximal_rate.clamp(max=0.5)))  # exact where η_l μ is small
-        return torch.where(proximal_rate < 0.5, small, 1 - (1 - proximal_rate) ** steps) / self.mu
+    def proximal_weight(self, gradient_weight: Tensor, lr: Tensor) -> Tensor:
+        """[n] η_l a_i of rows whose steps at the rates `lr` [n] sum up to `gradient_weight` [n]: the k-th last gradient
+        arrives (1 − η_l μ)^k times."""
+        steps, proximal_rate = (gradient_weight / lr).round(), self.mu * lr
+        step_decay = -torch.expm1(steps * torch.log1p(-proximal_rate.clamp(max=0.5)))  # exact where η_l μ is small
+        return torch.where(proximal_rate < 0.5, step_decay, 1 - (1 - proximal_rate) ** steps) / self.mu

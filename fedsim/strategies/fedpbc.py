@@ -29,7 +29,9 @@ class FedPBC(KeepsClientModels[ClientModels]):
         weighting: weights of all means: 'uniform', as in the paper, or 'data', where gossip preserves Σ_i w_i x_i.
     """
 
-    effective_if = (EffectiveIf("compute", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),)
+    effective_if = (
+        EffectiveIf("compute", lambda component, run: run.may_clients_be_absent, "clients that miss rounds"),
+    )
 
     def __init__(
         self, compute: Annotated[str, OneOf(*COMPUTING_CLIENTS)] = "all", weighting: Weighting = "uniform"
@@ -41,11 +43,11 @@ class FedPBC(KeepsClientModels[ClientModels]):
         return ClientModels.broadcast(model, federation)
 
     def cohort(self, state: ClientModels, active: Cohort) -> Cohort:
-        return active.federation.everyone(active) if self.compute == "all" else active
+        return active.federation.full_cohort(active) if self.compute == "all" else active
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
         cohort = report.cohort
-        model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
-        linked_mask = (cohort.count > 0)[:, None]
+        model = cohort.where_nonempty(self.mean(cohort, report.end), state.model)
+        linked_mask = (cohort.multiplicity > 0)[:, None]
         cohort.scatter(state.models, cohort.broadcast(model).where(linked_mask, report.end))
         return ClientModels(model, state.models)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import NonNegativePerSeed, PositivePerSeed
 from fedsim.core.federation import Cohort, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.strategy import State
 
@@ -25,8 +25,12 @@ class FedProx(FedAvg):
         self, mu: NonNegativePerSeed = 0.01, server_lr: PositivePerSeed = 1.0, weighting: Weighting = "uniform"
     ) -> None:
         super().__init__(server_lr, weighting)
-        self.mu = per_seed(mu)
+        self.mu = as_per_seed(mu)
 
     def start(self, state: State, cohort: Cohort) -> dict[str, Tensor]:
         model = cohort.broadcast(state.model)
-        return {"params": model, "anchor": model, "proximal": cohort.of_rows(self.mu) * model.new_ones(len(cohort))}
+        return {
+            "params": model,
+            "anchor": model,
+            "proximal": cohort.expand_per_seed(self.mu) * model.new_ones(len(cohort)),
+        }

@@ -11,7 +11,7 @@ from fedsim.availability import Availability
 from fedsim.core.constraints import Count, FractionPerSeed, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.fedau import count_intervals, initial_counters
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
@@ -46,11 +46,11 @@ class FedStale(RemembersClients[FedStaleState]):
     """
 
     effective_if = (
-        EffectiveIf("beta", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
-        EffectiveIf("probabilities", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("beta", lambda component, run: run.may_clients_be_absent, "clients that miss rounds"),
+        EffectiveIf("probabilities", lambda component, run: run.may_clients_be_absent, "clients that miss rounds"),
         EffectiveIf(
             "cutoff",
-            lambda component, run: run.clients_miss_rounds and component.cutoff < run.rounds,
+            lambda component, run: run.may_clients_be_absent and component.cutoff < run.rounds,
             "clients that miss more rounds in a row, in a run that is longer",
         ),
     )
@@ -65,7 +65,7 @@ class FedStale(RemembersClients[FedStaleState]):
         memory_dtype: MemoryDtype = "same",
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.beta = per_seed(beta)
+        self.beta = as_per_seed(beta)
         self.probabilities = probabilities
         self.uses_known = self.probabilities == "known"
         self.cutoff = cutoff
@@ -80,8 +80,10 @@ class FedStale(RemembersClients[FedStaleState]):
     def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
         cohort = report.cohort
         inverse_probability = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
-        surprise = report.innovation - cohort.of_rows(self.beta) * self.recall(state, cohort)
-        step = cohort.sum(surprise, cohort.weights(self.weighting) * inverse_probability) + self.beta * state.mean
-        model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
+        innovation_error = report.innovation - cohort.expand_per_seed(self.beta) * self.read_memory(state, cohort)
+        step = (
+            cohort.sum(innovation_error, cohort.weights(self.weighting) * inverse_probability) + self.beta * state.mean
+        )
+        model = cohort.where_nonempty(state.model - self.server_lr * step, state.model)
         mean = self.remember(state, cohort, report.innovation)
         return FedStaleState(model, state.memory, mean, *count_intervals(state, cohort, self.cutoff))

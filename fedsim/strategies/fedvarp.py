@@ -14,6 +14,6 @@ class FedVARP(RemembersClients[ClientMemory]):
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        direction = state.mean + self.mean(cohort, report.innovation - self.recall(state, cohort))
-        model = cohort.unless_empty(state.model - self.server_lr * direction, state.model)
+        direction = state.mean + self.mean(cohort, report.innovation - self.read_memory(state, cohort))
+        model = cohort.where_nonempty(state.model - self.server_lr * direction, state.model)
         return ClientMemory(model, state.memory, self.remember(state, cohort, report.innovation))

@@ -40,7 +40,10 @@ class Focus(RemembersClients[ClientMemory]):
 
     effective_if = (
         EffectiveIf(
-            "empty", lambda component, run: run.clients_miss_rounds, "rounds without clients", attribute="empty_rounds"
+            "empty",
+            lambda component, run: run.may_clients_be_absent,
+            "rounds without clients",
+            attribute="empty_rounds",
         ),
     )
 
@@ -59,7 +62,7 @@ class Focus(RemembersClients[ClientMemory]):
         self.steps_if_empty = self.empty_rounds == "step"
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        last_gradient, model = self.recall(state, cohort), cohort.broadcast(state.model)
+        last_gradient, model = self.read_memory(state, cohort), cohort.broadcast(state.model)
         return {"params": model, "correction": -last_gradient, "gradient": torch.zeros_like(last_gradient)}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
@@ -67,5 +70,5 @@ class Focus(RemembersClients[ClientMemory]):
         mean = self.remember(state, cohort, report.carry["gradient"])
         model = state.model - self.server_lr * report.lr[:, None] * cohort.federation.clients * mean
         if not self.steps_if_empty:
-            model = cohort.unless_empty(model, state.model)
+            model = cohort.where_nonempty(model, state.model)
         return replace(state, model=model, mean=mean)

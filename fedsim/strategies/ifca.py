@@ -79,7 +79,7 @@ class IFCA(ServerStep[IFCAState]):
             raise ConfigError(
                 key="spread",
                 value=0,
-                needs="lets all models begin, and stay, alike; give it more, or {k}=1",
+                needs="makes all models start equal and stay equal; give it more, or {k}=1",
                 mentions=("k",),
             )
         self.average = average
@@ -93,7 +93,7 @@ class IFCA(ServerStep[IFCAState]):
             seeds, cluster_index = federation.seed_of_replicate[:, None], torch.arange(self.k, device=device)
             keys = rng.row_keys(seeds, rng.Purpose.CLUSTER, cluster_index)
             clusters = clusters + self.spread * rng.normal(keys[..., None], torch.arange(d, device=device), model.dtype)
-        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=device)
+        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=device)
         members = torch.zeros(replicates, self.k, dtype=torch.int64, device=device)
         return IFCAState(clusters[:, 0].clone(), clusters, minus_ones, members)
 
@@ -101,15 +101,13 @@ class IFCA(ServerStep[IFCAState]):
         if self.k == 1:
             return cohort.broadcast(state.model)
         losses = torch.stack([full_data_gradients(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
-        lowest_loss = losses.min(1, keepdim=True).values
-        equal = losses <= lowest_loss + ties.relative_tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
-        return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]
+        return state.clusters[cohort.replicate_index, first_lowest(losses)]
 
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
         cohort, previous_choice = report.cohort, state.choice[report.cohort.rows]
-        matches = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
+        matches_cluster = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
         # where models are equal the first, as in `start`
-        chosen_cluster = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
+        chosen_cluster = torch.stack(matches_cluster, dim=1).to(torch.uint8).argmax(1)
         cluster_one_hot, w = one_hot(chosen_cluster, self.k), cohort.weights(self.weighting)
         clusters = torch.stack(
             [self.updated_model(state, report, j, cluster_one_hot[:, j] * w) for j in range(self.k)], dim=1
@@ -117,9 +115,11 @@ class IFCA(ServerStep[IFCAState]):
         member_changes = (
             cluster_one_hot - one_hot(previous_choice.clamp(min=0), self.k) * (previous_choice >= 0)[:, None]
         )
-        members = state.members + cohort.sum(member_changes, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
+        members = state.members + cohort.sum(member_changes, 1.0 / cohort.multiplicity.clamp(min=1)).round().to(
+            torch.int64
+        )
         state.choice[cohort.rows] = chosen_cluster
-        return IFCAState(_largest_cluster_model(clusters, members), clusters, state.choice, members)
+        return IFCAState(largest_cluster_model(clusters, members), clusters, state.choice, members)
 
     def updated_model(self, state: IFCAState, report: Report, j: int, weights: Tensor) -> Tensor:
         """[R, d] the next x_j, for weights [n] that are 0 where another was chosen."""
@@ -132,13 +132,26 @@ class IFCA(ServerStep[IFCAState]):
         return state.clusters[:, j] - self.server_lr * step
 
     def client_mean(self, state: IFCAState, federation: Federation) -> Tensor:
-        has_chosen = (state.choice >= 0)[:, None]
-        membership = torch.where(has_chosen, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
-        share = federation.sum_over_clients(membership, federation.weights("uniform"))  # [R, k]
-        clustered_sum = (share[:, :, None] * state.clusters).sum(1)
-        return clustered_sum + (1 - share.sum(1, keepdim=True)) * state.model
+        return client_mean_of_clusters(state.model, state.clusters, state.choice, federation)
 
 
-def _largest_cluster_model(clusters: Tensor, members: Tensor) -> Tensor:
+def first_lowest(losses: Tensor) -> Tensor:
+    """[n, k] → [n] int64 the first of the lowest losses of each row; losses that differ by rounding are equal."""
+    lowest_loss = losses.min(1, keepdim=True).values
+    is_lowest = losses <= lowest_loss + ties.relative_tolerance(losses.dtype) * lowest_loss.abs()
+    return is_lowest.to(torch.uint8).argmax(1)
+
+
+def client_mean_of_clusters(model: Tensor, cluster_models: Tensor, choice: Tensor, federation: Federation) -> Tensor:
+    """[R, d] the mean over all clients of the models [R, k, d] of their clusters [R·m], or of the global model [R, d]
+    for those that have none (−1)."""
+    has_chosen, k = (choice >= 0)[:, None], cluster_models.shape[1]
+    membership = torch.where(has_chosen, one_hot(choice.clamp(min=0), k), 0).to(model.dtype)
+    share = federation.sum_over_clients(membership, federation.weights("uniform"))  # [R, k]
+    clustered_sum = (share[:, :, None] * cluster_models).sum(1)
+    return clustered_sum + (1 - share.sum(1, keepdim=True)) * model
+
+
+def largest_cluster_model(clusters: Tensor, members: Tensor) -> Tensor:
     """[R, d] the model of the cluster with most members, the first of several."""
     return clusters[torch.arange(len(clusters), device=clusters.device), members.argmax(1)]

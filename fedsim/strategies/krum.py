@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.federation import Weighting
-from fedsim.core.statistics import median_of
+from fedsim.core.statistics import columnwise_median
 from fedsim.strategies.per_replicate import NamedTensors
 from fedsim.strategies.robust import Robust, weighted_mean
 
@@ -66,10 +66,10 @@ class MultiKrum(Krum):
         return rows[order[: len(rows) - num_byzantine]].mean(0)
 
     def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
-        selected = (
+        selected_rows = (
             krum_scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
         )
-        return weighted_mean(rows[selected], weights[selected])
+        return weighted_mean(rows[selected_rows], weights[selected_rows])
 
 
 class Bulyan(Krum):
@@ -86,15 +86,18 @@ class Bulyan(Krum):
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         squares = squared_distances(rows)
-        remaining = torch.arange(len(rows), device=rows.device)
+        remaining_rows = torch.arange(len(rows), device=rows.device)
         chosen_positions = []
         for _ in range(len(rows) - 2 * num_byzantine):
-            best = krum_scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
-            chosen_positions.append(remaining[best])
-            positions = torch.arange(len(remaining) - 1, device=remaining.device)
-            remaining = remaining[positions + (positions >= best)]  # without it
-        selected = rows[torch.cat(chosen_positions)]
-        nearest = (
-            (selected - median_of(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * num_byzantine]
+            best = krum_scores(squares[remaining_rows][:, remaining_rows], num_byzantine).argmin(0, keepdim=True)
+            chosen_positions.append(remaining_rows[best])
+            positions = torch.arange(len(remaining_rows) - 1, device=remaining_rows.device)
+            remaining_rows = remaining_rows[positions + (positions >= best)]  # without it
+        selected_rows = rows[torch.cat(chosen_positions)]
+        nearest_values = (
+            (selected_rows - columnwise_median(selected_rows))
+            .abs()
+            .sort(dim=0, stable=True)
+            .indices[: len(selected_rows) - 2 * num_byzantine]
         )
-        return selected.gather(0, nearest).mean(0)
+        return selected_rows.gather(0, nearest_values).mean(0)

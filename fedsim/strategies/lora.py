@@ -32,34 +32,36 @@ class Adapter(NamedTuple):
     residual: ParameterColumns | None
 
 
-def adapters_of(columns: ColumnNames, strategy: str, residuals: bool) -> list[Adapter]:
+def adapters_of(column_names: ColumnNames, strategy: str, residuals: bool) -> list[Adapter]:
     """The adapters of a model, layer by layer.
 
     Args:
-        columns: of the model.
+        column_names: of the model.
         strategy: that asks, for messages.
         residuals: whether each must have R.
 
     Raises:
         ConfigError: the model has none, or not in the rows of strategies.
     """
-    adapters = []
-    prefixes = [name.rpartition("lora_A")[0] for name in columns if "lora_A" in name]
+    adapter_list = []
+    prefixes = [name.rpartition("lora_A")[0] for name in column_names if "lora_A" in name]
     for prefix in prefixes:
-        a, b, residual = (_columns(columns, f"{prefix}lora_{part}") for part in ("A", "B", "residual"))
+        a, b, residual = (
+            _first_columns(column_names, f"{prefix}lora_{tensor_suffix}") for tensor_suffix in ("A", "B", "residual")
+        )
         if a is not None and b is not None and (residual is not None or not residuals):
-            adapters.append(Adapter(a, b, residual))
-    if not prefixes or len(adapters) < len(prefixes):
+            adapter_list.append(Adapter(a, b, residual))
+    if not prefixes or len(adapter_list) < len(prefixes):
         remedy = "model=lora_mlp model.residual=true" if residuals else "model=lora_mlp"
         raise ConfigError(
             f"strategy={strategy} aggregates products of adapters B A, which needs a model with adapters whose A and B "
             f"clients train and send{', and with residuals' if residuals else ''}: {remedy}, or "
             f"fedsim.models.lora.add_adapters(…{', residual=True' if residuals else ''}), and columns=all"
         )
-    return adapters
+    return adapter_list
 
 
-def _columns(columns: ColumnNames, start: str) -> ParameterColumns | None:
+def _first_columns(columns: ColumnNames, start: str) -> ParameterColumns | None:
     """Those of the tensor with this name, or with a name that goes on after it, if rows have them."""
     names = [name for name in columns if name == start or name.startswith(f"{start}.")]
     return columns[names[0]] if names and columns[names[0]].columns is not None else None
@@ -83,8 +85,8 @@ class ProductsLoRA(Strategy[State]):
     def __init__(self, weighting: Weighting = "uniform") -> None:
         self.weighting = weighting
 
-    def check_local(self, rule: LocalRule) -> None:
-        if getattr(rule, "weight_decay", 0.0):
+    def check_local(self, local_rule: LocalRule) -> None:
+        if getattr(local_rule, "weight_decay", 0.0):
             raise ConfigError(
                 f"strategy={self.label} sends columns that clients do not train, and local.weight_decay would shrink "
                 "them; use local.weight_decay=0"
@@ -96,14 +98,14 @@ class ProductsLoRA(Strategy[State]):
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort
         step = self.mean(cohort, report.innovation)
-        ends, model = report.start - report.innovation, state.model - step
+        end_models, model = report.start - report.innovation, state.model - step
         for adapter in adapters_of(report.columns, self.label, self.residuals):
-            product = self.mean(cohort, adapter.b.of(ends) @ adapter.a.of(ends))  # [R, out, in]
-            model = self.renewed(model, state, adapter, product, cohort.federation, t)
-        return replace(state, model=cohort.unless_empty(model, state.model))
+            product = self.mean(cohort, adapter.b.select(end_models) @ adapter.a.select(end_models))  # [R, out, in]
+            model = self.with_new_adapter(model, state, adapter, product, cohort.federation, t)
+        return replace(state, model=cohort.where_nonempty(model, state.model))
 
     @abstractmethod
-    def renewed(
+    def with_new_adapter(
         self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         """The models [R, d] with this adapter's columns after round t, from the mean product of the clients'."""
@@ -123,12 +125,12 @@ class FedExLoRA(ProductsLoRA):
 
     label = "fedex_lora"
 
-    def renewed(
+    def with_new_adapter(
         self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         assert adapter.residual is not None
-        error = product - adapter.b.of(model) @ adapter.a.of(model)
-        return adapter.residual.set(model, adapter.residual.of(state.model) + error)
+        error = product - adapter.b.select(model) @ adapter.a.select(model)
+        return adapter.residual.replace(model, adapter.residual.select(state.model) + error)
 
 
 class FLoRA(ProductsLoRA):
@@ -145,18 +147,18 @@ class FLoRA(ProductsLoRA):
 
     label = "flora"
 
-    def renewed(
+    def with_new_adapter(
         self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         assert adapter.residual is not None
-        model = adapter.residual.set(model, adapter.residual.of(state.model) + product)
-        a = adapter.a.of(model)
+        model = adapter.residual.replace(model, adapter.residual.select(state.model) + product)
+        a = adapter.a.select(model)
         seeds, numbers = federation.seed_of_replicate, torch.arange(a[0].numel(), device=a.device)
         assert adapter.a.columns is not None
-        first = torch.full_like(seeds, adapter.a.columns.start)
-        uniform = rng.uniform(rng.row_keys(seeds, rng.Purpose.STRATEGY, first, t)[:, None], numbers, a.dtype)
-        model = adapter.a.set(model, ((2 * uniform - 1) / math.sqrt(a.shape[-1])).reshape(a.shape))
-        return adapter.b.set(model, torch.zeros_like(adapter.b.of(model)))
+        first_columns = torch.full_like(seeds, adapter.a.columns.start)
+        uniform = rng.uniform(rng.row_keys(seeds, rng.Purpose.STRATEGY, first_columns, t)[:, None], numbers, a.dtype)
+        model = adapter.a.replace(model, ((2 * uniform - 1) / math.sqrt(a.shape[-1])).reshape(a.shape))
+        return adapter.b.replace(model, torch.zeros_like(adapter.b.select(model)))
 
 
 class FlexLoRA(ProductsLoRA):
@@ -173,10 +175,10 @@ class FlexLoRA(ProductsLoRA):
     label = "flexlora"
     residuals = False
 
-    def renewed(
+    def with_new_adapter(
         self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         rank = adapter.a.shape[0]
-        left, values, right = torch.linalg.svd(product, full_matrices=False)
-        model = adapter.b.set(model, left[..., :rank] * values[..., None, :rank])
-        return adapter.a.set(model, right[..., :rank, :])
+        left_vectors, singular_values, right_vectors = torch.linalg.svd(product, full_matrices=False)
+        model = adapter.b.replace(model, left_vectors[..., :rank] * singular_values[..., None, :rank])
+        return adapter.a.replace(model, right_vectors[..., :rank, :])

@@ -28,10 +28,10 @@ class ClientMemory(State):
     mean: Tensor
 
 
-M = TypeVar("M", bound=ClientMemory)
+MemoryState = TypeVar("MemoryState", bound=ClientMemory)
 
 
-class RemembersClients(ServerStep[M]):
+class RemembersClients(ServerStep[MemoryState]):
     """A strategy that stores one row per client, zero before its first participation.
 
     Args:
@@ -50,29 +50,31 @@ class RemembersClients(ServerStep[M]):
         self.dtype = MEMORY_DTYPES[memory_dtype]
         self.weighting = weighting
 
-    def initial(self, model: Tensor, federation: Federation) -> M:
-        return cast(M, ClientMemory(model, *self.empty(model, federation)))
+    def initial(self, model: Tensor, federation: Federation) -> MemoryState:
+        return cast(MemoryState, ClientMemory(model, *self.empty(model, federation)))
 
     def empty(self, model: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
         """Zero memory [R·m, d] and its mean [R, d]."""
         return federation.zeros(model.shape[1], dtype=self.dtype or model.dtype), torch.zeros_like(model)
 
-    def recall(self, state: M, cohort: Cohort) -> Tensor:
+    def read_memory(self, state: MemoryState, cohort: Cohort) -> Tensor:
         """[n, d] what is remembered of the cohort's clients, in the model's dtype."""
         return cohort.gather(state.memory).to(state.model.dtype)
 
-    def remember(self, state: M, cohort: Cohort, values: Tensor) -> Tensor:
+    def remember(self, state: MemoryState, cohort: Cohort, values: Tensor) -> Tensor:
         """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored of all clients."""
         return store_values(state.memory, state.mean, cohort, values, self.weighting)
 
 
-def store_values(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform") -> Tensor:
+def store_values(
+    memory: Tensor, memory_mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform"
+) -> Tensor:
     """Store values [n, d] in any memory [R·m, d], in place; return its new mean [R, d], plain or by clients' data."""
-    old = cohort.gather(memory)
-    new = values.to(memory.dtype)  # the mean is that of the stored, rounded values
-    cohort.scatter(memory, new)
-    change = new.to(values.dtype) - old.to(values.dtype)
-    inverse_count = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
+    stored_values = cohort.gather(memory)
+    rounded_values = values.to(memory.dtype)  # the mean is that of the stored, rounded values
+    cohort.scatter(memory, rounded_values)
+    value_change = rounded_values.to(values.dtype) - stored_values.to(values.dtype)
+    inverse_count = 1.0 / cohort.multiplicity.clamp(min=1)  # a multiset's repeated client is still remembered once
     if weighting == "data":
-        return mean + cohort.sum(change, inverse_count * cohort.weights("data"))
-    return mean + cohort.sum(change, inverse_count) / cohort.federation.clients
+        return memory_mean + cohort.sum(value_change, inverse_count * cohort.weights("data"))
+    return memory_mean + cohort.sum(value_change, inverse_count) / cohort.federation.clients

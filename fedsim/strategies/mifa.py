@@ -15,7 +15,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 REMEMBERED_QUANTITIES = ("innovation", "gradient")
-DIVISORS = ("all", "seen")
+DIVISOR_CHOICES = ("all", "seen")
 
 
 @dataclass
@@ -54,7 +54,9 @@ class MIFA(RemembersClients[MIFAState]):
     """
 
     effective_if = (
-        EffectiveIf("memory", lambda component, run: run.rate_moves, "a local/schedule that moves the rate"),
+        EffectiveIf(
+            "memory", lambda component, run: run.has_learning_rate_schedule, "a local/schedule that moves the rate"
+        ),
         EffectiveIf(
             "wait_for_all",
             lambda component, run: run.availability.law != "full",
@@ -65,8 +67,11 @@ class MIFA(RemembersClients[MIFAState]):
             lambda component, run: run.availability.law != "full",
             "an availability process other than full",
         ),
-        EffectiveIf("age_power", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
-        EffectiveIf("max_age", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("age_power", lambda component, run: run.may_clients_be_absent, "clients that miss rounds"),
+        EffectiveIf("max_age", lambda component, run: run.may_clients_be_absent, "clients that miss rounds"),
+        EffectiveIf(
+            "max_age", lambda component, run: component.max_age < run.rounds - 1, "more rounds than {at}.max_age"
+        ),
     )
 
     supports_stale = True
@@ -78,7 +83,7 @@ class MIFA(RemembersClients[MIFAState]):
         wait_for_all: bool = False,
         memory_dtype: MemoryDtype = "same",
         weighting: Weighting = "uniform",
-        divide_by: Annotated[str, OneOf(*DIVISORS)] = "all",
+        divide_by: Annotated[str, OneOf(*DIVISOR_CHOICES)] = "all",
         age_power: NonNegative = 0.0,
         max_age: CountOrZero | None = None,
     ) -> None:
@@ -95,30 +100,30 @@ class MIFA(RemembersClients[MIFAState]):
         return self.age_power > 0 or self.max_age is not None
 
     def initial(self, model: Tensor, federation: Federation) -> MIFAState:
-        met = torch.zeros(federation.rows, dtype=torch.bool, device=model.device)
+        has_participated = torch.zeros(federation.num_rows, dtype=torch.bool, device=model.device)
         if not self.discounts_age:
-            return MIFAState(model, *self.empty(model, federation), met)
-        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
-        return AgedMIFAState(model, *self.empty(model, federation), met, minus_ones)
+            return MIFAState(model, *self.empty(model, federation), has_participated)
+        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        return AgedMIFAState(model, *self.empty(model, federation), has_participated, minus_ones)
 
     def aggregate(self, state: MIFAState, report: Report, t: int) -> MIFAState:
         cohort, federation = report.cohort, report.cohort.federation
-        rate = report.lr[:, None] if self.memory == "gradient" else torch.ones_like(report.lr)[:, None]
-        mean = step = self.remember(state, cohort, report.innovation / cohort.broadcast(rate))
+        rate_factor = report.lr[:, None] if self.memory == "gradient" else torch.ones_like(report.lr)[:, None]
+        mean_update = step = self.remember(state, cohort, report.innovation / cohort.broadcast(rate_factor))
         state.met[cohort.rows] = True
         if isinstance(state, AgedMIFAState):
             state.last_seen[cohort.rows] = t
-            weights = self.discount((t - state.last_seen).to(mean.dtype)) * federation.weights(self.weighting)
+            weights = self.discount((t - state.last_seen).to(mean_update.dtype)) * federation.weights(self.weighting)
             step = federation.sum_over_clients(state.memory, weights)
-        met = state.met.to(step.dtype)
+        has_participated = state.met.to(step.dtype)
         if self.divide_by == "seen":
-            seen_share = federation.mean_over_clients(met, self.weighting)[:, None]
+            seen_share = federation.mean_over_clients(has_participated, self.weighting)[:, None]
             step = step / torch.where(seen_share > 0, seen_share, 1.0)
-        model = state.model - self.server_lr * rate * step
+        model = state.model - self.server_lr * rate_factor * step
         if self.wait_for_all:
-            all_seen_mask = federation.mean_over_clients(met) > 1 - 0.5 / federation.clients
+            all_seen_mask = federation.mean_over_clients(has_participated) > 1 - 0.5 / federation.clients
             model = torch.where(all_seen_mask[:, None], model, state.model)
-        return replace(state, model=model, mean=mean)
+        return replace(state, model=model, mean=mean_update)
 
     def discount(self, age: Tensor) -> Tensor:
         """[R·m] ψ of whole numbers of rounds."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
@@ -43,7 +43,7 @@ class MimeLite(ServerStep[MimeLiteState]):
         self, server_lr: PositivePerSeed = 1.0, momentum: FractionPerSeed = 0.9, weighting: Weighting = "uniform"
     ) -> None:
         super().__init__(server_lr)
-        self.momentum = per_seed(momentum)
+        self.momentum = as_per_seed(momentum)
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> MimeLiteState:
@@ -57,4 +57,4 @@ class MimeLite(ServerStep[MimeLiteState]):
         gradient = cohort.mean(full_data_gradients(cohort, state.model).gradient, weights)
         model = state.model - self.server_lr * cohort.mean(report.innovation, weights)
         momentum = gradient + self.momentum * state.momentum
-        return MimeLiteState(model, cohort.unless_empty(momentum, state.momentum))
+        return MimeLiteState(model, cohort.where_nonempty(momentum, state.momentum))

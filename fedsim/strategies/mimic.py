@@ -38,7 +38,9 @@ class MimiC(RemembersClients[ClientMemory]):
             lambda component, run: run.availability.law != "full",
             "an availability process other than full",
         ),
-        EffectiveIf("memory", lambda component, run: run.rate_moves, "a local/schedule that moves the rate"),
+        EffectiveIf(
+            "memory", lambda component, run: run.has_learning_rate_schedule, "a local/schedule that moves the rate"
+        ),
     )
 
     def __init__(
@@ -56,12 +58,12 @@ class MimiC(RemembersClients[ClientMemory]):
     def cohort(self, state: ClientMemory, active: Cohort) -> Cohort:
         if active.round > 0 or self.first_round == "available":
             return active
-        return active.federation.everyone(active, count=1)
+        return active.federation.full_cohort(active, count=1)
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
         rate = cohort.broadcast(report.lr)[:, None] if self.memory == "gradient" else 1.0
-        v = self.mean(cohort, report.innovation + rate * self.recall(state, cohort))
+        v = self.mean(cohort, report.innovation + rate * self.read_memory(state, cohort))
         correction = (cohort.broadcast(v) - report.innovation) / rate
-        model = cohort.unless_empty(state.model - self.server_lr * v, state.model)
+        model = cohort.where_nonempty(state.model - self.server_lr * v, state.model)
         return ClientMemory(model, state.memory, self.remember(state, cohort, correction))

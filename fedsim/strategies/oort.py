@@ -88,7 +88,7 @@ class Oort(FedAvg):
         self.explore_least = explore_least
 
     def initial(self, model: Tensor, federation: Federation) -> OortState:
-        minus_ones = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
         return OortState(model, federation.zeros(dtype=model.dtype), minus_ones)
 
     def cohort(self, state: State, active: Cohort) -> Cohort:
@@ -99,35 +99,43 @@ class Oort(FedAvg):
 
         def pick_clients(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
             past_clients, new_clients = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
-            exploited = min(len(past_clients), max(self.k - round(share * self.k), self.k - len(new_clients)))
-            explored = draw.permutation(new_clients)[: self.k - exploited]
-            best = self.exploited_clients(draw, past_clients, utility, last, active.round, exploited, rounding)
+            num_exploited = min(len(past_clients), max(self.k - round(share * self.k), self.k - len(new_clients)))
+            explored = draw.permutation(new_clients)[: self.k - num_exploited]
+            best = self.exploited_clients(draw, past_clients, utility, last, active.round, num_exploited, rounding)
             return np.concatenate([explored, best])
 
         return choose_rows(active, pick_clients, state.utility[active.rows], state.last_seen[active.rows])
 
     def exploited_clients(
         self,
-        draw: np.random.Generator,
-        explored: np.ndarray,
-        utility: np.ndarray,
-        last: np.ndarray,
+        random_draw: np.random.Generator,
+        explored_clients: np.ndarray,
+        client_utilities: np.ndarray,
+        last_round: np.ndarray,
         t: int,
-        count: int,
-        rounding: float = 0.0,
+        client_count: int,
+        rounding_tolerance: float = 0.0,
     ) -> np.ndarray:
-        """So many of the known ones, by utility, which is exact up to `rounding`, relative to its size."""
-        if not count:
-            return explored[:0]
-        capped = np.minimum(utility[explored], np.quantile(utility[explored], self.clip))
-        utility_range = np.ptp(capped)
-        equal = utility_range <= rounding * np.abs(capped).max()  # then the range is rounding alone, and scales nothing
-        scores = (0.0 if equal else (capped - capped.min()) / utility_range) + np.sqrt(
-            0.1 * np.log(t + 1) / (last[explored] + 1)
+        """So many of the known ones, by utility, which is exact up to `rounding_tolerance`, relative to its size."""
+        if not client_count:
+            return explored_clients[:0]
+        capped_utility = np.minimum(
+            client_utilities[explored_clients], np.quantile(client_utilities[explored_clients], self.clip)
         )
-        admitted = scores >= (self.cutoff - rounding) * np.sort(scores)[-count]  # also where rounding lowers one
-        keys = np.log(draw.random(len(explored))) / np.maximum(scores, 1e-12)  # the largest are such a draw
-        return explored[np.argsort(-np.where(admitted, keys, -np.inf), kind="stable")[:count]]
+        utility_range = np.ptp(capped_utility)
+        equal = (
+            utility_range <= rounding_tolerance * np.abs(capped_utility).max()
+        )  # then the range is rounding alone, and scales nothing
+        scores = (0.0 if equal else (capped_utility - capped_utility.min()) / utility_range) + np.sqrt(
+            0.1 * np.log(t + 1) / (last_round[explored_clients] + 1)
+        )
+        admitted_mask = (
+            scores >= (self.cutoff - rounding_tolerance) * np.sort(scores)[-client_count]
+        )  # also where rounding lowers one
+        keys = np.log(random_draw.random(len(explored_clients))) / np.maximum(
+            scores, 1e-12
+        )  # the largest are such a draw
+        return explored_clients[np.argsort(-np.where(admitted_mask, keys, -np.inf), kind="stable")[:client_count]]
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         assert isinstance(state, OortState)

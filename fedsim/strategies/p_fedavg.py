@@ -15,7 +15,7 @@ from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
-SCHEMES = ("full", "I", "II")
+SAMPLING_SCHEMES = ("full", "I", "II")
 AVERAGE_KINDS = ("weighted", "plain")
 AVAILABILITY_BY_SCHEME = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each is defined
 
@@ -37,7 +37,7 @@ class PFedAvg(Strategy[State]):
     effective_if = (
         EffectiveIf(
             "average",
-            lambda component, run: component.weighting == "data" and not run.clients_weigh_alike,
+            lambda component, run: component.weighting == "data" and not run.has_equal_data_fractions,
             "strategy.weighting=data and clients that hold different numbers of samples",
         ),
     )
@@ -48,7 +48,7 @@ class PFedAvg(Strategy[State]):
         weighting: Weighting = "data",
         average: Annotated[str, OneOf(*AVERAGE_KINDS)] = "weighted",
     ) -> None:
-        self.scheme = checks.choice("scheme", str(scheme), SCHEMES)
+        self.scheme = checks.check_choice("scheme", str(scheme), SAMPLING_SCHEMES)
         self.weighting = weighting
         self.average = average
         if average == "plain" and scheme != "full":
@@ -78,4 +78,4 @@ class PFedAvg(Strategy[State]):
                 num_drawn = cohort.sum(torch.ones_like(weights))  # K
                 weights = weights * cohort.broadcast(cohort.federation.clients / num_drawn)
             model = cohort.sum(report.end, weights)
-        return State(cohort.unless_empty(model, state.model))
+        return State(cohort.where_nonempty(model, state.model))

@@ -28,7 +28,7 @@ class Rows:
         """[k, …] this replicate's part of [n, …], one row for every row of the cohort; `name` is whatever else is
         called so."""
         if name not in self._cache:
-            self._cache[name] = self._report.cohort.by_replicate(rows)
+            self._cache[name] = self._report.cohort.split_by_replicate(rows)
         return self._cache[name][self._replicate]
 
     def number(self, setting: NumberOrPerSeed) -> float:
@@ -63,7 +63,7 @@ class Rows:
     @property
     def client(self) -> Tensor:
         """[k] int64 the clients' numbers."""
-        return self.of_replicate("client", self._report.cohort.client)
+        return self.of_replicate("client", self._report.cohort.client_index)
 
     @property
     def data_fraction(self) -> Tensor:
@@ -75,9 +75,9 @@ class Rows:
         """[k] true p_i^t."""
         return self.of_replicate("probability", self._report.cohort.probability)
 
-    def remembered(self, name: str) -> Tensor:
-        """[k, …] what the local rule remembers of each client (`Report.remembered`)."""
-        return self.of_replicate(f"remembered {name}", self._report.remembered(name))
+    def client_memory(self, name: str) -> Tensor:
+        """[k, …] what the local rule remembers of each client (`Report.client_memory`)."""
+        return self.of_replicate(f"remembered {name}", self._report.client_memory(name))
 
 
 class PerReplicate(Strategy[State]):
@@ -115,33 +115,35 @@ class PerReplicate(Strategy[State]):
         return state
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        names = [field.name for field in dataclasses.fields(state) if field.name != "model"]
-        memory_before = {name: getattr(state, name) for name in names}
+        field_names = [field.name for field in dataclasses.fields(state) if field.name != "model"]
+        memory_before = {name: getattr(state, name) for name in field_names}
         stacked_memory: dict[str, list[Tensor]] = {}
-        present = [len(rows) > 0 for rows in report.cohort.by_replicate(report.cohort.client)]
+        has_rows = [len(rows) > 0 for rows in report.cohort.split_by_replicate(report.cohort.client_index)]
         models: list[Tensor] = []
-        after: dict[str, list[Tensor]] = {name: [] for name in names}
+        memory_after: dict[str, list[Tensor]] = {name: [] for name in field_names}
         for replicate, model in enumerate(state.model):
             memory = {name: value[replicate] for name, value in memory_before.items()}
-            if present[replicate]:
+            if has_rows[replicate]:
                 rows = Rows(report, replicate, stacked_memory)
                 model = self._checked_tensor("next model", self.next_model(model, rows, memory, t), model)
                 if memory.keys() != memory_before.keys():
                     changed_names = sorted(memory.keys() ^ memory_before.keys())
                     raise ConfigError(f"strategy={type(self).__name__}: {changed_names[0]} is not what `memory` named")
             models.append(model)
-            for name in names:
-                after[name].append(self._checked_tensor(name, memory[name], memory_before[name][replicate]))
+            for name in field_names:
+                memory_after[name].append(self._checked_tensor(name, memory[name], memory_before[name][replicate]))
         return dataclasses.replace(
-            state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in after.items()}
+            state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in memory_after.items()}
         )
 
-    def _checked_tensor(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
+    def _checked_tensor(self, tensor_noun: str, checked_value: Tensor, template_tensor: Tensor) -> Tensor:
         """A tensor of this shape, or one sentence."""
-        if not isinstance(value, Tensor) or value.shape != like.shape:
-            actual_shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(
-                f"strategy={type(self).__name__}: the {noun} of a replicate must be a tensor {list(like.shape)}, and "
-                f"is {actual_shape}"
+        if not isinstance(checked_value, Tensor) or checked_value.shape != template_tensor.shape:
+            actual_shape = (
+                list(checked_value.shape) if isinstance(checked_value, Tensor) else type(checked_value).__name__
             )
-        return value
+            raise ConfigError(
+                f"strategy={type(self).__name__}: the {tensor_noun} of a replicate must be a tensor "
+                f"{list(template_tensor.shape)}, and is {actual_shape}"
+            )
+        return checked_value

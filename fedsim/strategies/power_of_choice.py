@@ -60,16 +60,16 @@ class PowerOfChoice(ServerStep[LossesState]):
         self.needs_full_gradients = loss == "asked"
 
     def initial(self, model: Tensor, federation: Federation) -> LossesState:
-        return LossesState(model, torch.full((federation.rows,), torch.inf, dtype=model.dtype, device=model.device))
+        return LossesState(model, torch.full((federation.num_rows,), torch.inf, dtype=model.dtype, device=model.device))
 
     def cohort(self, state: LossesState, active: Cohort) -> Cohort:
-        candidates = draw_rows(active, self.candidates, active.weights("data"))
+        candidate_rows = draw_rows(active, self.candidates, active.weights("data"))
         losses = (
-            full_data_gradients(candidates, state.model).loss
+            full_data_gradients(candidate_rows, state.model).loss
             if self.needs_full_gradients
-            else state.losses[candidates.rows]
+            else state.losses[candidate_rows.rows]
         )
-        return candidates.largest(losses, self.k)
+        return candidate_rows.select_largest(losses, self.k)
 
     def aggregate(self, state: LossesState, report: Report, t: int) -> LossesState:
         state.losses[report.cohort.rows] = report.loss

@@ -14,8 +14,8 @@ from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, Positive, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Weighting
-from fedsim.core.per_seed import per_seed
-from fedsim.core.statistics import median_of, trimmed_mean_of
+from fedsim.core.per_seed import as_per_seed
+from fedsim.core.statistics import columnwise_median, columnwise_trimmed_mean
 from fedsim.strategies.per_replicate import NamedTensors, PerReplicate, Rows
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class Robust(PerReplicate):
         bucket: Count = 1,
         weighting: Weighting = "uniform",
     ) -> None:
-        self.server_lr = per_seed(server_lr)
+        self.server_lr = as_per_seed(server_lr)
         self.bad = bad
         if self.bad >= 1 and self.bad != int(self.bad):
             raise ConfigError(key="bad", value=bad, needs="must be a whole number of clients, or a share below 1")
         self.bucket = bucket
         self.weighting = weighting
-        self._warned = False
+        self._has_warned = False
 
     def check(self, availability: Availability) -> None:
         m = availability.population.clients
@@ -78,10 +78,10 @@ class Robust(PerReplicate):
         raise ConfigError(f"strategy.weighting=data has no meaning for {type(self).__name__}; use uniform")
 
     def next_model(self, model: Tensor, rows: Rows, memory: NamedTensors, t: int) -> Tensor:
-        aggregated = self.combined(rows, memory, t)
+        aggregated = self.combined_rows(rows, memory, t)
         return model if aggregated is None else model - rows.number(self.server_lr) * aggregated
 
-    def combined(self, rows: Rows, memory: NamedTensors, t: int) -> Tensor | None:
+    def combined_rows(self, rows: Rows, memory: NamedTensors, t: int) -> Tensor | None:
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
         sent_rows = rows.innovation
         bad = self.byzantine_count(len(sent_rows))
@@ -99,12 +99,12 @@ class Robust(PerReplicate):
                 )
                 weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
         if len(sent_rows) < self.min_rows(bad):
-            if not self._warned:
+            if not self._has_warned:
                 log.warning(
                     "%s: %d rows in round %d, but it needs %d; in such rounds the model does not change",
                     *(type(self).__name__, len(sent_rows), t, self.min_rows(bad)),
                 )
-            self._warned = True
+            self._has_warned = True
             return None
         return (
             self.combine(sent_rows, bad, memory)
@@ -135,7 +135,7 @@ class Median(Robust):
         super().__init__(server_lr, 0, bucket)
 
     def combine(self, rows: Tensor, bad: int, memory: NamedTensors) -> Tensor:
-        return median_of(rows)
+        return columnwise_median(rows)
 
 
 class TrimmedMean(Robust):
@@ -149,7 +149,7 @@ class TrimmedMean(Robust):
         super().__init__(server_lr, bad, bucket)
 
     def combine(self, rows: Tensor, bad: int, memory: NamedTensors) -> Tensor:
-        return trimmed_mean_of(rows, bad)
+        return columnwise_trimmed_mean(rows, bad)
 
 
 class RFA(Robust):

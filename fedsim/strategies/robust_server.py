@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core.column_names import ColumnNames
-from fedsim.core.errors import ConfigError, keys_under
+from fedsim.core.errors import ConfigError, prefix_error_keys
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
@@ -59,19 +59,19 @@ class RobustServer(Strategy[State]):
 
     def check(self, availability: Availability) -> None:
         for part_name, strategy in (("rule", self.rule), ("server", self.server)):
-            with keys_under(part_name):
+            with prefix_error_keys(part_name):
                 strategy.check(availability)
 
-    def check_local(self, rule: LocalRule) -> None:
-        self.server.check_local(rule)
+    def check_local(self, local_rule: LocalRule) -> None:
+        self.server.check_local(local_rule)
 
     def check_columns(self, columns: ColumnNames) -> None:
         self.server.check_columns(columns)
 
     def initial(self, model: Tensor, federation: Federation) -> State:
-        server_state, remembered = self.server.initial(model, federation), self.rule.initial(model, federation)
+        server_state, rule_memory = self.server.initial(model, federation), self.rule.initial(model, federation)
         aggregate_fields = {
-            f.name: getattr(remembered, f.name) for f in dataclasses.fields(remembered) if f.name != "model"
+            f.name: getattr(rule_memory, f.name) for f in dataclasses.fields(rule_memory) if f.name != "model"
         }
         kind = dataclasses.make_dataclass(
             "RobustServerState", [(name, Tensor) for name in aggregate_fields], bases=(type(server_state),)
@@ -89,10 +89,10 @@ class RobustServer(Strategy[State]):
         state_fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         of_rule = self.rule.memory(state.model[0]).keys()
         memory: dict[str, list[Tensor]] = {name: [] for name in of_rule}
-        for replicate, replicate_clients in enumerate(cohort.by_replicate(cohort.client)):
+        for replicate, replicate_clients in enumerate(cohort.split_by_replicate(cohort.client_index)):
             rule_memory = {name: state_fields[name][replicate] for name in of_rule}
             rows = Rows(report, replicate, memory_by_name)
-            aggregated = self.rule.combined(rows, rule_memory, t) if len(replicate_clients) else None
+            aggregated = self.rule.combined_rows(rows, rule_memory, t) if len(replicate_clients) else None
             has_aggregate.append(aggregated is not None)
             aggregates.append(torch.zeros_like(state.model[replicate]) if aggregated is None else aggregated)
             for name in of_rule:
@@ -100,10 +100,10 @@ class RobustServer(Strategy[State]):
         server_report = dataclasses.replace(report, received=cohort.broadcast(torch.stack(aggregates)))
         server_state = self.server.aggregate(state, server_report, t)
         has_aggregate_mask = torch.tensor(has_aggregate, device=state.model.device)
-        after = {name: getattr(server_state, name) for name in state_fields if name not in of_rule}
-        after |= {name: torch.stack(rows) for name, rows in memory.items()}
+        server_fields = {name: getattr(server_state, name) for name in state_fields if name not in of_rule}
+        server_fields |= {name: torch.stack(rows) for name, rows in memory.items()}
         updated_fields = {
             n: torch.where(has_aggregate_mask.reshape(-1, *[1] * (v.dim() - 1)), v, state_fields[n])
-            for n, v in after.items()
+            for n, v in server_fields.items()
         }
         return dataclasses.replace(state, **updated_fields)

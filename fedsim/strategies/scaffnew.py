@@ -58,12 +58,12 @@ class Scaffnew(Strategy[ScaffnewState]):
     def check(self, availability: Availability) -> None:
         if self.require_full and availability.law != "full":
             raise ConfigError(
-                "strategy=scaffnew is for everybody in every round; use availability=full, or "
+                "strategy=scaffnew needs full participation; use availability=full, or "
                 "strategy.require_full=false, of which the theorem says nothing"
             )
 
-    def check_local(self, rule: LocalRule) -> None:
-        if not rule.schedule.steady:
+    def check_local(self, local_rule: LocalRule) -> None:
+        if not local_rule.schedule.steady:
             raise ConfigError(
                 "strategy=scaffnew divides by the rate of a round, and local.schedule moves it within one; use "
                 "local/schedule=constant, or one by rounds"
@@ -77,10 +77,10 @@ class Scaffnew(Strategy[ScaffnewState]):
 
     def aggregate(self, state: ScaffnewState, report: Report, t: int) -> ScaffnewState:
         cohort, p = report.cohort, self.probability
-        model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
+        model = cohort.where_nonempty(self.mean(cohort, report.end), state.model)
         ratio = 1 / report.lr_sum if p is None else p / cohort.broadcast(report.lr)  # ϱ/γ, [n]
         correction = ratio[:, None] * (cohort.broadcast(model) - report.end)
-        taking_part = (cohort.count > 0)[:, None]
+        taking_part = (cohort.multiplicity > 0)[:, None]
         control = cohort.gather(state.control)
         cohort.scatter(state.control, torch.where(taking_part, control + correction, control))
         return ScaffnewState(model, state.control)

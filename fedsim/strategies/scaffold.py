@@ -16,14 +16,14 @@ class Scaffold(RemembersClients[ClientMemory]):
 
     c is the mean of all c_i, which is the paper's c ← c + (|A|/m) mean_A(c_i⁺ − c_i). Where the rate moves within a
     round, s η_l is the sum of the steps' rates. Memory: one row per client. Runs under local=sgd, whose carry takes
-    the correction. x and c go down, the changes of x and c_i come up. With weighting=data all means are weighed by
+    the correction. x and c go down, the changes of x and c_i come up. With weighting=data all means are weighted by
     data, and the limit is the minimum of Σ w_i F_i.
     """
 
     vectors_down = vectors_up = 2
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        correction = cohort.broadcast(state.mean) - self.recall(state, cohort)
+        correction = cohort.broadcast(state.mean) - self.read_memory(state, cohort)
         return {"params": cohort.broadcast(state.model), "correction": correction}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:

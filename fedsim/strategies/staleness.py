@@ -7,18 +7,18 @@ from typing import Annotated
 import numpy as np
 
 from fedsim.core.constraints import OneOf
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 
 DISCOUNTS = ("constant", "polynomial", "hinge")
 DiscountKind = Annotated[str, OneOf(*DISCOUNTS)]
 
 
 LATE_ROWS_CONDITION = (
-    lambda component, run: run.rows_arrive_late,
+    lambda component, run: run.has_delayed_updates,
     "rows that arrive late: a delay, clock=events, or clock.late=deliver",
 )
 # When the parameters of a strategy with a `discount` have an effect.
-DISCOUNT_EFFECTIVE_IF: Declarations = (
+DISCOUNT_EFFECTIVE_IF: EffectDeclarations = (
     EffectiveIf("discount", *LATE_ROWS_CONDITION, attribute="discount.kind"),
     EffectiveIf(
         "a",

@@ -13,9 +13,9 @@ from typing_extensions import Self
 from fedsim.availability import Availability
 from fedsim.core.column_names import ColumnNames
 from fedsim.core.constraints import PositivePerSeed, Validated
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation, FullDataGradients
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
 
@@ -49,6 +49,8 @@ class Strategy(Validated, ABC, Generic[S]):
         sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
         needs_full_gradients: whether clients compute loss and gradient of all their data at a model
             (`full_data_gradients`).
+        needs_validation_losses: whether clients compute losses of models on their validation samples
+            (`Federation.validation_oracle`).
         clustered: whether the server has several models, and clients take that which suits them (`start`): the model
             that a client has, for personal evaluation, and that newcomers begin with. Its state has them as `clusters`
             [R, k, d], and as `choice` [R·m] int64 which of them each client trained last, −1 before.
@@ -60,10 +62,10 @@ class Strategy(Validated, ABC, Generic[S]):
     `__init__` and the checks, has the defaults again unless it sets them.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf(
             "weighting",
-            lambda component, run: component.weighting != "data" or not run.clients_weigh_alike,
+            lambda component, run: component.weighting != "data" or not run.has_equal_data_fractions,
             "clients that hold different numbers of samples",
         ),
     )
@@ -75,22 +77,23 @@ class Strategy(Validated, ABC, Generic[S]):
     side_information: str = ""
     sends_rows: bool = True
     needs_full_gradients: bool = False
+    needs_validation_losses: bool = False
     clustered: bool = False
     supports_stale: bool = False
     arrivals: int | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        defined = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
-        if defined - {"__init__", "check", "check_local", "check_columns"}:
-            for flag in ("server_sees", "supports_stale"):
-                if flag not in vars(cls):
-                    setattr(cls, flag, getattr(Strategy, flag))
+        overridden_methods = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
+        if overridden_methods - {"__init__", "check", "check_local", "check_columns"}:
+            for flag_name in ("server_sees", "supports_stale"):
+                if flag_name not in vars(cls):
+                    setattr(cls, flag_name, getattr(Strategy, flag_name))
 
     def check(self, availability: Availability) -> None:
         """Refuse, before the first round, an availability process the algorithm cannot run under."""
 
-    def check_local(self, rule: LocalRule) -> None:
+    def check_local(self, local_rule: LocalRule) -> None:
         """Refuse, before the first round, a local rule the algorithm cannot run with. What `start` hands to a rule that
         does not use it is refused anyway."""
 
@@ -114,7 +117,7 @@ class Strategy(Validated, ABC, Generic[S]):
         """The state after round t. Per-client memory may be updated in place."""
 
     def mean(self, cohort: Cohort, values: Tensor) -> Tensor:
-        """[n, …] → [R, …] the mean over those who take part, weighed as the objective is."""
+        """[n, …] → [R, …] the mean over participating clients, weighted as the objective is."""
         return cohort.mean(values, None if self.weighting == "uniform" else cohort.weights(self.weighting))
 
     def client_mean(self, state: S, federation: Federation) -> Tensor:
@@ -143,7 +146,7 @@ class ServerStep(Strategy[S]):
     """
 
     def __init__(self, server_lr: PositivePerSeed = 1.0) -> None:
-        self.server_lr = per_seed(server_lr)
+        self.server_lr = as_per_seed(server_lr)
 
 
 @dataclass

@@ -71,11 +71,11 @@ class Network:
         reached_mask, edge = np.zeros(self.clients, dtype=bool), np.array([0])
         while len(edge):
             reached_mask[edge] = True
-            unreached = np.flatnonzero(~reached_mask)
-            edge = unreached[self.are_linked(unreached, edge).any(1)]
+            unreached_clients = np.flatnonzero(~reached_mask)
+            edge = unreached_clients[self.are_linked(unreached_clients, edge).any(1)]
         return bool(reached_mask.all())
 
-    def mixing_matrix(self, present: np.ndarray, everybody: bool) -> np.ndarray:
+    def mixing_matrix(self, present: np.ndarray, includes_absent: bool) -> np.ndarray:
         """[k, k] W on the clients that are there [k]: symmetric, rows and columns sum to 1.
 
         W_ij = 1 / (1 + max(degrees)) of neighbours (Metropolis weights), the rest on the diagonal. The rows of
@@ -83,9 +83,9 @@ class Network:
 
         Args:
             present: numbers of clients, ascending.
-            everybody: are degrees those of the whole network? Else those among who is there.
+            includes_absent: are degrees those of the whole network? Else those among who is there.
         """
         links = self.are_linked(present, present)
-        degrees = self.degrees(present) if everybody else links.sum(1)
+        degrees = self.degrees(present) if includes_absent else links.sum(1)
         weights = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
         return weights + np.diag(1.0 - weights.sum(1))

@@ -15,22 +15,27 @@ from fedsim.core.errors import ConfigError
 
 
 @contextlib.contextmanager
-def read_description(kind: str, name: str, folder: Path, names: list[str], command: str) -> Iterator[dict[str, Any]]:
+def read_description(
+    description_kind: str, description_name: str, folder: Path, allowed_names: list[str], command: str
+) -> Iterator[dict[str, Any]]:
     """Yield the content of a file; errors in the block are reported as errors of that file.
 
     Args:
-        kind: 'recipe' or 'board', for messages.
-        name: name of the file, without its suffix.
+        description_kind: 'recipe' or 'board', for messages.
+        description_name: name of the file, without its suffix.
         folder: the folder that the name is relative to.
-        names: all valid names.
+        allowed_names: all valid names.
         command: the command that lists them.
 
     Raises:
         ConfigError: there is no such file, or it is not well formed.
     """
-    if name not in names:
-        raise ConfigError(f"{name} is no {kind}{checks.nearest(name, names)}; {command} --list names them")
-    path = folder / f"{name}.yaml"
+    if description_name not in allowed_names:
+        raise ConfigError(
+            f"{description_name} is no {description_kind}{checks.nearest_name_hint(description_name, allowed_names)}; "
+            f"{command} --list names them"
+        )
+    path = folder / f"{description_name}.yaml"
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         assert isinstance(content, dict)
@@ -39,10 +44,10 @@ def read_description(kind: str, name: str, folder: Path, names: list[str], comma
         raise
     except (AssertionError, TypeError, KeyError, AttributeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{kind} {path} is not well formed ({reason})") from error
+        raise ConfigError(f"{description_kind} {path} is not well formed ({reason})") from error
 
 
-def choices(content: dict[str, Any]) -> dict[str, list[str]]:
+def choices_of_axes(content: dict[str, Any]) -> dict[str, list[str]]:
     """Return label → list of overrides; a single override may be given without a list, and null means none."""
     return {
         str(label): [overrides] if isinstance(overrides, str) else list(overrides or [])

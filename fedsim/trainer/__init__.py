@@ -5,7 +5,7 @@ from fedsim.trainer.full_data_query import FullDataQuery
 from fedsim.trainer.joint_executor import JointExecutor
 from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, run_to_completion
 from fedsim.trainer.trainer import Trainer
-from fedsim.trainer.trainers import Trainers
+from fedsim.trainer.trainers import TrainerFactory
 
 __all__ = [
     "Execution",
@@ -15,6 +15,6 @@ __all__ = [
     "LocalTask",
     "TaskGenerator",
     "Trainer",
-    "Trainers",
+    "TrainerFactory",
     "run_to_completion",
 ]

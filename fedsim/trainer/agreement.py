@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core import rng, streams
-from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.core.snapshot import snapshot, snapshot_key
 from fedsim.data.samples import Batch, Batches
 from fedsim.local import SGD
@@ -42,7 +42,7 @@ MAX_TRIED_BATCH_SIZE = 256  # samples of the largest batch that is tried
 TrialRunner = Callable[["Trial", RowModel], Tensor]
 
 
-def is_trusted(model: RowModel) -> bool:
+def is_model_built_in(model: RowModel) -> bool:
     """Is the module one of this package's or torchvision's, and the loss one of this package's?"""
     return is_built_in(model.training_module) and model.loss in LOSSES.values()
 
@@ -52,16 +52,16 @@ class Trial:
     """Three clients with batches of different sizes, as an executor's chunk.
 
     Attributes:
-        samples: what their batches are made of, 'x' [N, …] and so on.
+        source_samples: what their batches are made of, 'x' [N, …] and so on.
         rows: [3, d] where they begin.
         sizes: [3, S] samples of each batch (host), 0 after a client's last.
-        trained: how many of the columns are trained parameters.
+        num_trained_columns: how many of the columns are trained parameters.
     """
 
-    samples: Batch
+    source_samples: Batch
     rows: Tensor
     sizes: np.ndarray
-    trained: int
+    num_trained_columns: int
 
     @property
     def steps(self) -> np.ndarray:
@@ -73,36 +73,36 @@ class Trial:
         """How many clients take each of the steps."""
         return [int(np.count_nonzero(self.sizes[:, step])) for step in range(self.sizes.shape[1])]
 
-    def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> Batch:
+    def batch(self, step: int, first_row: int, stop: int, dtype: torch.dtype) -> Batch:
         """The batch of clients first…stop−1 at a step, padded to the largest, as `samples.Chunk.batch` gives it."""
-        sizes = self.sizes[first:stop, step]
-        width = int(sizes.max())
-        clients = torch.arange(first, stop, device=self.rows.device)
-        count = len(self.samples["x"])
-        slot = (torch.arange(width, device=self.rows.device) + 3 * clients[:, None] + 5 * step) % count
-        batch = {name: value[slot] for name, value in self.samples.items()}
-        batch |= {"client": clients, "row": clients, "key": rng.fold(clients + 1, step)}
-        if int(sizes.min()) < width:
-            size_tensor = torch.as_tensor(sizes, device=self.rows.device)
-            batch["weight"] = (torch.arange(width, device=self.rows.device) < size_tensor[:, None]).to(dtype)
+        batch_sizes = self.sizes[first_row:stop, step]
+        batch_width = int(batch_sizes.max())
+        clients = torch.arange(first_row, stop, device=self.rows.device)
+        count = len(self.source_samples["x"])
+        slot = (torch.arange(batch_width, device=self.rows.device) + 3 * clients[:, None] + 5 * step) % count
+        batch = {name: value[slot] for name, value in self.source_samples.items()}
+        batch |= {"client": clients, "row": clients, "key": rng.fold_in(clients + 1, step)}
+        if int(batch_sizes.min()) < batch_width:
+            size_tensor = torch.as_tensor(batch_sizes, device=self.rows.device)
+            batch["weight"] = (torch.arange(batch_width, device=self.rows.device) < size_tensor[:, None]).to(dtype)
         return batch
 
-    def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
+    def contaminate(self, batch: Batch, step: int, first_row: int, stop: int) -> Batch:
         """The samples are clean."""
         return batch
 
-    def of_client(self, client: int, step: int, dtype: torch.dtype) -> Batch:
+    def batch_of_client(self, client: int, step: int, dtype: torch.dtype) -> Batch:
         """The batch of one client, without padding."""
         return {name: value[0] for name, value in self.batch(step, client, client + 1, dtype).items()}
 
 
-def make_trial(model: RowModel, samples: Batch, sizes: tuple[int, ...]) -> Trial:
+def make_trial(model: RowModel, samples: Batch, batch_sizes: tuple[int, ...]) -> Trial:
     """Clients whose batches have these sizes in turn, on models that differ."""
     row = model.initial([0])[0]
-    wave = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
+    sine_values = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
     rows = row.repeat(3, 1)
-    rows[:, : model.trained] += 0.02 * wave
-    order = [list(itertools.islice(itertools.cycle(np.roll(sizes, shift)), TRIAL_STEPS)) for shift in range(3)]
+    rows[:, : model.trained] += 0.02 * sine_values
+    order = [list(itertools.islice(itertools.cycle(np.roll(batch_sizes, shift)), TRIAL_STEPS)) for shift in range(3)]
     table = np.array(order)
     table[1:, -1] = 0  # two clients are done one step earlier
     return Trial(samples, rows, table, model.trained)
@@ -113,9 +113,9 @@ def reference_end_rows(trial: Trial, model: RowModel) -> Tensor:
     return torch.stack([_reference_end_row(trial, model, client) for client in range(len(trial.rows))])
 
 
-def loss_repeats(trial: Trial, model: RowModel) -> bool:
+def is_loss_repeatable(trial: Trial, model: RowModel) -> bool:
     """Does the loss return one value twice, for the same output and batch?"""
-    batch, module = trial.of_client(0, 0, model.dtype), copy_module(model.training_module)
+    batch, module = trial.batch_of_client(0, 0, model.dtype), copy_module(model.training_module)
     with torch.no_grad(), model.random_context(batch):
         output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
         return bool(torch.equal(model.loss(output, batch), model.loss(output, batch)))
@@ -130,16 +130,16 @@ def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
     dropouts = [module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
     parameters = [p for p in module.parameters() if p.requires_grad]
     for step in range(int(trial.steps[client])):
-        batch = trial.of_client(client, step, model.dtype)
+        batch = trial.batch_of_client(client, step, model.dtype)
         for dropout in dropouts:
             dropout.key = batch["key"]
         module.zero_grad()
         with torch.enable_grad():
             with model.random_context(batch):
                 output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
-            buffers_before = _buffers(module)
+            buffers_before = _copy_buffers(module)
             model.objective(output, batch, parameters).backward()
-            _refuse_writes_in_backward(module, buffers_before)
+            _check_no_writes_in_backward(module, buffers_before)
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -149,27 +149,27 @@ def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
     return torch.cat([*trained_columns, *statistics_columns])
 
 
-def _buffers(module: nn.Module) -> dict[str, Tensor]:
+def _copy_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.named_buffers()}
 
 
-def _refuse_writes_in_backward(module: nn.Module, before: dict[str, Tensor]) -> None:
+def _check_no_writes_in_backward(module: nn.Module, buffers_before: dict[str, Tensor]) -> None:
     """Refuse buffers that a hook or a `torch.autograd.Function` writes in the backward pass: the moved statistics of a
     client are those that its forward pass leaves."""
-    for name, value in _buffers(module).items():
-        if name in before and not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
+    for name, value in _copy_buffers(module).items():
+        if name in buffers_before and not torch.equal(value.nan_to_num(), buffers_before[name].nan_to_num()):
             raise ConfigError(
                 f"model: {type(module).__name__} writes to its buffer {name!r} in the backward pass, which is not kept "
                 "for each client; write to buffers in the forward pass"
             )
 
 
-def executor_trial_runner(make: Callable[[RowModel], Any]) -> TrialRunner:
+def executor_trial_runner(make_executor: Callable[[RowModel], Any]) -> TrialRunner:
     """[3, d] where an executor ends."""
 
     def run(trial: Trial, model: RowModel) -> Tensor:
         rates = torch.full((TRIAL_STEPS, len(trial.rows)), TRIAL_LEARNING_RATE, dtype=model.dtype, device=model.device)
-        end_rows: Tensor = make(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
+        end_rows: Tensor = make_executor(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
         return end_rows
 
     return run
@@ -181,45 +181,45 @@ class Agreement:
     Args:
         model: of the run.
         batches: where the run's samples and batch sizes come from.
-        make: (name, model, rule, shift) → an executor.
+        make_executor: (name, model, rule, shift) → an executor.
 
     Raises:
         ConfigError: the module cannot be trained on batches of the run's sizes, or not in a repeatable way.
     """
 
-    def __init__(self, model: RowModel, batches: Batches, make: Callable[..., Any]) -> None:
-        self._make_executor = make
-        self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
-        self.model, self.close = model, SINGLE_PRECISION_TOLERANCE
+    def __init__(self, model: RowModel, batches: Batches, make_executor: Callable[..., Any]) -> None:
+        self._make_executor = make_executor
+        self._verdict_by_case: dict[tuple[str, bool, bool], str | None] = {}
+        self.model, self.tolerance = model, SINGLE_PRECISION_TOLERANCE
         samples = batches.data.first_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
-        with streams.quiet_trial():
+        with streams.suppress_trial_effects():
             try:
-                double = model.to_double_precision()
+                double_model = model.to_double_precision()
                 exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
-                self.expected = self._reference(double, exact, batches)
-                self.model, self.close = double, DOUBLE_PRECISION_TOLERANCE
+                self.expected_end_rows = self._reference_end_rows(double_model, exact, batches)
+                self.model, self.tolerance = double_model, DOUBLE_PRECISION_TOLERANCE
             except (ConfigError, MemoryError):
                 raise
             except Exception:  # a module may insist on single precision
                 try:
-                    self.expected = self._reference(model, samples, batches)
+                    self.expected_end_rows = self._reference_end_rows(model, samples, batches)
                 except (ConfigError, MemoryError):
                     raise
                 except Exception as error:
                     raise ConfigError(
                         f"model: {type(model.training_module).__name__} cannot be trained with its loss: a step of "
-                        f"plain PyTorch raised {type(error).__name__}: {first_line(error)[:300]}"
+                        f"plain PyTorch raised {type(error).__name__}: {first_message_line(error)[:300]}"
                     ) from error
 
-    def _reference(self, model: RowModel, samples: Batch, batches: Batches) -> Tensor:
-        sizes = self._sizes(model, samples, batches)
+    def _reference_end_rows(self, model: RowModel, samples: Batch, batches: Batches) -> Tensor:
+        sizes = self._trial_batch_sizes(model, samples, batches)
         self.trial = make_trial(model, samples, sizes)
         expected = reference_end_rows(self.trial, model)
-        streams.reseed(2)
+        streams.reseed_global_generators(2)
         if not self._moves_agree(
-            expected, reference_end_rows(self.trial, model), 0.0 if model.device.type == "cpu" else self.close
+            expected, reference_end_rows(self.trial, model), 0.0 if model.device.type == "cpu" else self.tolerance
         ):
-            if not loss_repeats(self.trial, model):
+            if not is_loss_repeatable(self.trial, model):
                 raise ConfigError(
                     f"{describe_loss(loss_function(model.loss))} returns another value when it is called again "
                     "with the same output and batch; a loss must keep no state, since all clients share it"
@@ -230,15 +230,19 @@ class Agreement:
             )
         return expected
 
-    def _sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
+    def _trial_batch_sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
         """Batch sizes that are tried: 7 and 2, and the run's largest and smallest, where the module takes them."""
-        occurring = [size for size in batches.sizes if size <= MAX_TRIED_BATCH_SIZE] or [
+        occurring_sizes = [size for size in batches.sizes if size <= MAX_TRIED_BATCH_SIZE] or [
             min(batches.largest, MAX_TRIED_BATCH_SIZE)
         ]
-        spread = np.linspace(0, len(occurring) - 1, min(len(occurring), NUM_TRIED_BATCH_SIZES)).round().astype(int)
-        occurring = [occurring[index] for index in spread]
+        spread = (
+            np.linspace(0, len(occurring_sizes) - 1, min(len(occurring_sizes), NUM_TRIED_BATCH_SIZES))
+            .round()
+            .astype(int)
+        )
+        occurring_sizes = [occurring_sizes[index] for index in spread]
         accepted_sizes, error_by_size = [], dict[int, Exception]()
-        for size in dict.fromkeys((7, 2, *occurring)):
+        for size in dict.fromkeys((7, 2, *occurring_sizes)):
             trial = make_trial(model, samples, (size,))
             trial.sizes[:, 1:] = 0
             try:
@@ -248,53 +252,56 @@ class Agreement:
                 raise
             except Exception as error:
                 error_by_size[size] = error
-        for size in occurring:
+        for size in occurring_sizes:
             if size in error_by_size and size >= model.traits.min_batch:
                 reason = error_by_size[size]
                 raise ConfigError(
                     f"model: {type(model.training_module).__name__} cannot be trained on a batch of {size} samples, "
-                    f"which clients have: plain PyTorch raised {type(reason).__name__}: {first_line(reason)[:300]}"
+                    f"which clients have: plain PyTorch raised {type(reason).__name__}: "
+                    f"{first_message_line(reason)[:300]}"
                 ) from reason
         if not accepted_sizes:
             raise next(iter(error_by_size.values()))
         return tuple(accepted_sizes[:TRIAL_STEPS])
 
-    def disagreement_reason(self, executor: str, traits: ForwardTraits) -> str | None:
+    def disagreement_reason(self, executor_name: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
-        key = executor, traits.mixes_samples, traits.isolated is not None
-        if key not in self._verdicts:
-            self._verdicts[key] = self._try_executor(executor, traits)
-        return self._verdicts[key]
+        key = executor_name, traits.mixes_samples, traits.isolation_reason is not None
+        if key not in self._verdict_by_case:
+            self._verdict_by_case[key] = self._try_executor(executor_name, traits)
+        return self._verdict_by_case[key]
 
-    def _try_executor(self, executor: str, traits: ForwardTraits) -> str | None:
+    def _try_executor(self, executor_name: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
         run = executor_trial_runner(
-            lambda of: self._make_executor(executor, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift())
+            lambda of: self._make_executor(executor_name, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift())
         )
-        with streams.quiet_trial():
+        with streams.suppress_trial_effects():
             try:
                 end_rows = run(self.trial, model)
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
-                return first_line(error, type(error).__name__)[:200]
+                return first_message_line(error, type(error).__name__)[:200]
         return (
             None
-            if self._moves_agree(self.expected, end_rows, self.close)
+            if self._moves_agree(self.expected_end_rows, end_rows, self.tolerance)
             else "it gives other numbers than plain PyTorch"
         )
 
-    def _moves_agree(self, expected: Tensor, end_rows: Tensor, close: float) -> bool:
+    def _moves_agree(self, expected: Tensor, end_rows: Tensor, tolerance: float) -> bool:
         """Relative to the largest move of each client, of parameters and of statistics apart."""
-        trained = self.trial.trained
+        trained = self.trial.num_trained_columns
         for columns in (slice(0, trained), slice(trained, None)):
-            expected_moves, actual_moves = ((of - self.trial.rows.to(of))[:, columns] for of in (expected, end_rows))
+            expected_moves, actual_moves = (
+                (rows - self.trial.rows.to(rows))[:, columns] for rows in (expected, end_rows)
+            )
             if not expected_moves.shape[1]:
                 continue
             scale = expected_moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)
             deviations = (expected_moves - actual_moves).abs()
             if not torch.equal(expected_moves.isnan(), actual_moves.isnan()) or bool(
-                (deviations > close * scale + 1e-14).any()
+                (deviations > tolerance * scale + 1e-14).any()
             ):
                 return False
         return True
@@ -304,9 +311,9 @@ MAX_REMEMBERED_MODULES = 32  # modules of which the process remembers what it fo
 _agreement_by_model: OrderedDict[Hashable, Agreement] = OrderedDict()
 
 
-def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) -> Agreement | None:
+def cached_agreement(model: RowModel, batches: Batches, make_executor: Callable[..., Any]) -> Agreement | None:
     """What a model and its loss agree with, remembered within the process; None where they are trusted."""
-    if is_trusted(model):
+    if is_model_built_in(model):
         return None
     model_snapshot = snapshot(
         [model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision]
@@ -314,7 +321,7 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
     kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.first_samples(2, model.dtype).items()]
     cache_key = (snapshot_key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
     if cache_key not in _agreement_by_model:
-        _agreement_by_model[cache_key] = Agreement(model, batches, make)
+        _agreement_by_model[cache_key] = Agreement(model, batches, make_executor)
         if len(_agreement_by_model) > MAX_REMEMBERED_MODULES:
             _agreement_by_model.popitem(last=False)
     return _agreement_by_model[cache_key]

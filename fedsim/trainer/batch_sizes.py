@@ -10,7 +10,7 @@ from fedsim.models import RowModel
 BATCH_COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
 
 
-def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
+def check_batch_memory(batches: Batches, model: RowModel, numbers: int) -> None:
     """Can every client's batches be trained on?
 
     Args:
@@ -30,7 +30,7 @@ def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
         )
     needed_bytes = BATCH_COPIES * batches.largest * numbers * model.dtype.itemsize
     if needed_bytes > available_bytes(model.device, "device"):
-        batch_size = batches.work.batch_size
+        batch_size = batches.local_work.batch_size
         raise ConfigError(
             f"batch_size={'null' if batch_size is None else batch_size}: one client's batch needs "
             f"{needed_bytes / 2**30:,.0f} GiB, more than device={model.device} has; lower it"

@@ -15,27 +15,42 @@ from fedsim.models.precision import bfloat16_units_text
 from fedsim.shift import Shift
 from fedsim.trainer import trial
 from fedsim.trainer.choose import ExecutorChoice
-from fedsim.trainer.executors import executor
+from fedsim.trainer.executors import make_executor
 
 log = logging.getLogger(__name__)
 
 
 def warn_if_slower(
-    choice: ExecutorChoice, rule: LocalRule, model: RowModel, shift: Shift, plan: Plan, rows: trial.TimedRows
+    executor_choice: ExecutorChoice,
+    local_rule: LocalRule,
+    model: RowModel,
+    shift: Shift,
+    batch_plan: Plan,
+    rows: trial.TimedRows,
 ) -> None:
     """Say so where a step of the round's rows takes longer, as it was chosen, than it would in full precision."""
-    count = min(len(plan.load.steps), choice.chunk)
-    key = ("precision", model.timing_key(), type(rule), type(shift), choice, int(plan.load.size.max()), count)
-    if key not in trial.FASTEST_EXECUTOR_NAMES:
+    row_count = min(len(batch_plan.load.steps), executor_choice.chunk)
+    timing_key = (
+        "precision",
+        model.timing_key(),
+        type(local_rule),
+        type(shift),
+        executor_choice,
+        int(batch_plan.load.size.max()),
+        row_count,
+    )
+    if timing_key not in trial.FASTEST_EXECUTOR_NAMES:
         contenders = {}
         for precision in ("bf16", "full"):
             full_precision_model = copy.copy(model)
             full_precision_model.precision = precision
             contenders[precision] = trial.timed_step(
-                executor(choice, rule, full_precision_model, shift, False), plan, rows
+                make_executor(executor_choice, local_rule, full_precision_model, shift, False), batch_plan, rows
             )
-        trial.FASTEST_EXECUTOR_NAMES[key] = trial.benchmark(contenders, rows, count, choice.workers)
-    if trial.FASTEST_EXECUTOR_NAMES[key] == "full":
+        trial.FASTEST_EXECUTOR_NAMES[timing_key] = trial.fastest_of_contenders(
+            contenders, rows, row_count, executor_choice.workers
+        )
+    if trial.FASTEST_EXECUTOR_NAMES[timing_key] == "full":
         log.warning(
             "trainer.precision=bf16: steps of this model are slower here than with trainer.precision=full, which "
             "rounds nothing (bfloat16 units of the processor: %s)",

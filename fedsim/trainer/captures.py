@@ -31,25 +31,27 @@ class RecordedGraph:
     Args:
         recording: of these arguments.
         inputs: that nobody else writes to.
-        capture: see `fedsim.trainer.cuda_graph.capturing`.
+        capture: see `fedsim.trainer.cuda_graph.graph_capturer`.
     """
 
     def __init__(
         self, recording: Recording, inputs: list[Tensor], capture: Callable[[GraphWork], CapturedGraph]
     ) -> None:
-        self.inputs, self._rebuild_result = inputs, recording.result_of
-        self._replay, self.outputs = capture(lambda: list(recording.operations(*inputs)))
+        self.inputs, self._rebuild_result = inputs, recording.rebuild_result
+        self._replay_graph, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
         self._passed_input_indices = [input_indices.get(id(output)) for output in self.outputs]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         torch._foreach_copy_(self.inputs, tensors)
-        self._replay()
+        self._replay_graph()
         pairs = zip(self.outputs, self._passed_input_indices, strict=True)
-        return self._rebuild_result([out.clone() if index is None else tensors[index] for out, index in pairs])
+        return self._rebuild_result(
+            [output_tensor.clone() if index is None else tensors[index] for output_tensor, index in pairs]
+        )
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Of its arguments and results."""
         return tensor_bytes(self.inputs) + tensor_bytes(
             [o for o, p in zip(self.outputs, self._passed_input_indices, strict=True) if p is None]
@@ -67,45 +69,49 @@ class GraphReplay(Replay):
     def __init__(
         self,
         function: Callable[..., Any],
-        worth: int | None = None,
+        recording_cost: int | None = None,
         *,
         capture: Callable[[GraphWork], CapturedGraph],
         most_bytes: int | None = None,
     ) -> None:
-        super().__init__(function, worth)
-        self._capture = capture
-        self.most_bytes = MAX_CAPTURE_BYTES if most_bytes is None else most_bytes
-        self._warned = False
+        super().__init__(function, recording_cost)
+        self._capture_graph = capture
+        self.max_bytes = MAX_CAPTURE_BYTES if most_bytes is None else most_bytes
+        self._has_warned = False
 
-    def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+    def _build(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         if len({tensor.device for tensor in tensors}) > 1:  # a number of the host's would be frozen
-            return self._fall_back_to_replay(form, tensors, "arguments lie on several devices")
+            return self._fall_back_to_replay(argument_form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
-            capture = RecordedGraph(Recording(self.function, form, inputs), inputs, self._capture)
+            capture = RecordedGraph(Recording(self.function, argument_form, inputs), inputs, self._capture_graph)
         except Exception as error:  # what cannot be recorded either will be refused there
-            return self._fall_back_to_replay(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
-        if capture.bytes > self.most_bytes:
+            return self._fall_back_to_replay(argument_form, tensors, str(error).partition("\n")[0].partition(". ")[0])
+        if capture.num_bytes > self.max_bytes:
             return self._fall_back_to_replay(
-                form, tensors, f"it would hold {capture.bytes / 2**20:.3g} MiB; lower trainer.chunk"
+                argument_form, tensors, f"it would hold {capture.num_bytes / 2**20:.3g} MiB; lower trainer.chunk"
             )
         return capture
 
-    def _fall_back_to_replay(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
+    def _fall_back_to_replay(
+        self, argument_form: Any, tensors: list[Tensor], reason: str
+    ) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
-        if not self._warned:
+        if not self._has_warned:
             log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
-        self._warned = True
-        return super()._build(form, tensors)
+        self._has_warned = True
+        return super()._build(argument_form, tensors)
 
     def _drop_oldest(self) -> None:
         super()._drop_oldest()
         bytes_by_key = {
-            key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, RecordedGraph)
+            key: recording.num_bytes
+            for key, recording in self._recordings.items()
+            if isinstance(recording, RecordedGraph)
         }
-        while sum(bytes_by_key.values()) > self.most_bytes:
-            oldest = next(iter(bytes_by_key))
-            del bytes_by_key[oldest], self._recorded[oldest]
+        while sum(bytes_by_key.values()) > self.max_bytes:
+            oldest_key = next(iter(bytes_by_key))
+            del bytes_by_key[oldest_key], self._recordings[oldest_key]
 
 
 def tensor_bytes(tensors: list[Tensor]) -> int:

@@ -1,12 +1,14 @@
 """The stated rule by which `executor: auto` and `chunk: auto` decide, and what else may be tried.
 
 - Plain descents (local=sgd, momentum, adam, and local=apfl whose α rests during a round; without clipping, on data that
-  do not answer the model): `fused` for models of linear layers and, in a line with them, convolutions; for any
+  do not react to the model): `fused` for models of linear layers and, in a line with them, convolutions; for any
   convolutions on a CPU.
-- Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
+- Convolutions on a CPU, where steps are more than plain descents: `loop`, since vmapped convolutions are slower there.
+- Plain descents of small convolutional networks on a CPU: `grouped` may be faster than `fused`, which the first round
+  measures. It pays with up to some 16 channels; wide convolutions are faster client by client.
 - Everything else: `vmap`.
-- On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;
-  rows that run together leave the cores to their batched kernels.
+- On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) and grouped rows are shared by one worker
+  thread per core; other rows that run together leave the cores to their batched kernels.
 - As many rows go through a module together as stay near the cache with parameters and one batch of each:
   `CPU_CHUNK_BYTES` under `vmap`, `CPU_STACK_BYTES` under `fused`; on a GPU a share of the free memory.
 
@@ -31,21 +33,29 @@ from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.agreement import Agreement
-from fedsim.trainer.cuda_graph import check_graphs
+from fedsim.trainer.cuda_graph import check_graph_capture
 from fedsim.trainer.execution import Execution
-from fedsim.trainer.fused_executor import is_model_stackable, num_models_in_use, plain_descents
+from fedsim.trainer.fused_executor import (
+    FUSED_EXECUTORS,
+    fusible_descents,
+    is_model_groupable,
+    is_model_stackable,
+    num_models_in_use,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_WORKERS = 16  # threads for one processor, at most
 CPU_CHUNK_BYTES = 64 * 2**20
 CPU_STACK_BYTES = 32 * 2**20
+GROUPED_ROWS = 16  # clients of one grouped convolution, at most: more are not faster, and their images leave the cache
 GPU_MEMORY_SHARE = 0.25
 UNCOMPILED_MODES = ("replay", "never")
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
 CHUNK_ROWS_BY_EXECUTOR = {
     "loop": 64,
     "fused": 1024,
+    "grouped": 1024,
 }  # rows of a chunk, of which only the sample numbers are made at once
 
 
@@ -57,22 +67,24 @@ class ExecutorChoice:
     chunk: int  # rows handed to the executor together
     workers: int
     reason: str
-    stack: int = 1  # of which so many go through one module under `fused`
+    rows_per_stack: int = 1  # of which so many go through one module under `fused` and `grouped`
     compile: str = "replay"
 
     def describe(self) -> str:
         """One line for the log."""
-        row_count = self.chunk if self.executor == "vmap" else self.stack
+        row_count = self.chunk if self.executor == "vmap" else self.rows_per_stack
         mode = f"up to {row_count} rows at once" if row_count > 1 else f"row by row in {self.workers} threads"
+        if self.executor == "grouped":
+            mode += f" in each of {self.workers} threads"
         reason = self.reason if self.compile in UNCOMPILED_MODES else "compiled, which takes a while in the first round"
         reason = "captured as CUDA graphs" if self.compile == "graph" else reason
         return f"{self.executor} executor, {mode} ({reason})"
 
 
-def candidates(
-    requested: Execution,
+def candidate_executors(
+    requested_execution: Execution,
     model: RowModel,
-    rule: LocalRule,
+    local_rule: LocalRule,
     shift: Shift,
     batch_size: int,
     sample_size: int,
@@ -82,8 +94,8 @@ def candidates(
     """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
 
     Args:
-        requested: of which these are looked at.
-            executor: 'auto', 'fused', 'vmap' or 'loop'.
+        requested_execution: of which these are looked at.
+            executor: 'auto', 'fused', 'grouped', 'vmap' or 'loop'.
             chunk: rows per chunk, or 'auto'.
             workers: threads that share rows which run one by one on a CPU, or 'auto'.
             compile: of vmapped steps: 'replay' has small ones recorded (`fedsim.trainer.replay`), 'never' does not,
@@ -91,7 +103,7 @@ def candidates(
             `torch.compile` makes one program of a step: 'default', 'reduce-overhead' (CUDA graphs, for steps too short
             to keep a GPU busy) or 'max-autotune'.
             trial, deterministic: whether more than the rule's choice is a candidate.
-        model, rule, shift: what runs.
+        model, local_rule, shift: what runs.
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
         ranks: processes that share the run.
@@ -99,47 +111,56 @@ def candidates(
             (batches without padding, a fresh copy for each client) becomes one of its traits.
 
     Raises:
-        ConfigError: executor=fused where the rule's step is more than plain descents, compile where nothing is vmapped.
+        ConfigError: executor=fused or grouped where the rule's step is more than plain descents, grouped where the
+            model's convolutions cannot be grouped, compile where nothing is vmapped.
     """
-    if requested.compile == "graph":
-        check_graphs(rule, model, shift)
+    if requested_execution.compile == "graph":
+        check_graph_capture(local_rule, model, shift)
     batch_numbers = batch_size * max(sample_size, 1)
-    if model.traits.isolated is not None:
-        loop = _isolated_rows_choice(requested, model, rule, shift, batch_numbers)
-        return _agreeing_choices([loop], agreement, requested, model) or [loop]
-    executor = _executor_to_compile(requested)
-    plain, can_stack = bool(plain_descents(rule, shift, model)), is_model_stackable(model)
-    is_executor_settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
+    if model.traits.isolation_reason is not None:
+        loop = _isolated_rows_choice(requested_execution, model, local_rule, shift, batch_numbers)
+        return _agreeing_choices([loop], agreement, requested_execution, model) or [loop]
+    executor = _executor_to_compile(requested_execution)
+    has_plain_descents, can_stack = bool(fusible_descents(local_rule, shift, model)), is_model_stackable(model)
+    is_executor_settled = executor in (*FUSED_EXECUTORS, "loop") or (
+        executor == "auto" and has_plain_descents and can_stack
+    )
     unvmapped_reason = None if is_executor_settled else model.no_vmap_reason
-    _check_possible(executor, model, plain, unvmapped_reason)
-    reasons = {executor: "as configured"}
+    _check_executor_possible(executor, model, has_plain_descents, unvmapped_reason)
+    reason_by_executor = {executor: "as configured"}
     if executor == "auto":
         slow_batched = model.convolutional and model.device.type == "cpu"
-        reasons = _ordered_executors(plain, can_stack, slow_batched, unvmapped_reason is None)
-        if not requested.trial or requested.deterministic or ranks > 1:
-            first = next(iter(reasons))  # the stated rule's: a clock would not say the same twice, or on all ranks
-            reasons = {first: reasons[first]}
+        groupable = has_plain_descents and is_model_groupable(model)
+        reason_by_executor = _ordered_executors(
+            has_plain_descents, can_stack, slow_batched, unvmapped_reason is None, groupable
+        )
+        if not requested_execution.trial or requested_execution.deterministic or ranks > 1:
+            # That of the stated rule: a clock would not say the same twice, or on all ranks.
+            first_executor = next(iter(reason_by_executor))
+            reason_by_executor = {first_executor: reason_by_executor[first_executor]}
     choices = [
-        _choice_with_chunk(name, reason, requested, model, rule, shift, batch_numbers)
-        for name, reason in reasons.items()
+        _choice_with_chunk(name, reason, requested_execution, model, local_rule, shift, batch_numbers)
+        for name, reason in reason_by_executor.items()
     ]
-    agreeing = _agreeing_choices(choices, agreement, requested, model)
-    if agreeing is None:  # the model has become one that needs another way
-        return candidates(requested, model, rule, shift, batch_size, sample_size, ranks, agreement)
-    return agreeing
+    agreeing_choices = _agreeing_choices(choices, agreement, requested_execution, model)
+    if agreeing_choices is None:  # the model has become one that needs another way
+        return candidate_executors(
+            requested_execution, model, local_rule, shift, batch_size, sample_size, ranks, agreement
+        )
+    return agreeing_choices
 
 
 def _isolated_rows_choice(
-    requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int
+    requested_execution: Execution, model: RowModel, local_rule: LocalRule, shift: Shift, batch_numbers: int
 ) -> ExecutorChoice:
     """Rows one by one, the only way for a model of which each client needs a fresh copy."""
-    if requested.executor not in ("auto", "loop"):
+    if requested_execution.executor not in ("auto", "loop"):
         raise ConfigError(
-            f"trainer.executor={requested.executor} cannot run this model, since {model.traits.isolated}; use "
-            "trainer.executor=auto, or loop"
+            f"trainer.executor={requested_execution.executor} cannot run this model, since "
+            f"{model.traits.isolation_reason}; use trainer.executor=auto, or loop"
         )
-    reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-    return _choice_with_chunk("loop", reason, requested, model, rule, shift, batch_numbers)
+    reason = f"a fresh copy of the module for each client, since {model.traits.isolation_reason}"
+    return _choice_with_chunk("loop", reason, requested_execution, model, local_rule, shift, batch_numbers)
 
 
 def _executor_to_compile(requested: Execution) -> str:
@@ -151,22 +172,30 @@ def _executor_to_compile(requested: Execution) -> str:
     return "vmap"
 
 
-def _check_possible(executor: str, model: RowModel, plain: bool, unvmapped_reason: str | None) -> None:
+def _check_executor_possible(
+    executor: str, model: RowModel, has_plain_descents: bool, unvmapped_reason: str | None
+) -> None:
     if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
             f"trainer.executor=vmap cannot run {_model_name(model)} ({unvmapped_reason}); use trainer.executor=auto, "
             "or loop"
         )
-    if executor == "fused" and not plain:
+    if executor == "grouped" and not is_model_groupable(model):
         raise ConfigError(
-            "trainer.executor=fused takes plain descents only: local=sgd, momentum or adam, or local=apfl with "
+            f"trainer.executor=grouped cannot run {_model_name(model)}: it takes networks on a CPU with their "
+            "convolutions in one nn.Sequential up to an nn.Flatten, without dropout or batch normalisation; use "
+            "trainer.executor=auto"
+        )
+    if executor in FUSED_EXECUTORS and not has_plain_descents:
+        raise ConfigError(
+            f"trainer.executor={executor} takes plain descents only: local=sgd, momentum or adam, or local=apfl with "
             "local.alpha_every=round and without a ridge on mixed parameters; no local.clip, and shift=none; use "
             "trainer.executor=auto"
         )
 
 
 def _agreeing_choices(
-    choices: list[ExecutorChoice], agreement: Agreement | None, requested: Execution, model: RowModel
+    executor_choices: list[ExecutorChoice], agreement: Agreement | None, requested_execution: Execution, model: RowModel
 ) -> list[ExecutorChoice] | None:
     """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
 
@@ -174,34 +203,38 @@ def _agreeing_choices(
         ConfigError: there are none.
     """
     if agreement is None:
-        return choices
-    traits = model.traits
-    reasons = {choice.executor: agreement.disagreement_reason(choice.executor, traits) for choice in choices}
-    agreeing_choices = [choice for choice in choices if reasons[choice.executor] is None]
-    if not model.mixes_samples and len(agreeing_choices) < len(choices):
-        unpadded = dataclasses.replace(traits, mixes_samples=True)
+        return executor_choices
+    model_traits = model.traits
+    reason_by_executor = {
+        choice.executor: agreement.disagreement_reason(choice.executor, model_traits) for choice in executor_choices
+    }
+    agreeing_choices = [choice for choice in executor_choices if reason_by_executor[choice.executor] is None]
+    if not model.mixes_samples and len(agreeing_choices) < len(executor_choices):
+        unpadded_traits = dataclasses.replace(model_traits, mixes_samples=True)
         if any(
-            reason and agreement.disagreement_reason(name, unpadded) is None
-            for name, reason in reasons.items()
+            reason and agreement.disagreement_reason(name, unpadded_traits) is None
+            for name, reason in reason_by_executor.items()
             if name != "loop"
         ):
             log.info("trainer: batches of %s are not padded, since padding changes its results", _model_name(model))
-            traits.mixes_samples = True
+            model_traits.mixes_samples = True
             return None
     if agreeing_choices:
         return agreeing_choices
-    reason = next(iter(reasons.values()))
-    if requested.executor in ("auto", "loop") and traits.isolated is None:
-        isolated_traits = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
+    reason = next(iter(reason_by_executor.values()))
+    if requested_execution.executor in ("auto", "loop") and model_traits.isolation_reason is None:
+        isolated_traits = dataclasses.replace(model_traits, isolation_reason="one client's pass changes the next one's")
         if agreement.disagreement_reason("loop", isolated_traits) is None:
-            traits.isolated = isolated_traits.isolated
+            model_traits.isolation_reason = isolated_traits.isolation_reason
             return None
     remedy = (
-        "trainer.executor=auto" if requested.executor != "auto" else "plain operations of PyTorch in its forward pass"
+        "trainer.executor=auto"
+        if requested_execution.executor != "auto"
+        else "plain operations of PyTorch in its forward pass"
     )
     raise ConfigError(
-        f"model: {_model_name(model)} cannot be trained as trainer.executor={requested.executor} does it ({reason}); "
-        f"use {remedy}"
+        f"model: {_model_name(model)} cannot be trained as trainer.executor={requested_execution.executor} does it "
+        f"({reason}); use {remedy}"
     )
 
 
@@ -209,52 +242,82 @@ def _model_name(model: RowModel) -> str:
     return type(model.training_module).__name__
 
 
-def _ordered_executors(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
-    """Executors, and why each: the rule's first. `convolutions`: on a CPU."""
-    if plain and stackable:
+def _ordered_executors(
+    has_plain_descents: bool, stackable: bool, has_convolutions: bool, can_vmap: bool, groupable: bool
+) -> dict[str, str]:
+    """Executors, and why each: the rule's first. `has_convolutions`: on a CPU."""
+    if has_plain_descents and stackable:
         return {"fused": "plain descents"}
-    is_possible = {"fused": plain, "vmap": vmapped, "loop": True}
-    first, reason = "vmap", "batched kernels"
-    if plain and (convolutions or not vmapped):
-        first, reason = "fused", "plain descents"
-    elif not vmapped:
-        first, reason = "loop", "what the model does cannot be vmapped"
-    elif convolutions:
-        first, reason = "loop", "convolutions on a CPU"
-    return {first: reason} | {name: "by trial" for name, possible in is_possible.items() if possible and name != first}
+    is_possible = {"fused": has_plain_descents, "grouped": groupable, "vmap": can_vmap, "loop": True}
+    first_executor, reason = "vmap", "batched kernels"
+    if has_plain_descents and (has_convolutions or not can_vmap):
+        first_executor, reason = "fused", "plain descents"
+    elif not can_vmap:
+        first_executor, reason = "loop", "what the model does cannot be vmapped"
+    elif has_convolutions:
+        first_executor, reason = "loop", "convolutions on a CPU"
+    return {first_executor: reason} | {
+        name: "by trial"
+        for name, is_possible_here in is_possible.items()
+        if is_possible_here and name != first_executor
+    }
 
 
 @functools.cache  # said once
-def num_workers(requested: int) -> int:
+def resolve_num_workers(requested_workers: int) -> int:
     """As many threads as are requested for, each with a model of its own, as long as processors have a use for them."""
-    limit = MAX_WORKERS * (os.cpu_count() or 1)
-    if requested > limit:
+    max_workers = MAX_WORKERS * (os.cpu_count() or 1)
+    if requested_workers > max_workers:
         log.warning(
             "trainer.workers=%d is too large for %d processors; %d workers are used",
-            requested,
-            limit // MAX_WORKERS,
-            limit,
+            requested_workers,
+            max_workers // MAX_WORKERS,
+            max_workers,
         )
-    return min(requested, limit)
+    return min(requested_workers, max_workers)
 
 
 def _choice_with_chunk(
-    executor: str, reason: str, requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
+    executor: str,
+    reason: str,
+    requested_execution: Execution,
+    model: RowModel,
+    rule: LocalRule,
+    shift: Shift,
+    batch: int,
 ) -> ExecutorChoice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""
-    cpu = model.device.type == "cpu"
-    threads = torch.get_num_threads() if requested.workers == "auto" else num_workers(int(requested.workers))
-    models = num_models_in_use(plain_descents(rule, shift, model)) if executor == "fused" else 1
+    is_cpu = model.device.type == "cpu"
+    threads = (
+        torch.get_num_threads()
+        if requested_execution.workers == "auto"
+        else resolve_num_workers(int(requested_execution.workers))
+    )
+    models = num_models_in_use(fusible_descents(rule, shift, model)) if executor in FUSED_EXECUTORS else 1
     row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
-    if cpu:
-        budget: float = CPU_STACK_BYTES if executor == "fused" else CPU_CHUNK_BYTES
+    if is_cpu:
+        budget: float = CPU_STACK_BYTES if executor in FUSED_EXECUTORS else CPU_CHUNK_BYTES
     else:
         budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
     rows = max(1, math.floor(budget / row_bytes))
     if executor == "vmap":
         return ExecutorChoice(
-            "vmap", rows if requested.chunk == "auto" else int(requested.chunk), 1, reason, compile=requested.compile
+            "vmap",
+            rows if requested_execution.chunk == "auto" else int(requested_execution.chunk),
+            1,
+            reason,
+            compile=requested_execution.compile,
         )
-    chunk = int(requested.chunk) if requested.chunk != "auto" else CHUNK_ROWS_BY_EXECUTOR[executor] if cpu else rows
+    chunk = (
+        int(requested_execution.chunk)
+        if requested_execution.chunk != "auto"
+        else CHUNK_ROWS_BY_EXECUTOR[executor]
+        if is_cpu
+        else rows
+    )
     stack = min(rows, chunk) if executor == "fused" and is_model_stackable(model) else 1
-    return ExecutorChoice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)
+    if executor == "grouped":
+        stack = min(rows, chunk, GROUPED_ROWS)
+    return ExecutorChoice(
+        executor, chunk, threads if is_cpu and (stack == 1 or executor == "grouped") else 1, reason, stack
+    )

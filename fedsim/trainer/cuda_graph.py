@@ -19,13 +19,13 @@ GraphWork = Callable[[], list[Tensor]]
 CapturedGraph = tuple[Callable[[], None], list[Tensor]]
 
 
-def check_graphs(rule: LocalRule, model: RowModel, shift: Shift) -> None:
+def check_graph_capture(local_rule: LocalRule, model: RowModel, shift: Shift) -> None:
     """Raise where a step of these cannot be captured."""
     if model.device.type != "cuda":
         raise ConfigError(
             f"trainer.compile=graph needs a GPU, and the device is {model.device}; use trainer.compile=replay"
         )
-    if not is_replayable(rule, model, shift):
+    if not is_replayable(local_rule, model, shift):
         raise ConfigError(
             "trainer.compile=graph captures steps that do the same operations every time, and of the rule, shift, loss "
             "or module here one draws random numbers itself or is not known to; use trainer.compile=replay, or give a "
@@ -33,22 +33,22 @@ def check_graphs(rule: LocalRule, model: RowModel, shift: Shift) -> None:
         )
 
 
-def capturing(device: torch.device) -> Callable[[GraphWork], CapturedGraph]:
+def graph_capturer(device: torch.device) -> Callable[[GraphWork], CapturedGraph]:
     """What takes down all kernels of some work that reads and writes the same memory every time, and gives what has
     them run again and the tensors that they write. All that is captured so shares its temporary memory."""
     memory_pool = torch.cuda.graph_pool_handle()
 
-    def capture(work: GraphWork) -> CapturedGraph:
+    def capture_graph(graph_work: GraphWork) -> CapturedGraph:
         with torch.cuda.device(device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(WARM_UP_RUNS):
-                    work()
+                    graph_work()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory_pool, capture_error_mode="thread_local"):
-                outputs = work()
+                outputs = graph_work()
         return graph.replay, outputs
 
-    return capture
+    return capture_graph

@@ -18,9 +18,11 @@ OUT_OF_MEMORY_MESSAGES = (
 )
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     """Is it a lack of memory on the device?"""
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY_MESSAGES)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        message_part in str(error) for message_part in OUT_OF_MEMORY_MESSAGES
+    )
 
 
 def single_row_memory_error(device: torch.device) -> RunError:

@@ -6,17 +6,27 @@ from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.choose import ExecutorChoice
-from fedsim.trainer.fused_executor import FusedExecutor, plain_descents
+from fedsim.trainer.fused_executor import FusedExecutor, fusible_descents
 from fedsim.trainer.loop_executor import LoopExecutor
 from fedsim.trainer.vmap_executor import VmapExecutor
 
 Executor = FusedExecutor | LoopExecutor | VmapExecutor
 
 
-def executor(choice: ExecutorChoice, rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool) -> Executor:
+def make_executor(
+    executor_choice: ExecutorChoice, local_rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool
+) -> Executor:
     """The chosen one; `contaminated`: foreign samples are mixed into the batches."""
-    if choice.executor == "loop":
-        return LoopExecutor(rule, model, shift, choice.workers, contaminated)
-    if choice.executor == "vmap":
-        return VmapExecutor(rule, model, shift, contaminated, choice.compile)
-    return FusedExecutor(rule, model, plain_descents(rule, shift, model), choice.stack, choice.workers)
+    if executor_choice.executor == "loop":
+        return LoopExecutor(local_rule, model, shift, executor_choice.workers, contaminated)
+    if executor_choice.executor == "vmap":
+        return VmapExecutor(local_rule, model, shift, contaminated, executor_choice.compile)
+    grouped = executor_choice.executor == "grouped"
+    return FusedExecutor(
+        local_rule,
+        model,
+        fusible_descents(local_rule, shift, model),
+        executor_choice.rows_per_stack,
+        executor_choice.workers,
+        grouped,
+    )

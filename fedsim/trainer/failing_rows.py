@@ -16,28 +16,30 @@ from fedsim.local.rule import Carry
 RowRunner = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
 
 
-def run_without_failing(run: RowRunner, rows: np.ndarray, diverged: np.ndarray) -> tuple[Carry, Tensor] | None:
-    """What `run` gives for these rows, where it raises for some of them.
+def run_without_failing_rows(
+    run_rows: RowRunner, rows: np.ndarray, diverged_mask: np.ndarray
+) -> tuple[Carry, Tensor] | None:
+    """What `run_rows` gives for these rows, where it raises for some of them.
 
     A row that fails is computed as its neighbour, so that the chunk keeps its size, and the numbers of the other rows
     do not depend on how many fail.
 
     Args:
-        run: takes positions, each of which may be there several times, through their local steps.
+        run_rows: takes positions, each of which may be there several times, through their local steps.
         rows: the positions of the chunk [c].
-        diverged: [c] bool: rows that began with numbers that are not finite.
+        diverged_mask: [c] bool: rows that began with numbers that are not finite.
 
     Returns:
         Carry [c, …] and losses [c], NaN where the row failed; None where all of them do.
     """
-    failing = diverged.copy()
-    if failing.any() and not failing.all():
-        result = _try_rows(run, _replace_failing_rows(rows, failing))
+    failing_mask = diverged_mask.copy()
+    if failing_mask.any() and not failing_mask.all():
+        result = _try_rows(run_rows, _replace_failing_rows(rows, failing_mask))
         if result is not None:
-            return _mark_failed_rows(*result, failing)
-    failing[_failing_positions(run, rows, np.flatnonzero(~failing))] = True
-    result = None if failing.all() else _try_rows(run, _replace_failing_rows(rows, failing))
-    return None if result is None else _mark_failed_rows(*result, failing)
+            return _mark_failed_rows(*result, failing_mask)
+    failing_mask[_failing_positions(run_rows, rows, np.flatnonzero(~failing_mask))] = True
+    result = None if failing_mask.all() else _try_rows(run_rows, _replace_failing_rows(rows, failing_mask))
+    return None if result is None else _mark_failed_rows(*result, failing_mask)
 
 
 def _try_rows(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
@@ -50,32 +52,34 @@ def _try_rows(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
         return None
 
 
-def _failing_positions(run: RowRunner, rows: np.ndarray, positions: np.ndarray) -> list[int]:
+def _failing_positions(run_rows: RowRunner, rows: np.ndarray, row_positions: np.ndarray) -> list[int]:
     """Which of these positions fail, by halves."""
-    if not len(positions) or _try_rows(run, rows[positions]) is not None:
+    if not len(row_positions) or _try_rows(run_rows, rows[row_positions]) is not None:
         return []
-    if len(positions) == 1:
-        return [int(positions[0])]
-    half_count = len(positions) // 2
-    return _failing_positions(run, rows, positions[:half_count]) + _failing_positions(run, rows, positions[half_count:])
+    if len(row_positions) == 1:
+        return [int(row_positions[0])]
+    half_count = len(row_positions) // 2
+    return _failing_positions(run_rows, rows, row_positions[:half_count]) + _failing_positions(
+        run_rows, rows, row_positions[half_count:]
+    )
 
 
-def _replace_failing_rows(rows: np.ndarray, failing: np.ndarray) -> np.ndarray:
+def _replace_failing_rows(rows: np.ndarray, failing_mask: np.ndarray) -> np.ndarray:
     """Positions with the nearest one that does not fail instead of each that does: the order by steps is kept."""
-    good_positions = np.flatnonzero(~failing)
-    after = np.searchsorted(good_positions, np.arange(len(rows))).clip(max=len(good_positions) - 1)
-    replaced_rows: np.ndarray = rows[good_positions[after]]
+    good_positions = np.flatnonzero(~failing_mask)
+    next_good_index = np.searchsorted(good_positions, np.arange(len(rows))).clip(max=len(good_positions) - 1)
+    replaced_rows: np.ndarray = rows[good_positions[next_good_index]]
     return replaced_rows
 
 
-def _mark_failed_rows(carry: Carry, losses: Tensor, failing: np.ndarray) -> tuple[Carry, Tensor]:
+def _mark_failed_rows(carry: Carry, losses: Tensor, failing_mask: np.ndarray) -> tuple[Carry, Tensor]:
     """NaN where a row failed."""
-    failed_mask = torch.as_tensor(failing, device=losses.device)
-    marked_carry = {name: nan_where(failed_mask, value) for name, value in carry.items()}
-    return marked_carry, nan_where(failed_mask, losses)
+    failed_mask = torch.as_tensor(failing_mask, device=losses.device)
+    marked_carry = {name: set_nan(failed_mask, value) for name, value in carry.items()}
+    return marked_carry, set_nan(failed_mask, losses)
 
 
-def nan_where(failed_mask: Tensor, values: Tensor) -> Tensor:
+def set_nan(failed_mask: Tensor, values: Tensor) -> Tensor:
     """[c, …] with NaN in the rows that are bad [c]; whole numbers stay."""
     if not values.is_floating_point():
         return values

@@ -11,7 +11,7 @@ from fedsim.data.samples import Batch
 from fedsim.local import LocalRule
 from fedsim.local.rule import Carry, Objective
 from fedsim.trainer.trainer import Trainer
-from fedsim.trainer.trainers import Trainers
+from fedsim.trainer.trainers import TrainerFactory
 
 FULL_GRADIENT_NAME = "gradient of all data"
 
@@ -27,7 +27,7 @@ class FullGradientRule(LocalRule):
 
 
 class FullDataQuery:
-    """Asks clients as they are in the middle of a run: with the columns that stay with them, and data that answer.
+    """Asks clients as they are in the middle of a run: with the columns that stay with them, and data that react.
 
     All of a client's samples are one batch, as a pass would meet them (augmented, under the shift, contaminated); of a
     stream it is one of the batches that training draws.
@@ -41,9 +41,9 @@ class FullDataQuery:
         self.trainer, self.query_trainer = trainer, query_trainer
 
     @classmethod
-    def of(cls, trainers: Trainers, trainer: Trainer) -> FullDataQuery:
+    def beside_trainer(cls, trainers: TrainerFactory, trainer: Trainer) -> FullDataQuery:
         """The query beside a trainer that `trainers` made; they make another one for it."""
-        size = trainer.rule.work.batch_size if trainers.data.dataset.stream else None
+        size = trainer.local_rule.work.batch_size if trainers.data.dataset.stream else None
         return cls(trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size)))
 
     def __call__(self, cohort: Cohort, models: Tensor) -> FullDataGradients:
@@ -51,7 +51,7 @@ class FullDataQuery:
         model = self.trainer.model
         rows = cohort.broadcast(models)
         start: dict[str, Any] = {"params": rows, FULL_GRADIENT_NAME: rows.new_zeros(len(cohort), model.dimension)}
-        remembered = self.trainer.remembered
-        memory = None if remembered is None else remembered.read_only()
+        rule_memory = self.trainer.last_initial_memory
+        memory = None if rule_memory is None else rule_memory.read_only_copy()
         report = self.query_trainer.run(start, cohort, cohort.round, models, memory)
-        return FullDataGradients(report.loss, model.columns.shared_part(report.carry[FULL_GRADIENT_NAME]))
+        return FullDataGradients(report.loss, model.columns.select_shared(report.carry[FULL_GRADIENT_NAME]))

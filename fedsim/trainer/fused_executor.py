@@ -20,15 +20,18 @@ from fedsim.models.calling import cast_output
 from fedsim.models.losses import weighted_mean, without_vmap
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
+from fedsim.trainer.grouped_convolutions import is_groupable
 from fedsim.trainer.in_place import broadcast_rows
-from fedsim.trainer.loop_executor import first_row
-from fedsim.trainer.model_stack import ModelStack, channels_last
+from fedsim.trainer.loop_executor import unstack_first_row
+from fedsim.trainer.model_stack import ModelStack, prefers_channels_last
 from fedsim.trainer.objective import PlainObjective
 from fedsim.trainer.stepping import is_stackable
 from fedsim.trainer.workers import map_threads
 
+FUSED_EXECUTORS = ("fused", "grouped")  # the names under which it is chosen
 
-def plain_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
+
+def fusible_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
     """The plain descents of which a step consists; none where it is more than that, or the data ask for x."""
     if shift.active:
         return ()
@@ -46,83 +49,97 @@ def num_models_in_use(steps: tuple[GradientStep, ...]) -> int:
 
 def is_model_stackable(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
+    return _keeps_rows_independent(model) and is_stackable(model.training_module, not prefers_channels_last(model))
+
+
+def is_model_groupable(model: RowModel) -> bool:
+    """Can the convolutions of several rows of the model become one grouped convolution on a CPU?"""
+    return prefers_channels_last(model) and _keeps_rows_independent(model) and is_groupable(model.training_module)
+
+
+def _keeps_rows_independent(model: RowModel) -> bool:
+    """Do samples, and losses of samples, not depend on what else is in the batch?"""
     independent = not (model.statistics or model.mixes_samples or model.traits.random)
-    return (
-        independent and model.loss in LOSSES.values() and is_stackable(model.training_module, not channels_last(model))
-    )
+    return independent and model.loss in LOSSES.values()
 
 
-def backpropagate(values: Tensor, gradient: Tensor) -> None:
-    """`values.backward(gradient)` of [c] numbers, for tensors of equal shape.
+def backpropagate(outputs: Tensor, gradient: Tensor) -> None:
+    """`outputs.backward(gradient)` of [c] numbers, for tensors of equal shape.
 
     `Tensor.backward` compares the shapes as symbols, which takes 20 µs at each step and imports SymPy before the first.
     """
     torch.autograd.graph._engine_run_backward(
-        (values,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        (outputs,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 
 class ClientStack:
     """All models of up to `stack` clients, for one thread at a time."""
 
-    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...]) -> None:
-        self.rule, self.model, self.steps = rule, model, steps
-        self.stacks = {step.name: ModelStack(model, step) for step in steps}
+    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...], grouped: bool) -> None:
+        self.local_rule, self.model, self.steps = rule, model, steps
+        self.model_stack_by_name = {step.name: ModelStack(model, step, grouped) for step in steps}
         self.objective = BufferRecordingObjective(PlainObjective(model), None) if rule.has_round_start else None
-        self.channels_last, self.loss = channels_last(model), without_vmap(model.loss)
-        self.mixing: dict[str, Tensor] = {}
+        self.channels_last, self.loss = prefers_channels_last(model) and not grouped, without_vmap(model.loss)
+        self.mixing_weights_by_model: dict[str, Tensor] = {}
 
-    def begin(self, carry: Carry, batch: Batch, rates: Tensor) -> Carry:
+    def start_round(self, carry: Carry, batch: Batch, learning_rates: Tensor) -> Carry:
         """What the rule does with rows [c, …] before their first step, on its batch [c, B, …] at its rates [c]."""
         assert self.objective is not None
-        carries = []
-        for row, rate in enumerate(rates):
+        carries_of_clients = []
+        for row, rate in enumerate(learning_rates):
             row_carry, samples = ({name: value[row] for name, value in entries.items()} for entries in (carry, batch))
-            carries.append(self.objective.on_round_start(self.rule, row_carry, samples, rate))
-        return {name: torch.stack([entries[name] for entries in carries]) for name in carry}
+            carries_of_clients.append(self.objective.on_round_start(self.local_rule, row_carry, samples, rate))
+        return {name: torch.stack([entries[name] for entries in carries_of_clients]) for name in carry}
 
-    def load(self, carry: Carry, out: Carry) -> None:
-        """Take over rows of the carry [c, …], which `store` will have written to `out`."""
-        self.mixing = {step.name: carry[step.mixing] for step in self.steps if step.mixing}
+    def load(self, carry: Carry, output_carry: Carry) -> None:
+        """Take over rows of the carry [c, …], which `store` will have written to `output_carry`."""
+        self.mixing_weights_by_model = {step.name: carry[step.mixing] for step in self.steps if step.mixing}
         for step in reversed(self.steps):
             other_parameters = (
-                None if step.outputs or step.mix_with is None else self.stacks[step.mix_with].loaded.parameters
+                None
+                if step.outputs or step.mix_with is None
+                else self.model_stack_by_name[step.mix_with].loaded_parameters.parameters
             )
-            self.stacks[step.name].load(carry, other_parameters, out)
+            self.model_stack_by_name[step.name].load(carry, other_parameters, output_carry)
 
     def store(self) -> None:
         """Have the rows written."""
-        for stack in self.stacks.values():
+        for stack in self.model_stack_by_name.values():
             stack.store()
 
-    def step(self, batch: Batch, rates: Tensor) -> Tensor:
+    def step(self, batch: Batch, learning_rates: Tensor) -> Tensor:
         """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
-        count = len(rates)
-        mixing = {name: share[:count] for name, share in self.mixing.items()}
+        row_count = len(learning_rates)
+        mixing_weights = {name: share[:row_count] for name, share in self.mixing_weights_by_model.items()}
         keys = batch["key"] if self.model.dropout_keys else None
-        for name, stack in self.stacks.items():
-            stack.begin(keys, rates, mixing.get(name))
-        flat = first_row(batch) if count == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
-        if self.channels_last and flat["x"].dim() == 4:
-            flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)
-        penalty = self.stacks[self.steps[-1].name].penalty(count) if self.model.ridge else None
+        for name, stack in self.model_stack_by_name.items():
+            stack.begin(keys, learning_rates, mixing_weights.get(name))
+        flat_batch = (
+            unstack_first_row(batch)
+            if row_count == 1
+            else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
+        )
+        if self.channels_last and flat_batch["x"].dim() == 4:
+            flat_batch["x"] = flat_batch["x"].contiguous(memory_format=torch.channels_last)
+        penalty = self.model_stack_by_name[self.steps[-1].name].penalty(row_count) if self.model.ridge else None
         with torch.enable_grad():
-            with self.model.random_context(flat), self.model.training_context():
-                inputs = self.model.call.inputs(flat)
-                outputs = {name: stack.forward(inputs) for name, stack in self.stacks.items()}
-            outputs = {name: cast_output(output, self.model.dtype) for name, output in outputs.items()}
+            with self.model.random_context(flat_batch), self.model.training_context():
+                inputs = self.model.call.inputs(flat_batch)
+                outputs = {name: stack.forward(inputs) for name, stack in self.model_stack_by_name.items()}
+            outputs = {name: cast_output(layer_output, self.model.dtype) for name, layer_output in outputs.items()}
             for step in self.steps:
-                output = outputs[step.name]
+                layer_output = outputs[step.name]
                 if step.outputs and step.mix_with:
-                    base_output = outputs[step.mix_with].detach().unflatten(0, (count, -1))
-                    step_output = output.unflatten(0, (count, -1))
-                    output = torch.lerp(
-                        base_output, step_output, broadcast_rows(mixing[step.name], step_output)
+                    base_output = outputs[step.mix_with].detach().unflatten(0, (row_count, -1))
+                    step_output = layer_output.unflatten(0, (row_count, -1))
+                    layer_output = torch.lerp(
+                        base_output, step_output, broadcast_rows(mixing_weights[step.name], step_output)
                     ).flatten(0, 1)
-                losses = self.loss(output, flat).view(count, -1)
+                losses = self.loss(layer_output, flat_batch).view(row_count, -1)
                 value = weighted_mean(losses, batch.get("weight"))
-                backpropagate(value, self.stacks[step.name].seed)
-        for stack in self.stacks.values():
+                backpropagate(value, self.model_stack_by_name[step.name].loss_gradient)
+        for stack in self.model_stack_by_name.values():
             stack.finish()
         return value.detach() if penalty is None else value.detach() + penalty
 
@@ -131,56 +148,70 @@ class FusedExecutor:
     """Rows of a chunk in stacks.
 
     Args:
-        rule: whose steps are descents.
+        local_rule: whose steps are descents.
         steps: these `descents`.
-        stack: rows that go through the module together; 1 unless the model `stacks`.
+        stack: rows that go through the module together; 1 unless the model can be stacked or grouped.
         workers: threads that share the stacks on a CPU.
+        grouped: convolutions of a stack are one grouped convolution; the model `is_model_groupable`.
     """
 
     def __init__(
-        self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...], stack: int, workers: int
+        self,
+        local_rule: LocalRule,
+        model: RowModel,
+        steps: tuple[GradientStep, ...],
+        stack: int,
+        workers: int,
+        grouped: bool = False,
     ) -> None:
-        self.stack, self.workers, self.dtype = stack, workers, model.dtype
-        self.moved_names = {name for step in steps for name in step.moves}
-        self.has_round_start = rule.has_round_start
-        self._clients: queue.SimpleQueue[ClientStack] = queue.SimpleQueue()
+        self.rows_per_stack, self.workers, self.dtype = stack, workers, model.dtype
+        self.changed_entries = {name for step in steps for name in step.changed_entries}
+        self.has_round_start = local_rule.has_round_start
+        self._client_stacks: queue.SimpleQueue[ClientStack] = queue.SimpleQueue()
         for _ in range(workers):
-            self._clients.put(ClientStack(rule, model, steps))
+            self._client_stacks.put(ClientStack(local_rule, model, steps, grouped))
 
     def padded_size(self, rows: int) -> int:
         """As `VmapExecutor.padded_size`."""
         return rows
 
-    def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
+    def run(
+        self, chunk: Chunk, carry: Carry, learning_rates: Tensor, deployed_models: Tensor | None
+    ) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
-        count = len(carry["params"])
-        losses = torch.zeros(count, dtype=self.dtype, device=rates.device)
-        changing = carry.keys() if self.has_round_start else self.moved_names
-        out = carry | {name: torch.empty_like(carry[name]) for name in changing}
+        row_count = len(carry["params"])
+        losses = torch.zeros(row_count, dtype=self.dtype, device=learning_rates.device)
+        changing_names = carry.keys() if self.has_round_start else self.changed_entries
+        output_carry = carry | {name: torch.empty_like(carry[name]) for name in changing_names}
 
         @torch.no_grad()
         def run_stack(rows: range) -> None:
-            client_stack = self._clients.get()
+            client_stack = self._client_stacks.get()
             try:
                 row_slice = slice(rows.start, rows.stop)
                 steps = chunk.steps[row_slice]
                 stack_carry = {name: value[row_slice] for name, value in carry.items()}
                 for step in range(int(steps.max())):
-                    stop = rows.start + int((steps > step).sum())
-                    batch = chunk.batch(step, rows.start, stop, self.dtype)
-                    batch = chunk.contaminate(batch, step, rows.start, stop)
+                    stop_row = rows.start + int((steps > step).sum())
+                    batch = chunk.batch(step, rows.start, stop_row, self.dtype)
+                    batch = chunk.contaminate(batch, step, rows.start, stop_row)
                     if step == 0:
                         if self.has_round_start:
-                            stack_carry = client_stack.begin(stack_carry, batch, rates[0, row_slice])
-                            for name in out.keys() - self.moved_names:
-                                out[name][row_slice] = stack_carry[name]
-                        client_stack.load(stack_carry, {name: out[name][row_slice] for name in self.moved_names})
-                    losses[rows.start : stop].add_(client_stack.step(batch, rates[step, rows.start : stop]))
+                            stack_carry = client_stack.start_round(stack_carry, batch, learning_rates[0, row_slice])
+                            for name in output_carry.keys() - self.changed_entries:
+                                output_carry[name][row_slice] = stack_carry[name]
+                        client_stack.load(
+                            stack_carry, {name: output_carry[name][row_slice] for name in self.changed_entries}
+                        )
+                    losses[rows.start : stop_row].add_(
+                        client_stack.step(batch, learning_rates[step, rows.start : stop_row])
+                    )
                 client_stack.store()
             finally:
-                self._clients.put(client_stack)
+                self._client_stacks.put(client_stack)
 
-        stack_count = math.ceil(count / self.stack)
-        bounds = [count * stack_carry // stack_count for stack_carry in range(stack_count + 1)]
+        stack_count = math.ceil(row_count / self.rows_per_stack)
+        stack_count = min(row_count, math.ceil(stack_count / self.workers) * self.workers)  # as many for each thread
+        bounds = [row_count * stack_carry // stack_count for stack_carry in range(stack_count + 1)]
         map_threads(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
-        return out, losses
+        return output_carry, losses

@@ -27,66 +27,66 @@ class PendingStep:
     """A step of the first c' rows that is to come.
 
     Attributes:
-        rates: [c'] η.
-        decay: [c'] λ of a decay that is part of the gradient, or None.
-        shrinking: [c'] 1 − ηλ of one that is not, or None.
-        updates: [c'] steps the rows will have taken, this one included, where that matters.
+        learning_rates: [c'] η.
+        weight_decay: [c'] λ of a decay that is part of the gradient, or None.
+        weight_decay_factor: [c'] 1 − ηλ of one that is not, or None.
+        update_counts: [c'] steps the rows will have taken, this one included, where that matters.
     """
 
-    rates: Tensor
-    decay: Tensor | None = None
-    shrinking: Tensor | None = None
-    updates: Tensor | None = None
+    learning_rates: Tensor
+    weight_decay: Tensor | None = None
+    weight_decay_factor: Tensor | None = None
+    update_counts: Tensor | None = None
 
 
 NO_PENDING_STEP = PendingStep(torch.empty(0))
 
 
 @dataclass
-class Parameters:
+class ParameterRows:
     """Rows of some parameters: lists in one order, [c, …] each.
 
     Attributes:
         parameters: the parameters.
-        drift: what is added to their gradients; empty where nothing is.
-        state: what is remembered of each, by name.
+        gradient_terms: what is added to their gradients; empty where nothing is.
+        optimiser_state: what is remembered of each, by name.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
-    drift: list[Tensor] = field(default_factory=list)
-    state: dict[str, list[Tensor]] = field(default_factory=dict)
+    gradient_terms: list[Tensor] = field(default_factory=list)
+    optimiser_state: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def map_views(self, view: Callable[[Tensor], Tensor]) -> Parameters:
+    def map_views(self, view_of: Callable[[Tensor], Tensor]) -> ParameterRows:
         """Views of all."""
-        state = {name: list(map(view, rows)) for name, rows in self.state.items()}
-        return Parameters(list(map(view, self.parameters)), list(map(view, self.drift)), state)
+        state = {name: list(map(view_of, rows)) for name, rows in self.optimiser_state.items()}
+        return ParameterRows(list(map(view_of, self.parameters)), list(map(view_of, self.gradient_terms)), state)
 
 
 class InPlaceStep(ABC):
     """Parameters of c rows, which take every step that `begin` announces once, also where no sample meets them.
 
     Attributes:
-        scaled: gradients come multiplied by the negative of their rows' rates already, which is done once for all
-            parameters where the backward pass begins.
+        scales_by_rate: gradients come multiplied by the negative of their rows' rates already, which is done once for
+            all parameters where the backward pass begins.
     """
 
-    scaled = False
+    scales_by_rate = False
 
     def __init__(self) -> None:
-        self.rows, self.pending_step = Parameters(), NO_PENDING_STEP
-        self._is_taken, self._ones_buffer = True, torch.empty(0)
+        self.rows, self.pending_step = ParameterRows(), NO_PENDING_STEP
+        self._is_applied, self._ones_buffer = True, torch.empty(0)
 
-    def load(self, rows: Parameters) -> None:
+    def load(self, rows: ParameterRows) -> None:
         """Take over parameters of some rows."""
         self.rows = rows
 
     def begin(self, step: PendingStep) -> None:
         """A step of the first rows is to come."""
-        self.pending_step, self._is_taken = step, False
+        self.pending_step, self._is_applied = step, False
 
     def apply_remaining(self) -> None:
         """The step, where it has not been taken: no sample met the parameters."""
-        if not self._is_taken:
+        if not self._is_applied:
             self.descend([None] * len(self.rows.parameters))
 
     def descend(self, gradients: list[Tensor | None]) -> None:
@@ -94,7 +94,7 @@ class InPlaceStep(ABC):
         them."""
         for index, gradient in enumerate(gradients):
             self._step(index, gradient)
-        self._is_taken = True
+        self._is_applied = True
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
         """That of a linear layer's weight [c, out, in], and its bias [c, 1, out] if it has one, by the gradients of its
@@ -105,12 +105,12 @@ class InPlaceStep(ABC):
         self.descend([torch.bmm(outputs.mT, inputs).to(kind), *bias])
 
     @abstractmethod
-    def _step(self, index: int, gradient: Tensor | None) -> None:
+    def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
         """That of one of the parameters."""
 
     def _active_rows(self, rows: list[Tensor], index: int) -> Tensor:
         """A parameter's rows that take the step."""
-        return rows[index][: len(self.pending_step.rates)]
+        return rows[index][: len(self.pending_step.learning_rates)]
 
     def _sample_ones(self, outputs: Tensor) -> Tensor:
         """[c', 1, N], of which the product with outputs [c', N, out] is their sum over the samples."""
@@ -119,30 +119,33 @@ class InPlaceStep(ABC):
             self._ones_buffer = outputs.new_ones(shape)
         return self._ones_buffer
 
-    def _drift(self, index: int) -> Tensor | None:
-        return self._active_rows(self.rows.drift, index) if self.rows.drift else None
+    def _gradient_term(self, index: int) -> Tensor | None:
+        return self._active_rows(self.rows.gradient_terms, index) if self.rows.gradient_terms else None
 
 
 class PlainStep(InPlaceStep):
-    """x ← (1 − ηλ) x − η (drift + gradient); λ is in `PendingStep.shrinking`, and −η gradient is what comes."""
+    """x ← (1 − ηλ) x − η (drift + gradient); λ is in `PendingStep.weight_decay_factor`, and −η gradient is what
+    comes."""
 
-    scaled = True
+    scales_by_rate = True
 
-    def _apply_drift(self, index: int) -> Tensor:
+    def _combine_gradient_terms(self, parameter_index: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
         parameter, drift, step = (
-            self._active_rows(self.rows.parameters, index),
-            self._drift(index),
+            self._active_rows(self.rows.parameters, parameter_index),
+            self._gradient_term(parameter_index),
             self.pending_step,
         )
-        if step.shrinking is not None:
-            parameter.mul_(broadcast_rows(step.shrinking, parameter))
+        if step.weight_decay_factor is not None:
+            parameter.mul_(broadcast_rows(step.weight_decay_factor, parameter))
         return (
-            parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(step.rates, parameter), value=-1)
+            parameter
+            if drift is None
+            else parameter.addcmul_(drift, broadcast_rows(step.learning_rates, parameter), value=-1)
         )
 
-    def _step(self, index: int, gradient: Tensor | None) -> None:
-        parameter = self._apply_drift(index)
+    def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
+        parameter = self._combine_gradient_terms(parameter_index)
         if gradient is not None:
             parameter.add_(gradient)
 
@@ -150,10 +153,10 @@ class PlainStep(InPlaceStep):
         if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
-        self._apply_drift(0).baddbmm_(outputs.mT, inputs)
+        self._combine_gradient_terms(0).baddbmm_(outputs.mT, inputs)
         if len(self.rows.parameters) > 1:
-            self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
-        self._is_taken = True
+            self._combine_gradient_terms(1).baddbmm_(self._sample_ones(outputs), outputs)
+        self._is_applied = True
 
 
 class MomentumStep(InPlaceStep):
@@ -167,40 +170,42 @@ class MomentumStep(InPlaceStep):
         super().__init__()
         self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
-    def _apply_drift(self, index: int) -> Tensor:
+    def _apply_drift(self, parameter_index: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
         parameter, velocity = (
-            self._active_rows(self.rows.parameters, index),
-            self._active_rows(self.rows.state["velocity"], index),
+            self._active_rows(self.rows.parameters, parameter_index),
+            self._active_rows(self.rows.optimiser_state["velocity"], parameter_index),
         )
-        drift, step, momentum = self._drift(index), self.pending_step, self.momentum
+        drift, step, momentum = self._gradient_term(parameter_index), self.pending_step, self.momentum
         if self.nesterov:
-            parameter.addcmul_(velocity, broadcast_rows(step.rates, parameter), value=momentum)
-        if step.decay is None:
+            parameter.addcmul_(velocity, broadcast_rows(step.learning_rates, parameter), value=momentum)
+        if step.weight_decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
-            nesterov_factor = 1 - step.rates * step.decay if self.nesterov else torch.ones_like(step.rates)
+            nesterov_factor = (
+                1 - step.learning_rates * step.weight_decay if self.nesterov else torch.ones_like(step.learning_rates)
+            )
             velocity.mul_(broadcast_rows(momentum * nesterov_factor, parameter)).addcmul_(
-                parameter, broadcast_rows(step.decay, parameter)
+                parameter, broadcast_rows(step.weight_decay, parameter)
             )
         return velocity if drift is None else velocity.add_(drift)
 
     def _apply_velocity(self, index: int) -> None:
         parameter, velocity = (
             self._active_rows(self.rows.parameters, index),
-            self._active_rows(self.rows.state["velocity"], index),
+            self._active_rows(self.rows.optimiser_state["velocity"], index),
         )
         parameter.addcmul_(
             velocity,
-            broadcast_rows(self.pending_step.rates, parameter),
+            broadcast_rows(self.pending_step.learning_rates, parameter),
             value=-1 - self.momentum if self.nesterov else -1,
         )
 
-    def _step(self, index: int, gradient: Tensor | None) -> None:
-        velocity = self._apply_drift(index)
+    def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
+        velocity = self._apply_drift(parameter_index)
         if gradient is not None:
             velocity.add_(gradient)
-        self._apply_velocity(index)
+        self._apply_velocity(parameter_index)
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
         if outputs.dtype != self.rows.parameters[0].dtype:
@@ -211,12 +216,12 @@ class MomentumStep(InPlaceStep):
         if len(self.rows.parameters) > 1:
             self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
             self._apply_velocity(1)
-        self._is_taken = True
+        self._is_applied = True
 
 
 class AdamStep(InPlaceStep):
     """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
-    (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.shrinking`."""
+    (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.weight_decay_factor`."""
 
     def __init__(self, settings: Moments) -> None:
         super().__init__()
@@ -224,31 +229,45 @@ class AdamStep(InPlaceStep):
 
     def begin(self, step: PendingStep) -> None:
         super().begin(step)
-        assert step.updates is not None
-        first, second = (1 - beta**step.updates for beta in (self.settings.beta1, self.settings.beta2))
-        self._rates, self._root = step.rates / first, second.rsqrt()
+        assert step.update_counts is not None
+        first_correction, second_correction = (
+            1 - beta**step.update_counts for beta in (self.settings.beta1, self.settings.beta2)
+        )
+        self._corrected_rates, self._second_moment_correction = (
+            step.learning_rates / first_correction,
+            second_correction.rsqrt(),
+        )
 
-    def _step(self, index: int, gradient: Tensor | None) -> None:
+    def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
         parameter, drift, step = (
-            self._active_rows(self.rows.parameters, index),
-            self._drift(index),
+            self._active_rows(self.rows.parameters, parameter_index),
+            self._gradient_term(parameter_index),
             self.pending_step,
         )
-        first, second = (self._active_rows(self.rows.state[name], index) for name in ("first_moment", "second_moment"))
+        first_moment, second_moment = (
+            self._active_rows(self.rows.optimiser_state[name], parameter_index)
+            for name in ("first_moment", "second_moment")
+        )
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
-        if step.decay is not None:
-            gradient.addcmul_(parameter, broadcast_rows(step.decay, parameter))
+        if step.weight_decay is not None:
+            gradient.addcmul_(parameter, broadcast_rows(step.weight_decay, parameter))
         if drift is not None:
             gradient.add_(drift)
-        first.lerp_(gradient, 1 - self.settings.beta1)
-        second.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
-        if step.shrinking is not None:
-            parameter.mul_(broadcast_rows(step.shrinking, parameter))
-        scale = torch.sqrt(second, out=gradient).mul_(broadcast_rows(self._root, parameter)).add_(self.settings.eps)
-        parameter.addcmul_(torch.div(first, scale, out=scale), broadcast_rows(self._rates, parameter), value=-1)
+        first_moment.lerp_(gradient, 1 - self.settings.beta1)
+        second_moment.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
+        if step.weight_decay_factor is not None:
+            parameter.mul_(broadcast_rows(step.weight_decay_factor, parameter))
+        scale = (
+            torch.sqrt(second_moment, out=gradient)
+            .mul_(broadcast_rows(self._second_moment_correction, parameter))
+            .add_(self.settings.eps)
+        )
+        parameter.addcmul_(
+            torch.div(first_moment, scale, out=scale), broadcast_rows(self._corrected_rates, parameter), value=-1
+        )
 
 
-def in_place(optimiser: HeavyBall | Moments | None) -> InPlaceStep:
+def make_in_place_step(optimiser: HeavyBall | Moments | None) -> InPlaceStep:
     """Of a `Descent.optimiser`."""
     if optimiser is None:
         return PlainStep()

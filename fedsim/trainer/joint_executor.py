@@ -35,130 +35,142 @@ class JointExecutor:
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:
-        self.most_bytes = most_bytes
+        self.max_bytes = most_bytes
         self._compatible_pairs: dict[tuple[int, int], bool] = {}
-        self._joint: dict[tuple[int, ...], ClientData] = {}
+        self._joint_data_by_group: dict[tuple[int, ...], ClientData] = {}
         self._trainers_by_id: dict[int, Trainer] = {}  # as long as there are numbers of them above
-        self._warned = False
+        self._has_warned = False
 
-    def __call__(self, works: Sequence[LocalTask]) -> list[LocalResult | Exception]:
+    def __call__(self, local_tasks: Sequence[LocalTask]) -> list[LocalResult | Exception]:
         """Each one's rows after their local steps, in the order of the works; or why there are none.
 
         Where several rows together fail, each run has its own try, and its own failure.
         """
-        out: list[LocalResult | Exception | None] = [None] * len(works)
-        for group in self._groups(works):
-            results: Sequence[LocalResult | Exception]
+        task_results: list[LocalResult | Exception | None] = [None] * len(local_tasks)
+        for task_indices in self._groups(local_tasks):
+            local_results: Sequence[LocalResult | Exception]
             try:
-                results = self._run_jointly([works[index] for index in group])
+                local_results = self._run_jointly([local_tasks[index] for index in task_indices])
             except Exception as error:
-                if len(group) > 1:
-                    log.info("of %d runs together: %s; each is run separately", len(group), error)
-                results = [error] if len(group) == 1 else [self._run_alone(works[index]) for index in group]
-            for index, result in zip(group, results, strict=True):
-                out[index] = result
-        return [result for result in out if result is not None]
+                if len(task_indices) > 1:
+                    log.info("of %d runs together: %s; each is run separately", len(task_indices), error)
+                local_results = (
+                    [error]
+                    if len(task_indices) == 1
+                    else [self._run_alone(local_tasks[index]) for index in task_indices]
+                )
+            for index, result in zip(task_indices, local_results, strict=True):
+                task_results[index] = result
+        return [result for result in task_results if result is not None]
 
     @staticmethod
-    def _run_alone(work: LocalTask) -> LocalResult | Exception:
+    def _run_alone(local_task: LocalTask) -> LocalResult | Exception:
         try:
-            return work.trainer.run_local_steps(work)
+            return local_task.trainer.run_local_steps(local_task)
         except Exception as error:
             return error
 
-    def _groups(self, works: Sequence[LocalTask]) -> list[list[int]]:
+    def _groups(self, local_tasks: Sequence[LocalTask]) -> list[list[int]]:
         """Places of those that fit together, none with more bytes than are allowed."""
-        groups: list[list[int]] = []
-        for index, work in enumerate(works):
-            fitting_groups = (group for group in groups if self._fits(works[group[0]], work))
+        task_groups: list[list[int]] = []
+        for index, local_task in enumerate(local_tasks):
+            fitting_groups = (group for group in task_groups if self._can_join(local_tasks[group[0]], local_task))
             group = next(fitting_groups, None)
             if group is None:
-                groups.append([index])
+                task_groups.append([index])
             else:
                 group.append(index)
-        return [subgroup for group in groups for subgroup in self._bounded(group, works)]
+        return [subgroup for group in task_groups for subgroup in self._split_by_memory(group, local_tasks)]
 
-    def _bounded(self, group: list[int], works: Sequence[LocalTask]) -> list[list[int]]:
+    def _split_by_memory(self, task_indices: list[int], local_tasks: Sequence[LocalTask]) -> list[list[int]]:
         subgroups: list[list[int]] = [[]]
-        total, limit = 0, self.most_bytes
-        if limit is None:
-            limit = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MAX_JOINT_BYTES
-        for index in group:
-            size = sum(value.numel() * value.element_size() for value in works[index].carry.values())
-            if subgroups[-1] and total + size > limit:
+        total_bytes, max_bytes = 0, self.max_bytes
+        if max_bytes is None:
+            max_bytes = (
+                CPU_STACK_BYTES if local_tasks[task_indices[0]].learning_rates.device.type == "cpu" else MAX_JOINT_BYTES
+            )
+        for index in task_indices:
+            size = sum(value.numel() * value.element_size() for value in local_tasks[index].carry.values())
+            if subgroups[-1] and total_bytes + size > max_bytes:
                 subgroups.append([])
-                total = 0
+                total_bytes = 0
             subgroups[-1].append(index)
-            total += size
-        if len(subgroups) > 1 and not self._warned:
-            rows = len(works[group[0]])
-            bound = f"{limit / 2**20:.3g} MiB"
-            log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(group), rows, bound)
-            self._warned = True
+            total_bytes += size
+        if len(subgroups) > 1 and not self._has_warned:
+            rows = len(local_tasks[task_indices[0]])
+            bound = f"{max_bytes / 2**20:.3g} MiB"
+            log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(task_indices), rows, bound)
+            self._has_warned = True
         return subgroups
 
-    def _fits(self, first: LocalTask, second: LocalTask) -> bool:
-        if not isinstance(first.trainer, Trainer) or not isinstance(second.trainer, Trainer):
+    def _can_join(self, first_task: LocalTask, second_task: LocalTask) -> bool:
+        if not isinstance(first_task.trainer, Trainer) or not isinstance(second_task.trainer, Trainer):
             return False
-        if first.plan.t != second.plan.t or (first.deployed is None) != (second.deployed is None):
+        if first_task.batch_plan.t != second_task.batch_plan.t or (first_task.deployed_models is None) != (
+            second_task.deployed_models is None
+        ):
             return False
         shapes = [
-            {name: (value.shape[1:], value.dtype) for name, value in work.carry.items()} for work in (first, second)
+            {name: (value.shape[1:], value.dtype) for name, value in local_task.carry.items()}
+            for local_task in (first_task, second_task)
         ]
-        if shapes[0] != shapes[1] or not len(first) or not len(second):
+        if shapes[0] != shapes[1] or not len(first_task) or not len(second_task):
             return False
-        pair = (id(first.trainer), id(second.trainer))
-        if pair not in self._compatible_pairs:
-            self._compatible_pairs[pair] = compatible(first.trainer, second.trainer)
-            self._trainers_by_id |= {id(work.trainer): work.trainer for work in (first, second)}  # type: ignore[misc]
-        return self._compatible_pairs[pair]
+        trainer_pair = (id(first_task.trainer), id(second_task.trainer))
+        if trainer_pair not in self._compatible_pairs:
+            self._compatible_pairs[trainer_pair] = are_trainers_compatible(first_task.trainer, second_task.trainer)
+            self._trainers_by_id |= {
+                id(local_task.trainer): local_task.trainer  # type: ignore[misc]
+                for local_task in (first_task, second_task)
+            }
+        return self._compatible_pairs[trainer_pair]
 
-    def _run_jointly(self, works: list[LocalTask]) -> list[LocalResult]:
-        first, trainers = works[0], [work.trainer for work in works]
-        if len(works) == 1:
-            return [first.trainer.run_local_steps(first)]
+    def _run_jointly(self, local_tasks: list[LocalTask]) -> list[LocalResult]:
+        first_task, trainers = local_tasks[0], [local_task.trainer for local_task in local_tasks]
+        if len(local_tasks) == 1:
+            return [first_task.trainer.run_local_steps(first_task)]
         leader = trainers[0]
         assert isinstance(leader, Trainer)
-        result = leader.run_local_steps(concatenate(works, self._data(works)))
-        for trainer, work in zip(trainers[1:], works[1:], strict=True):
+        result = leader.run_local_steps(concatenate_tasks(local_tasks, self._shared_data(local_tasks)))
+        for trainer, local_task in zip(trainers[1:], local_tasks[1:], strict=True):
             assert isinstance(trainer, Trainer)
-            trainer.use_executor(leader.choice.executor, work.carry)
-        return split_results(result, [len(work) for work in works])
+            trainer.use_executor(leader.executor_choice.executor, local_task.carry)
+        return split_results(result, [len(local_task) for local_task in local_tasks])
 
-    def _data(self, works: list[LocalTask]) -> ClientData:
+    def _shared_data(self, local_tasks: list[LocalTask]) -> ClientData:
         """The clients of them all, kept for as long as the same go together."""
-        client_data = [work.plan.batches.data for work in works]
+        client_data = [local_task.batch_plan.batches.data for local_task in local_tasks]
         key = tuple(map(id, client_data))
-        if key not in self._joint:
-            while len(self._joint) > 8:  # companies that have changed
-                del self._joint[next(iter(self._joint))]
-            self._joint[key] = client_data[0].concatenate(client_data[1:])
-        return self._joint[key]
+        if key not in self._joint_data_by_group:
+            while len(self._joint_data_by_group) > 8:  # companies that have changed
+                del self._joint_data_by_group[next(iter(self._joint_data_by_group))]
+            self._joint_data_by_group[key] = client_data[0].concatenate(client_data[1:])
+        return self._joint_data_by_group[key]
 
 
-def compatible(first: Trainer, second: Trainer) -> bool:
+def are_trainers_compatible(first_trainer: Trainer, second_trainer: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
-    first_batches, second_batches = first.batches, second.batches
+    first_batches, second_batches = first_trainer.batches, second_trainer.batches
     if first_batches.data.drift.active or second_batches.data.drift.active:
         return False  # a drift looks its clients up in the federation of its own run
-    if first_batches.federation.ranks.count > 1 or (first_batches.work, first_batches.keyed) != (
-        second_batches.work,
+    if first_batches.federation.ranks.num_ranks > 1 or (first_batches.local_work, first_batches.keyed) != (
+        second_batches.local_work,
         second_batches.keyed,
     ):
         return False
     return (
-        first.execution == second.execution
-        and structurally_equal(first.rule, second.rule, RATE_ATTRIBUTES)
-        and same_model(first.model, second.model)
+        first_trainer.execution == second_trainer.execution
+        and structurally_equal(first_trainer.local_rule, second_trainer.local_rule, RATE_ATTRIBUTES)
+        and are_models_equal(first_trainer.model, second_trainer.model)
         and first_batches.data.same_samples(second_batches.data)
-        and structurally_equal(first.shift, second.shift)
+        and structurally_equal(first_trainer.shift, second_trainer.shift)
         and structurally_equal(first_batches.contamination, second_batches.contamination)
     )
 
 
-def same_model(first: RowModel, second: RowModel) -> bool:
+def are_models_equal(first_model: RowModel, second_model: RowModel) -> bool:
     """Is a row of the one a row of the other? Modules may differ in the values of what they train."""
-    if first is second:
+    if first_model is second_model:
         return True
     attributes = (
         "shapes",
@@ -173,24 +185,27 @@ def same_model(first: RowModel, second: RowModel) -> bool:
         "loss",
     )
     return all(
-        structurally_equal(getattr(first, attribute), getattr(second, attribute)) for attribute in attributes
-    ) and (structurally_equal(first.training_module, second.training_module))
+        structurally_equal(getattr(first_model, attribute), getattr(second_model, attribute))
+        for attribute in attributes
+    ) and (structurally_equal(first_model.training_module, second_model.training_module))
 
 
-def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
+def concatenate_tasks(local_tasks: Sequence[LocalTask], data: ClientData) -> LocalTask:
     """The rows of works that fit, one after another; `data` holds their clients likewise."""
-    first = works[0]
-    carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
-    step_count = max(len(work.rates) for work in works)
-    rates = torch.cat([_pad_steps(work.rates, step_count) for work in works], dim=1)
+    first_task = local_tasks[0]
+    carry = {name: torch.cat([local_task.carry[name] for local_task in local_tasks]) for name in first_task.carry}
+    step_count = max(len(local_task.learning_rates) for local_task in local_tasks)
+    learning_rates = torch.cat([_pad_steps(local_task.learning_rates, step_count) for local_task in local_tasks], dim=1)
     row_offset, replicates = 0, []
-    for work in works:
-        replicates.append(work.replicate + row_offset)
-        row_offset += work.plan.batches.federation.replicates
-    deployed_models = [work.deployed for work in works if work.deployed is not None]
+    for local_task in local_tasks:
+        replicates.append(local_task.replicate_index + row_offset)
+        row_offset += local_task.batch_plan.batches.federation.num_replicates
+    deployed_models = [
+        local_task.deployed_models for local_task in local_tasks if local_task.deployed_models is not None
+    ]
     deployed = torch.cat(deployed_models) if deployed_models else None
-    plan = Plan.concatenate([work.plan for work in works], data)
-    return LocalTask(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
+    plan = Plan.concatenate([local_task.batch_plan for local_task in local_tasks], data)
+    return LocalTask(first_task.trainer, plan, carry, learning_rates, torch.cat(replicates), deployed)
 
 
 def _pad_steps(rates: Tensor, steps: int) -> Tensor:
@@ -198,12 +213,14 @@ def _pad_steps(rates: Tensor, steps: int) -> Tensor:
     return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
 
 
-def split_results(result: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
+def split_results(joint_result: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
     """What each of the works gets of it; rows of its own, which outlive the company's."""
-    results, first = [], 0
+    local_results, first_row = [], 0
     for count in counts:
-        row_slice = slice(first, first + count)
-        carry = {name: value[row_slice].clone() for name, value in result.carry.items()}
-        results.append(LocalResult(carry, result.loss[row_slice].clone(), result.samples[row_slice]))
-        first += count
-    return results
+        row_slice = slice(first_row, first_row + count)
+        carry = {name: value[row_slice].clone() for name, value in joint_result.carry.items()}
+        local_results.append(
+            LocalResult(carry, joint_result.loss_sums[row_slice].clone(), joint_result.num_samples[row_slice])
+        )
+        first_row += count
+    return local_results

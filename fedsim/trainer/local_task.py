@@ -23,19 +23,19 @@ class LocalResult:
 
     Attributes:
         carry: [n, …] per entry.
-        loss: [n] sums of losses over steps.
-        samples: [n] that each row met (host).
+        loss_sums: [n] sums of losses over steps.
+        num_samples: [n] that each row met (host).
     """
 
     carry: Carry
-    loss: Tensor
-    samples: np.ndarray
+    loss_sums: Tensor
+    num_samples: np.ndarray
 
 
 class TaskRunner(Protocol):
     """A trainer, seen from whoever holds its work."""
 
-    def run_local_steps(self, work: LocalTask) -> LocalResult:
+    def run_local_steps(self, local_task: LocalTask) -> LocalResult:
         """All rows through their local steps."""
 
 
@@ -45,23 +45,23 @@ class LocalTask:
 
     Attributes:
         trainer: whose they are.
-        plan: on which samples.
+        batch_plan: on which samples.
         carry: [n, …] per entry.
-        rates: [S, n] of every step and row.
-        replicate: [n] of each row.
-        deployed: [R, d] the parameters that the data of a replicate answer to; None where they answer none, or each
-            row's own.
+        learning_rates: [S, n] of every step and row.
+        replicate_index: [n] of each row.
+        deployed_models: [R, d] the parameters that the data of a replicate react to; None where they react to none, or
+            each row's own.
     """
 
     trainer: TaskRunner
-    plan: Plan
+    batch_plan: Plan
     carry: Carry
-    rates: Tensor
-    replicate: Tensor
-    deployed: Tensor | None
+    learning_rates: Tensor
+    replicate_index: Tensor
+    deployed_models: Tensor | None
 
     def __len__(self) -> int:
-        return len(self.plan.load.steps)
+        return len(self.batch_plan.load.steps)
 
 
 TaskGenerator = Generator[LocalTask, LocalResult, T]
@@ -70,9 +70,9 @@ TaskGenerator = Generator[LocalTask, LocalResult, T]
 def run_to_completion(steps: TaskGenerator[T]) -> T:
     """What comes out of it where every work is done on its own, by the trainer whose it is."""
     try:
-        work = next(steps)
+        local_task = next(steps)
         while True:
-            work = steps.send(work.trainer.run_local_steps(work))
+            local_task = steps.send(local_task.trainer.run_local_steps(local_task))
     except StopIteration as end:
         result: T = end.value
         return result
@@ -80,7 +80,7 @@ def run_to_completion(steps: TaskGenerator[T]) -> T:
         steps.close()
 
 
-def finite_rows(loss: Tensor, carry: Carry) -> Tensor:
+def is_row_finite(loss: Tensor, carry: Carry) -> Tensor:
     """[n] bool: are loss [n] and everything that the row carries [n, …] finite? A sum is the quickest look at a row."""
     for value in carry.values():
         if value.is_floating_point():

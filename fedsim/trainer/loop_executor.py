@@ -16,17 +16,17 @@ from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.objective import PlainObjective, loop_over_rows
+from fedsim.trainer.objective import PlainObjective, vmap_by_loop
 from fedsim.trainer.shifted_batches import ShiftedBatches
 from fedsim.trainer.workers import map_threads
 
 
-def first_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+def unstack_first_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """The first row of every entry."""
     return {name: value[0] for name, value in rows.items()}
 
 
-def chunk_of(row: dict[str, Tensor]) -> dict[str, Tensor]:
+def stack_single_row(row: dict[str, Tensor]) -> dict[str, Tensor]:
     """One row as a chunk of one."""
     return {name: value[None] for name, value in row.items()}
 
@@ -35,45 +35,49 @@ class LoopExecutor:
     """Rows one by one, on a CPU by `workers` threads. A row's numbers do not depend on who ran it."""
 
     def __init__(
-        self, rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1, contaminated: bool = False
+        self, local_rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1, contaminated: bool = False
     ) -> None:
-        self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
-        self.contaminated = contaminated
-        self._shifted_batches = ShiftedBatches(rule, shift, rows=False)
-        self._isolated = model.traits.isolated is not None
+        self.local_rule, self.shift, self.dtype, self.workers = local_rule, shift, model.dtype, workers
+        self.is_contaminated = contaminated
+        self._shifted_batches = ShiftedBatches(local_rule, shift, rows=False)
+        self._is_isolated = model.traits.isolation_reason is not None
         self._objectives: queue.SimpleQueue[BufferRecordingObjective] = queue.SimpleQueue()
         for _ in range(workers):
             self._objectives.put(
-                BufferRecordingObjective(PlainObjective(model), loop_over_rows if rule.batched else None)
+                BufferRecordingObjective(PlainObjective(model), vmap_by_loop if local_rule.batched else None)
             )
 
     def padded_size(self, rows: int) -> int:
         """As `VmapExecutor.padded_size`."""
         return rows
 
-    def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
+    def run(
+        self, chunk: Chunk, carry: Carry, learning_rates: Tensor, deployed_models: Tensor | None
+    ) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
-        losses = torch.zeros(len(chunk.steps), dtype=self.dtype, device=rates.device)
+        losses = torch.zeros(len(chunk.steps), dtype=self.dtype, device=learning_rates.device)
         end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
 
         def run_row(row: int) -> None:
             objective = self._objectives.get()
             try:
-                if self._isolated:
-                    objective.renew()
+                if self._is_isolated:
+                    objective.renew_module()
                 row_carry = {name: value[row] for name, value in carry.items()}
                 for step in range(int(chunk.steps[row])):
-                    batch = first_row(chunk.batch(step, row, row + 1, self.dtype))
+                    batch = unstack_first_row(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
-                        row_carry, theta = self._shifted_batches(row_carry, None if deployed is None else deployed[row])
-                        batch, theta = self._shifted_batches.shifted(batch, row_carry, theta)
-                        if self.rule.knows_deployed:
+                        row_carry, theta = self._shifted_batches(
+                            row_carry, None if deployed_models is None else deployed_models[row]
+                        )
+                        batch, theta = self._shifted_batches.shifted_batch(batch, row_carry, theta)
+                        if self.local_rule.knows_deployed:
                             batch = batch | {"deployed": theta}
-                    if self.contaminated:
-                        batch = first_row(chunk.contaminate(chunk_of(batch), step, row, row + 1))
-                    if step == 0 and self.rule.has_round_start:
-                        row_carry = self._start_round(row_carry, batch, rates[0, row], objective)
-                    row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
+                    if self.is_contaminated:
+                        batch = unstack_first_row(chunk.contaminate(stack_single_row(batch), step, row, row + 1))
+                    if step == 0 and self.local_rule.has_round_start:
+                        row_carry = self._start_round(row_carry, batch, learning_rates[0, row], objective)
+                    row_carry, loss = self._step(row_carry, batch, learning_rates[step, row], objective)
                     losses[row] += loss
                 for name, value in row_carry.items():
                     end_carry[name][row] = value
@@ -87,13 +91,15 @@ class LoopExecutor:
         self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective
     ) -> tuple[Carry, Tensor]:
         """One step of one client; a batched rule meets it as a chunk of one."""
-        if not self.rule.batched:
-            return objective.step(self.rule, carry, batch, lr)
-        carry, loss = objective.step(self.rule, chunk_of(carry), chunk_of(batch), lr[None])
-        return first_row(carry), loss[0]
+        if not self.local_rule.batched:
+            return objective.step(self.local_rule, carry, batch, lr)
+        carry, loss = objective.step(self.local_rule, stack_single_row(carry), stack_single_row(batch), lr[None])
+        return unstack_first_row(carry), loss[0]
 
     def _start_round(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
         """Before the first step, likewise."""
-        if not self.rule.batched:
-            return objective.on_round_start(self.rule, carry, batch, lr)
-        return first_row(objective.on_round_start(self.rule, chunk_of(carry), chunk_of(batch), lr[None]))
+        if not self.local_rule.batched:
+            return objective.on_round_start(self.local_rule, carry, batch, lr)
+        return unstack_first_row(
+            objective.on_round_start(self.local_rule, stack_single_row(carry), stack_single_row(batch), lr[None])
+        )

@@ -27,7 +27,7 @@ ShiftResponse = Callable[[Batch, Tensor], Batch]
 Penalty = Callable[[ForwardPass, Batch], Tensor]
 
 
-def refuse_whole_batches(model: RowModel) -> None:
+def check_per_sample_gradients(model: RowModel) -> None:
     """Raise where single samples have no gradient of their own: a dropout mask belongs to a whole batch."""
     rule = "but this local rule takes gradients sample by sample"
     if model.dropout_keys:
@@ -35,27 +35,27 @@ def refuse_whole_batches(model: RowModel) -> None:
             f"model: dropout layer {model.dropout_keys[0].removesuffix('.key')!r} draws its mask for a whole batch, "
             f"{rule}; use a model without dropout, or local=sgd"
         )
-    traits = model.traits
+    model_traits = model.traits
     if model.loss_mixes_samples:
         raise ConfigError(f"model: its loss looks at a whole batch, {rule}; use a loss per sample, or local=sgd")
-    if traits.random or traits.mixes_samples or traits.statistics:
+    if model_traits.random or model_traits.mixes_samples or model_traits.statistics:
         action = (
             "draws random numbers for"
-            if traits.random
+            if model_traits.random
             else "normalises over"
-            if traits.mixes_samples
+            if model_traits.mixes_samples
             else "keeps statistics of"
         )
         raise ConfigError(f"model: its forward pass {action} a whole batch, {rule}; use another model, or local=sgd")
 
 
-def gradient_row(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
+def flatten_gradients(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
     """[d] gradients by parameters, in their order; zero in so many columns of statistics."""
     columns = [(g.to_dense() if g.layout != torch.strided else g).reshape(-1) for g in gradients]  # sparse embeddings
     return torch.cat([*columns, columns[0].new_zeros(statistics)] if statistics else columns)
 
 
-def samples_of(batch: Batch) -> Batch:
+def per_sample_entries(batch: Batch) -> Batch:
     """What a batch holds of each of its samples; their weights are the caller's."""
     return {name: value for name, value in batch.items() if value.dim() and name != "weight"}
 
@@ -65,7 +65,7 @@ class FunctionalObjective:
 
     def __init__(self, model: RowModel) -> None:
         self.model = model
-        self.columns = model.dimension - model.trained
+        self.num_statistics = model.dimension - model.trained
 
     def _predict(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Output with these parameters and the statistics of the row [d], and the columns these become."""
@@ -80,17 +80,17 @@ class FunctionalObjective:
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         gradient_and_value = grad_and_value(self._loss, has_aux=True)
         gradients, (value, statistics) = gradient_and_value(self.model.unflatten(params), params, batch)
-        return gradient_row(gradients.values(), self.columns), value, statistics
+        return flatten_gradients(gradients.values(), self.num_statistics), value, statistics
 
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         return self._loss(self.model.unflatten(params), params, batch)
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, ...]:
+    def gradient_through(self, params: Tensor, batch: Batch, shift_samples: ShiftResponse) -> tuple[Tensor, ...]:
         def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            return self._loss(parameters, params, answer(batch, gradient_row(parameters.values())))
+            return self._loss(parameters, params, shift_samples(batch, flatten_gradients(parameters.values())))
 
         gradients, (value, statistics) = grad_and_value(loss, has_aux=True)(self.model.unflatten(params))
-        return gradient_row(gradients.values(), self.columns), value, statistics
+        return flatten_gradients(gradients.values(), self.num_statistics), value, statistics
 
     def penalised(self, params: Tensor, batch: Batch, penalty: Penalty) -> tuple[Tensor, ...]:
         model = self.model
@@ -98,27 +98,27 @@ class FunctionalObjective:
         def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
             with recorded_features(model.training_module, model.feature_layer) as recorded:
                 output, statistics = self._predict(parameters, params, batch)
-            forward = ForwardPass.of(output, recorded, model.dtype)
+            forward = ForwardPass.from_recording(output, recorded, model.dtype)
             value = model.objective(output, batch, list(parameters.values()))
             return value + penalty(forward, batch), (value, forward.features, statistics)
 
         gradients, (value, features, statistics) = grad(loss, has_aux=True)(model.unflatten(params))
-        return gradient_row(gradients.values(), self.columns), value, features, statistics
+        return flatten_gradients(gradients.values(), self.num_statistics), value, features, statistics
 
     def forward(self, params: Tensor, batch: Batch) -> ForwardPass:
         model = self.model
         with torch.no_grad(), recorded_features(model.evaluation_module, model.feature_layer) as recorded:
             output = model.evaluate(params, model.call.inputs(batch))
-        return ForwardPass.of(cast_output(output, model.dtype), recorded, model.dtype)
+        return ForwardPass.from_recording(cast_output(output, model.dtype), recorded, model.dtype)
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        refuse_whole_batches(self.model)
+        check_per_sample_gradients(self.model)
 
         def of_one(parameters: dict[str, Tensor], sample: Batch) -> Tensor:
             return self._loss(parameters, params, {name: value[None] for name, value in sample.items()})[0]
 
         sample_gradients = vmap(grad_and_value(of_one), in_dims=(None, 0))
-        gradients, values = sample_gradients(self.model.unflatten(params), samples_of(batch))
+        gradients, values = sample_gradients(self.model.unflatten(params), per_sample_entries(batch))
         return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1), params[:0]
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -129,20 +129,28 @@ class FunctionalObjective:
             return torch.stack([(g * direction[name]).sum() for name, g in gradients.items()]).sum(), statistics
 
         product, statistics = grad(slope, has_aux=True)(self.model.unflatten(params))
-        return gradient_row(product.values(), self.columns), statistics
+        return flatten_gradients(product.values(), self.num_statistics), statistics
 
-    def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def mixed_outputs(self, personal_params: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         global_output, global_statistics = self._predict(self.model.unflatten(params), params, batch)
 
         def loss(parameters: dict[str, Tensor], alpha: Tensor) -> tuple[Tensor, Tensor]:
-            personal_output, personal_statistics = self._predict(parameters, personal, batch)
+            personal_output, personal_statistics = self._predict(parameters, personal_params, batch)
             return self.model.objective(
                 torch.lerp(global_output, personal_output, alpha), batch, list(parameters.values())
             ), personal_statistics
 
         gradient_and_value = grad_and_value(loss, argnums=(0, 1), has_aux=True)
-        (gradients, slope), (value, personal_statistics) = gradient_and_value(self.model.unflatten(personal), alpha)
-        return gradient_row(gradients.values(), self.columns), slope, value, personal_statistics, global_statistics
+        (gradients, slope), (value, personal_statistics) = gradient_and_value(
+            self.model.unflatten(personal_params), alpha
+        )
+        return (
+            flatten_gradients(gradients.values(), self.num_statistics),
+            slope,
+            value,
+            personal_statistics,
+            global_statistics,
+        )
 
 
 class PlainObjective:
@@ -150,16 +158,16 @@ class PlainObjective:
 
     def __init__(self, model: RowModel) -> None:
         self.model = model
-        self.columns = model.dimension - model.trained
-        self.renew()
+        self.num_statistics = model.dimension - model.trained
+        self.renew_module()
 
-    def renew(self) -> None:
+    def renew_module(self) -> None:
         """Take a fresh copy of the module, without what earlier forward passes left in its attributes."""
         self.module = copy_module(self.model.training_module)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in self.model.dropout_keys]
-        self._guard = self.model.guard(self.module)
-        self._evaluated: nn.Module | None = None  # a copy in evaluation mode, made when it is first asked for
+        self._write_guard = self.model.guard(self.module)
+        self._evaluation_module: nn.Module | None = None  # a copy in evaluation mode, made when it is first asked for
 
     def _output(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Of the module as it is with these parameters, from now on; and what its statistics become."""
@@ -174,9 +182,9 @@ class PlainObjective:
         put_tensors(self.module, self.model.statistics_of(params))
 
     def _forward(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
-        with self.model.training_context(), self.model.random_context(batch), self._guard:
+        with self.model.training_context(), self.model.random_context(batch), self._write_guard:
             output = cast_output(self.model.call(self.module, self.model.call.inputs(batch)), self.model.dtype)
-        return output, moved_columns(self.model, self.module, params)
+        return output, updated_statistics(self.model, self.module, params)
 
     def _gradients(self, value: Tensor, *extra_inputs: Tensor, create_graph: bool = False) -> tuple[Tensor, ...]:
         """Of the value by all parameters as a row, and by whatever else is given; `create_graph`: it will be
@@ -185,7 +193,7 @@ class PlainObjective:
             value, [*self.parameters, *extra_inputs], create_graph=create_graph, materialize_grads=True
         )
         count = len(self.parameters)
-        return gradient_row(gradients[:count], self.columns), *gradients[count:]
+        return flatten_gradients(gradients[:count], self.num_statistics), *gradients[count:]
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -199,10 +207,10 @@ class PlainObjective:
             output, statistics = self._output(params, batch)
             return self.model.objective(output, batch, self.parameters), statistics
 
-    def gradient_through(self, params: Tensor, batch: Batch, answer: ShiftResponse) -> tuple[Tensor, ...]:
+    def gradient_through(self, params: Tensor, batch: Batch, shift_samples: ShiftResponse) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             self._load(params, batch)
-            batch = answer(batch, gradient_row(self.parameters))
+            batch = shift_samples(batch, flatten_gradients(self.parameters))
             output, statistics = self._forward(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
@@ -212,27 +220,27 @@ class PlainObjective:
         with torch.enable_grad():
             with recorded_features(self.module, self.model.feature_layer) as recorded:
                 output, statistics = self._output(params, batch)
-            forward = ForwardPass.of(output, recorded, self.model.dtype)
+            forward = ForwardPass.from_recording(output, recorded, self.model.dtype)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value + penalty(forward, batch))
         return gradient, value.detach(), forward.features.detach(), statistics
 
     def forward(self, params: Tensor, batch: Batch) -> ForwardPass:
         model = self.model
-        if self._evaluated is None:
-            self._evaluated = copy_module(model.evaluation_module)
-        trained = [p for p in self._evaluated.parameters() if p.requires_grad]
+        if self._evaluation_module is None:
+            self._evaluation_module = copy_module(model.evaluation_module)
+        trained = [p for p in self._evaluation_module.parameters() if p.requires_grad]
         for parameter, value in zip(trained, model.unflatten(params).values(), strict=True):
             parameter.data = value
-        put_tensors(self._evaluated, model.statistics_of(params))
-        with torch.no_grad(), recorded_features(self._evaluated, model.feature_layer) as recorded:
-            output = model.call(self._evaluated, model.call.inputs(batch))
-        return ForwardPass.of(cast_output(output, model.dtype), recorded, model.dtype)
+        put_tensors(self._evaluation_module, model.statistics_of(params))
+        with torch.no_grad(), recorded_features(self._evaluation_module, model.feature_layer) as recorded:
+            output = model.call(self._evaluation_module, model.call.inputs(batch))
+        return ForwardPass.from_recording(cast_output(output, model.dtype), recorded, model.dtype)
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        refuse_whole_batches(self.model)
-        sample_gradients = loop_over_rows(self.gradient)
-        samples = {name: value[:, None] for name, value in samples_of(batch).items()}  # batches of one
+        check_per_sample_gradients(self.model)
+        sample_gradients = vmap_by_loop(self.gradient)
+        samples = {name: value[:, None] for name, value in per_sample_entries(batch).items()}  # batches of one
         gradients, values, _ = sample_gradients(params.expand(len(batch["x"]), -1), samples)
         return values, gradients, params[:0]
 
@@ -246,11 +254,11 @@ class PlainObjective:
             return torch.zeros_like(params), statistics
         return self._gradients(slope)[0], statistics
 
-    def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def mixed_outputs(self, personal_params: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         global_output, global_statistics = self._output(params, batch)
         with torch.enable_grad():
             alpha = alpha.detach().requires_grad_()
-            personal_output, personal_statistics = self._output(personal, batch)
+            personal_output, personal_statistics = self._output(personal_params, batch)
             value = self.model.objective(
                 torch.lerp(global_output.detach(), personal_output, alpha), batch, self.parameters
             )
@@ -258,14 +266,14 @@ class PlainObjective:
         return gradient, slope, value.detach(), personal_statistics, global_statistics
 
 
-def moved_columns(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
+def updated_statistics(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
     """The columns of statistics as the module holds them; none, of a row [d] without."""
     if not model.statistics:
         return row[model.trained :]
     return model.flatten_statistics({name: tensor_of(module, name).detach() for name in model.statistics})
 
 
-def loop_over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+def vmap_by_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     """What `vmap` makes of a function of tensors and dictionaries of them, row by row: results are stacked."""
 
     def of_row(argument: Tensor | Batch, row: int) -> Tensor | Batch:

@@ -27,19 +27,19 @@ from fedsim.models.user_loss import loss_function
 from fedsim.shift import Shift
 
 log = logging.getLogger(__name__)
-aten = torch.ops.aten
+aten_operators = torch.ops.aten
 
 RECORDING_COST_IN_CALLS = 40  # calls that cost as much as recording does
 MAX_RECORDINGS = 64  # recordings, by shapes
 MAX_COUNTED_SHAPES = 1024  # kinds of shapes
 REPLAYABLE_PACKAGES = ("fedsim", "torch", "torchvision")
-ALIASING_OPERATIONS = (aten.detach.default, aten.alias.default)
-RESHAPING_OPERATIONS = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
+ALIASING_OPERATIONS = (aten_operators.detach.default, aten_operators.alias.default)
+RESHAPING_OPERATIONS = (aten_operators.view.default, aten_operators.expand.default, aten_operators._unsafe_view.default)
 CONSTANT_TENSOR_OPERATIONS = (
-    aten.ones_like.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-    aten.new_ones.default,
+    aten_operators.ones_like.default,
+    aten_operators.zeros_like.default,
+    aten_operators.new_zeros.default,
+    aten_operators.new_ones.default,
 )
 
 
@@ -57,8 +57,8 @@ def _is_replayable_object(component: Any) -> bool:
         if hooks or "forward" in vars(component):
             return False
     elif isinstance(component, LocalRule | Shift):
-        inner = [attribute for attribute in vars(component).values() if callable(attribute)]
-        if not all(map(_is_replayable_object, inner)):
+        inner_callables = [attribute for attribute in vars(component).values() if callable(attribute)]
+        if not all(map(_is_replayable_object, inner_callables)):
             return False
     kind = component if isinstance(component, FunctionType) else type(component)
     return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in REPLAYABLE_PACKAGES
@@ -69,73 +69,80 @@ class Replay:
 
     Args:
         function: what it returns are such things too, or tuples of them.
-        worth: calls with arguments of the same shapes before they are recorded.
+        recording_cost: calls with arguments of the same shapes before they are recorded.
     """
 
-    def __init__(self, function: Callable[..., Any], worth: int | None = None) -> None:
-        self.function, self.worth = function, RECORDING_COST_IN_CALLS if worth is None else worth
-        self._calls: dict[Hashable, int] = {}
-        self._recorded: OrderedDict[Hashable, Callable[[list[Tensor]], Any]] = OrderedDict()
-        self._is_refused = False
+    def __init__(self, function: Callable[..., Any], recording_cost: int | None = None) -> None:
+        self.function, self.recording_cost = (
+            function,
+            RECORDING_COST_IN_CALLS if recording_cost is None else recording_cost,
+        )
+        self._calls_by_key: dict[Hashable, int] = {}
+        self._recordings: OrderedDict[Hashable, Callable[[list[Tensor]], Any]] = OrderedDict()
+        self._is_replay_refused = False
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._is_refused:
+        if self._is_replay_refused:
             return self.function(*arguments)
         tensors: list[Tensor] = []
-        form = _argument_form(arguments, tensors)
-        key = form, tuple((t.shape, t.stride(), t.dtype) for t in tensors)
-        recording = self._recorded.get(key)
+        argument_form = _argument_form(arguments, tensors)
+        recording_key = argument_form, tuple((t.shape, t.stride(), t.dtype) for t in tensors)
+        recording = self._recordings.get(recording_key)
         if recording is None:
-            calls = self._calls[key] = self._calls.get(key, 0) + 1
-            if calls <= self.worth:
-                if len(self._calls) > MAX_COUNTED_SHAPES:
-                    self._calls.clear()
+            num_calls = self._calls_by_key[recording_key] = self._calls_by_key.get(recording_key, 0) + 1
+            if num_calls <= self.recording_cost:
+                if len(self._calls_by_key) > MAX_COUNTED_SHAPES:
+                    self._calls_by_key.clear()
                 return self.function(*arguments)
-            recording = self._record(key, form, tensors)
+            recording = self._record_call(recording_key, argument_form, tensors)
             if recording is None:
                 return self.function(*arguments)
-        self._recorded.move_to_end(key)
+        self._recordings.move_to_end(recording_key)
         return recording(tensors)
 
-    def _record(self, key: Hashable, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any] | None:
+    def _record_call(
+        self, key: Hashable, argument_form: Any, tensors: list[Tensor]
+    ) -> Callable[[list[Tensor]], Any] | None:
         """Of these arguments, kept; None, now and for ever, where tracing meets what it does not know."""
         try:
-            recording = self._recorded[key] = self._build(form, tensors)
+            recording = self._recordings[key] = self._build(argument_form, tensors)
         except Exception as error:  # if the step itself is wrong it will say so
             log.debug("steps are not replayed: %s", error)
-            self._is_refused = True
+            self._is_replay_refused = True
             return None
         self._drop_oldest()
         return recording
 
-    def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
-        return Recording(self.function, form, tensors)
+    def _build(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        return Recording(self.function, argument_form, tensors)
 
     def _drop_oldest(self) -> None:
         """What has not been asked for longest, where too much is kept."""
-        if len(self._recorded) > MAX_RECORDINGS:
-            self._recorded.popitem(last=False)
+        if len(self._recordings) > MAX_RECORDINGS:
+            self._recordings.popitem(last=False)
 
 
 class Recording:
     """The operations of a function on arguments of one form and these shapes."""
 
-    def __init__(self, function: Callable[..., Any], form: Any, tensors: list[Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any], argument_form: Any, tensors: list[Tensor]) -> None:
         result_forms: list[Any] = []
 
-        def flatly(*arguments: Tensor) -> list[Tensor]:
+        def call_with_tensors(*arguments: Tensor) -> list[Tensor]:
             result_tensors: list[Tensor] = []
-            result_forms.append(_argument_form(function(*_rebuild_arguments(form, iter(arguments))), result_tensors))
+            result_forms.append(
+                _argument_form(function(*_rebuild_arguments(argument_form, iter(arguments))), result_tensors)
+            )
             return result_tensors
 
         with torch.no_grad():
-            traced = make_fx(flatly)(*tensors)
-        self.operations, self._result_form = simplify(traced, tensors).forward, result_forms[-1]
+            traced = make_fx(call_with_tensors)(*tensors)
+        self.operations, self._result_form = simplify_graph(traced, tensors).forward, result_forms[-1]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        return self.result_of(self.operations(*tensors))
+        return self.rebuild_result(self.operations(*tensors))
 
-    def result_of(self, results: list[Tensor]) -> Any:
+    def rebuild_result(self, results: list[Tensor]) -> Any:
         """What the function returns, of these tensors."""
         return _rebuild_arguments(self._result_form, iter(results))
 
@@ -150,44 +157,55 @@ def _argument_form(argument: Any, tensors: list[Tensor]) -> Any:
     return argument if argument is None else (tuple, tuple([_argument_form(element, tensors) for element in argument]))
 
 
-def _rebuild_arguments(form: Any, tensors: Iterator[Tensor]) -> Any:
+def _rebuild_arguments(argument_form: Any, tensors: Iterator[Tensor]) -> Any:
     """The same of other tensors."""
-    if form is Tensor:
+    if argument_form is Tensor:
         return next(tensors)
-    if form is None:
+    if argument_form is None:
         return None
-    if form[0] is dict:
-        return {name: _rebuild_arguments(element, tensors) for name, element in zip(form[1], form[2], strict=True)}
-    return tuple([_rebuild_arguments(element, tensors) for element in form[1]])
+    if argument_form[0] is dict:
+        return {
+            name: _rebuild_arguments(element, tensors)
+            for name, element in zip(argument_form[1], argument_form[2], strict=True)
+        }
+    return tuple([_rebuild_arguments(element, tensors) for element in argument_form[1]])
 
 
-def simplify(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
+def simplify_graph(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
     """Without what need not be done again: numbers that depend on shapes alone, views of the shape that there is."""
     graph = traced.graph
-    for node in graph.nodes:
-        if node.target in RESHAPING_OPERATIONS or node.target in ALIASING_OPERATIONS:
-            before, after = (of.meta.get("tensor_meta") for of in (node.args[0], node))
-            if before and after and (before.shape, before.stride) == (after.shape, after.stride):
-                node.replace_all_uses_with(node.args[0])
+    for graph_node in graph.nodes:
+        if graph_node.target in RESHAPING_OPERATIONS or graph_node.target in ALIASING_OPERATIONS:
+            metadata_before, metadata_after = (
+                fx_node.meta.get("tensor_meta") for fx_node in (graph_node.args[0], graph_node)
+            )
+            if (
+                metadata_before
+                and metadata_after
+                and (metadata_before.shape, metadata_before.stride) == (metadata_after.shape, metadata_after.stride)
+            ):
+                graph_node.replace_all_uses_with(graph_node.args[0])
     graph.eliminate_dead_code()
-    constants = _constants(graph)
-    values = _ValueRecorder(traced)
-    values.run(*tensors)
-    for index, node in enumerate(constants):
-        if any(user not in constants for user in node.users):
+    constant_nodes = _constant_nodes(graph)
+    value_recorder = _ValueRecorder(traced)
+    value_recorder.run(*tensors)
+    for index, graph_node in enumerate(constant_nodes):
+        if any(user not in constant_nodes for user in graph_node.users):
             name = f"_known{index}"
-            traced.register_buffer(name, values.of[node].clone())
-            with graph.inserting_before(node):
+            traced.register_buffer(name, value_recorder.values_by_node[graph_node].clone())
+            with graph.inserting_before(graph_node):
                 recorded_constant = graph.get_attr(name)
-                values.of[recorded_constant] = values.of[node]
-                node.replace_all_uses_with(recorded_constant, delete_user_cb=lambda user: user not in constants)
+                value_recorder.values_by_node[recorded_constant] = value_recorder.values_by_node[graph_node]
+                graph_node.replace_all_uses_with(
+                    recorded_constant, delete_user_cb=lambda user: user not in constant_nodes
+                )
     graph.eliminate_dead_code()
-    call_functions_of_torch(graph, values.of)
+    replace_with_torch_functions(graph, value_recorder.values_by_node)
     traced.recompile()
     return traced
 
 
-def call_functions_of_torch(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+def replace_with_torch_functions(graph: fx.Graph, value_by_node: dict[fx.Node, Any]) -> None:
     """Call `torch.add` in place of `torch.ops.aten.add.Tensor`, and so on: the same kernels in about 1 µs less each.
 
     Which kernel a function calls depends on the types, shapes and numbers among its arguments, which are the same in
@@ -199,24 +217,24 @@ def call_functions_of_torch(graph: fx.Graph, values: dict[fx.Node, Any]) -> None
         return
     for node in operators:
         name = node.target._schema.name.removeprefix("aten::")
-        arguments = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        arguments = fx.map_arg((node.args, node.kwargs), value_by_node.__getitem__)
         for function in (getattr(torch, name, None), getattr(Tensor, name, None)):
-            if function is not None and reproduces(function, arguments, values[node]):
+            if function is not None and reproduces_result(function, arguments, value_by_node[node]):
                 node.target = function
                 break
 
 
-def reproduces(function: Callable[..., Any], arguments: Any, expected: Any) -> bool:
+def reproduces_result(function: Callable[..., Any], arguments: Any, expected_result: Any) -> bool:
     """Does it return the same tensor, or tensors, laid out likewise?"""
-    positional, keyword_arguments = arguments
+    positional_arguments, keyword_arguments = arguments
     try:
-        results = function(*positional, **keyword_arguments)
+        results = function(*positional_arguments, **keyword_arguments)
     except (TypeError, RuntimeError, ValueError):
         return False
-    is_several = not isinstance(expected, Tensor)
-    if isinstance(results, Tensor) == is_several or (is_several and len(results) != len(expected)):
+    is_several = not isinstance(expected_result, Tensor)
+    if isinstance(results, Tensor) == is_several or (is_several and len(results) != len(expected_result)):
         return False
-    pairs = zip(results, expected, strict=True) if is_several else [(results, expected)]
+    pairs = zip(results, expected_result, strict=True) if is_several else [(results, expected_result)]
     return all(
         isinstance(result, Tensor)
         and (result.dtype, result.stride()) == (value.dtype, value.stride())
@@ -225,22 +243,22 @@ def reproduces(function: Callable[..., Any], arguments: Any, expected: Any) -> b
     )
 
 
-def _constants(graph: fx.Graph) -> list[fx.Node]:
+def _constant_nodes(graph: fx.Graph) -> list[fx.Node]:
     """What depends on shapes alone, in order; nothing where anything is written in place, or if it is handed out."""
-    constants: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        if node.op == "output" and any(input_node in constants for input_node in node.all_input_nodes):
+    constant_nodes: dict[fx.Node, None] = {}
+    for graph_node in graph.nodes:
+        if graph_node.op == "output" and any(input_node in constant_nodes for input_node in graph_node.all_input_nodes):
             return []
-        if node.op != "call_function":
+        if graph_node.op != "call_function":
             continue
-        if (schema := getattr(node.target, "_schema", None)) and schema.is_mutable:
+        if (schema := getattr(graph_node.target, "_schema", None)) and schema.is_mutable:
             return []
-        inner = node.all_input_nodes
-        if node.target in CONSTANT_TENSOR_OPERATIONS or (
-            inner and all(input_node in constants for input_node in inner)
+        input_nodes = graph_node.all_input_nodes
+        if graph_node.target in CONSTANT_TENSOR_OPERATIONS or (
+            input_nodes and all(input_node in constant_nodes for input_node in input_nodes)
         ):
-            constants[node] = None
-    return list(constants)
+            constant_nodes[graph_node] = None
+    return list(constant_nodes)
 
 
 class _ValueRecorder(fx.Interpreter):
@@ -248,8 +266,8 @@ class _ValueRecorder(fx.Interpreter):
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
-        self.of: dict[fx.Node, Any] = {}
+        self.values_by_node: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        self.of[n] = super().run_node(n)
-        return self.of[n]
+        self.values_by_node[n] = super().run_node(n)
+        return self.values_by_node[n]

@@ -1,4 +1,4 @@
-"""What data answer to at a local step: what the server deployed, or the model at which the rule has the client be."""
+"""What data react to at a local step: what the server deployed, or the model at which the rule has the client be."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ class ShiftedBatches:
     """The shift's `answers_to` under a rule that may deploy other models than the client's own.
 
     Args:
-        rule, shift: of the run.
+        local_rule, shift: of the run.
         rows: of a chunk (carry [c, …], θ [c, d]), or of one client.
     """
 
-    def __init__(self, rule: LocalRule, shift: Shift, rows: bool) -> None:
-        self.shift, self.explores = shift, type(rule).deploys is not LocalRule.deploys
+    def __init__(self, local_rule: LocalRule, shift: Shift, rows: bool) -> None:
+        self.shift, self.rule_deploys_own_model = shift, type(local_rule).deploys is not LocalRule.deploys
         self._shift_rows: Any = vmap(shift) if rows else shift
-        self._move_samples: Any = vmap(shift.move) if rows else shift.move
-        self._deployed_model: Any = rule.deploys
-        if rows and not rule.batched:
-            self._deployed_model = vmap(rule.deploys)
-        elif rule.batched and not rows:
-            self._deployed_model = lambda carry: rule.deploys({name: value[None] for name, value in carry.items()})[0]
+        self._shift_samples: Any = vmap(shift.shift_batch) if rows else shift.shift_batch
+        self._deployed_model: Any = local_rule.deploys
+        if rows and not local_rule.batched:
+            self._deployed_model = vmap(local_rule.deploys)
+        elif local_rule.batched and not rows:
+            self._deployed_model = lambda carry: local_rule.deploys(
+                {name: value[None] for name, value in carry.items()}
+            )[0]
 
     def __call__(self, carry: Carry, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """The carry with what is remembered, and θ: as the server deployed it, or the client's own, by the rule."""
-        if deployed is not None or not self.explores:
+        if deployed is not None or not self.rule_deploys_own_model:
             return self.shift.answers_to(carry, deployed)
         new_carry, theta = self.shift.answers_to(carry | {"params": self._deployed_model(carry)}, None)
         return new_carry | {"params": carry["params"]}, theta
 
-    def shifted(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:
-        """The batch as it answers θ, and what was deployed last, [d] or [c, d]."""
+    def shifted_batch(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:
+        """The batch as it reacts to θ, and what was deployed last, [d] or [c, d]."""
         if self.shift.mixture is None:
             return self._shift_rows(batch, theta), theta
         mixing_state = {name: carry[name] for name in LAG_ENTRIES & carry.keys()}
-        return self._move_samples(batch, mixing_state, theta), self.shift.newest_deployment(theta)
+        return self._shift_samples(batch, mixing_state, theta), self.shift.newest_deployment(theta)

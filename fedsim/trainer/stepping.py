@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsim.models.dropout import KeyedDropout
-from fedsim.trainer.in_place import InPlaceStep, Parameters
+from fedsim.trainer.in_place import InPlaceStep, ParameterRows
 
 # Layers without parameters that treat every number, or every sample, on its own.
 SAMPLEWISE_LAYERS = (
@@ -43,7 +43,7 @@ class _LinearStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,), step = ctx.saved_tensors, ctx.layer.stepped
+        (x,), step = ctx.saved_tensors, ctx.layer.in_place_step
         input_gradient = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
         step.descend_along(gradient, x)
         return input_gradient, None, None
@@ -55,34 +55,51 @@ def cast_for_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-class SteppingLinear(nn.Module):
-    """The linear layers of c rows. The rows' samples follow one another: [c·B, …, in] → [c·B, …, out].
+class SteppingLayer(nn.Module):
+    """A layer of c rows, whose samples pass it together, and which steps its own parameters in the backward pass.
 
     Attributes:
-        names: of its parameters in the whole module.
-        stepped: its rows' parameters, [c, out, in] and [c, 1, out].
+        parameter_names: of its parameters in the whole module.
+        in_place_step: its rows' parameters, as `view` shows them.
         weight, bias: those at which the gradient is taken: the same ones, or others.
     """
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, stepped: InPlaceStep) -> None:
+    def __init__(self, name: str, layer: nn.Module, in_place_step: InPlaceStep) -> None:
         super().__init__()
         prefix = f"{name}." if name else ""
-        self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
-        self.stepped = stepped
+        self.parameter_names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
+        self.in_place_step = in_place_step
         self.weight, self.bias = torch.empty(0), None
 
-    def load(self, rows: Callable[[Sequence[str]], Parameters], points: dict[str, Tensor]) -> None:
+    @property
+    def num_rows(self) -> int:
+        """How many of the rows take the step that is to come."""
+        return len(self.in_place_step.pending_step.learning_rates)
+
+    def as_parameter_view(self, parameters: Tensor) -> Tensor:
+        """A parameter of all rows [c, …] in the shape in which the layer uses it."""
+        return parameters
+
+    def load(self, rows: Callable[[Sequence[str]], ParameterRows], points: dict[str, Tensor]) -> None:
         """Take over parameters [c, …] of some rows: those which are stepped in place, by their names, and those at
         which the gradient is taken, the same ones or others."""
-        self.stepped.load(rows(self.names).map_views(_as_matrices))
-        self.weight = _as_matrices(points[self.names[0]]).detach().requires_grad_()
-        self.bias = _as_matrices(points[self.names[1]]) if len(self.names) > 1 else None
+        self.in_place_step.load(rows(self.parameter_names).map_views(self.as_parameter_view))
+        self.weight = self.as_parameter_view(points[self.parameter_names[0]]).detach().requires_grad_()
+        self.bias = self.as_parameter_view(points[self.parameter_names[1]]) if len(self.parameter_names) > 1 else None
+
+
+class SteppingLinear(SteppingLayer):
+    """The linear layers of c rows. The rows' samples follow one another: [c·B, …, in] → [c·B, …, out]. Parameters are
+    matrices, [c, out, in] and [c, 1, out]."""
+
+    def as_parameter_view(self, parameters: Tensor) -> Tensor:
+        return _as_matrices(parameters)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = len(self.stepped.pending_step.rates)
+        rows = self.num_rows
         output: Tensor = _LinearStep.apply(
             cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self
         )  # type: ignore[no-untyped-call]
@@ -92,17 +109,19 @@ class SteppingLinear(nn.Module):
 class SteppingConv2d(SteppingLinear):
     """Convolutions of c rows, as one batched matrix product over patches: [c·B, in, H, W] → [c·B, out, H', W']."""
 
-    def __init__(self, name: str, layer: nn.Conv2d, stepped: InPlaceStep) -> None:
-        super().__init__(name, layer, stepped)
-        self.window: dict[str, Any] = {key: getattr(layer, key) for key in ("kernel_size", "dilation", "stride")}
+    def __init__(self, name: str, layer: nn.Conv2d, in_place_step: InPlaceStep) -> None:
+        super().__init__(name, layer, in_place_step)
+        self.unfold_options: dict[str, Any] = {
+            key: getattr(layer, key) for key in ("kernel_size", "dilation", "stride")
+        }
         self.padding: Any = layer.padding
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = F.unfold(cast_for_autocast(x), padding=self.padding, **self.window).mT
-        out = super().forward(patches).mT
-        spans = zip(x.shape[2:], self.padding, *self.window.values(), strict=True)
-        size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, p, k, d, step in spans]
-        image: Tensor = out.unflatten(2, size)
+        patches = F.unfold(cast_for_autocast(x), padding=self.padding, **self.unfold_options).mT
+        patch_outputs = super().forward(patches).mT
+        window_options = zip(x.shape[2:], self.padding, *self.unfold_options.values(), strict=True)
+        size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, p, k, d, step in window_options]
+        image: Tensor = patch_outputs.unflatten(2, size)
         return image
 
 
@@ -114,10 +133,10 @@ def _as_matrices(parameters: Tensor) -> Tensor:
 def is_sequential(module: nn.Module) -> bool:
     """Is every layer used once, one after another? So it is in `nn.Sequential`s, and in modules whose class says so by
     `samplewise = True` (which also promises to treat every sample on its own)."""
-    inner = [m for m in module.modules() if next(m.children(), None) is not None]
+    container_modules = [m for m in module.modules() if next(m.children(), None) is not None]
     layers = [m for _, m in module.named_modules(remove_duplicate=False)]
     parameters = [p for _, p in module.named_parameters(remove_duplicate=False)]
-    all_sequential = all(type(m) is nn.Sequential or getattr(m, "samplewise", False) for m in inner)
+    all_sequential = all(type(m) is nn.Sequential or getattr(m, "samplewise", False) for m in container_modules)
     return all_sequential and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
 
 
@@ -125,39 +144,49 @@ def is_stackable(module: nn.Module, convolutions: bool) -> bool:
     """Can the samples of several rows go through together? Linear layers and what treats every sample on its own;
     `convolutions` says whether theirs may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
-    return is_sequential(module) and all(
-        make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE_LAYERS and getattr(m, "start_dim", 1) == 1)
-        for m in leaves
-    )
+    return is_sequential(module) and all(is_stackable_layer(m, convolutions) for m in leaves)
 
 
-def make_stepping_layer(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | None:
+def is_stackable_layer(layer: nn.Module, convolutions: bool) -> bool:
+    """Can the samples of several rows go through this layer together?"""
+    samplewise = type(layer) in SAMPLEWISE_LAYERS and getattr(layer, "start_dim", 1) == 1
+    return samplewise or make_stepping_layer(layer, convolutions) is not None
+
+
+def has_plain_parameters(layer: nn.Module) -> bool:
+    """Has the layer no parameters but a weight and a bias, all of them trained, and no hooks?"""
+    parameter_names = {name for name, _ in layer.named_parameters()}
+    hooked = layer._forward_hooks or layer._forward_pre_hooks  # such as those of nn.utils.spectral_norm
+    return parameter_names <= {"weight", "bias"} and not hooked and all(p.requires_grad for p in layer.parameters())
+
+
+def make_stepping_layer(module: nn.Module, step_convolutions: bool) -> type[SteppingLinear] | None:
     """What can take the place of this layer: a plain linear one, or a plain convolution, all of it trained."""
-    parameter_names = {name for name, _ in module.named_parameters()}
-    hooked = module._forward_hooks or module._forward_pre_hooks  # such as those of nn.utils.spectral_norm
-    if not parameter_names <= {"weight", "bias"} or hooked or not all(p.requires_grad for p in module.parameters()):
+    if not has_plain_parameters(module):
         return None
     if type(module) is nn.Linear:
         return SteppingLinear
-    plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
-    return SteppingConv2d if convolutions and plain and not isinstance(module.padding, str) else None
+    is_plain_convolution = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
+    return (
+        SteppingConv2d if step_convolutions and is_plain_convolution and not isinstance(module.padding, str) else None
+    )
 
 
 def with_stepping_layers(
-    module: nn.Module, convolutions: bool, stepped: Callable[[], InPlaceStep]
-) -> tuple[nn.Module, list[SteppingLinear]]:
+    module: nn.Module, step_convolutions: bool, make_step: Callable[[], InPlaceStep]
+) -> tuple[nn.Module, list[SteppingLayer]]:
     """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
-    once; and those layers. `stepped` makes what steps the parameters of one."""
+    once; and those layers. `make_step` makes what steps the parameters of one."""
     if not is_sequential(module):
         return module, []
-    exchanged = []
-    for name, layer in list(module.named_modules()):
-        kind = make_stepping_layer(layer, convolutions)
+    replaced_layers: list[SteppingLayer] = []
+    for layer_name, layer in list(module.named_modules()):
+        kind = make_stepping_layer(layer, step_convolutions)
         if kind is not None:
-            stepping_layer = kind(name, layer, stepped())
-            exchanged.append(stepping_layer)
-            if not name:
-                return stepping_layer, exchanged
-            parent, _, leaf = name.rpartition(".")
+            stepping_layer = kind(layer_name, layer, make_step())
+            replaced_layers.append(stepping_layer)
+            if not layer_name:
+                return stepping_layer, replaced_layers
+            parent, _, leaf = layer_name.rpartition(".")
             setattr(module.get_submodule(parent), leaf, stepping_layer)
-    return module, exchanged
+    return module, replaced_layers

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, streams
-from fedsim.core.columns import OWN
-from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_line
+from fedsim.core.columns import OWN_COLUMNS_ENTRY
+from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_message_line
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
@@ -27,18 +27,18 @@ from fedsim.models import RowModel
 from fedsim.models.precision import tensor_cores
 from fedsim.models.row_model import is_built_in
 from fedsim.shift import Shift
-from fedsim.trainer.agreement import agreement_of
-from fedsim.trainer.batch_sizes import check_batches
+from fedsim.trainer.agreement import cached_agreement
+from fedsim.trainer.batch_sizes import check_batch_memory
 from fedsim.trainer.bfloat16 import warn_if_slower
-from fedsim.trainer.choose import ExecutorChoice, candidates
-from fedsim.trainer.device_memory import out_of_memory, single_row_memory_error
+from fedsim.trainer.choose import ExecutorChoice, candidate_executors
+from fedsim.trainer.device_memory import is_out_of_memory, single_row_memory_error
 from fedsim.trainer.execution import Execution
-from fedsim.trainer.executors import Executor, executor
-from fedsim.trainer.failing_rows import nan_where, run_without_failing
-from fedsim.trainer.fused_executor import FusedExecutor
-from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, finite_rows, run_to_completion
-from fedsim.trainer.objective import refuse_whole_batches
-from fedsim.trainer.rates import rate_sums, rates_of_steps
+from fedsim.trainer.executors import Executor, make_executor
+from fedsim.trainer.failing_rows import run_without_failing_rows, set_nan
+from fedsim.trainer.fused_executor import FUSED_EXECUTORS, FusedExecutor
+from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, is_row_finite, run_to_completion
+from fedsim.trainer.objective import check_per_sample_gradients
+from fedsim.trainer.rates import learning_rate_sums, learning_rates_of_steps
 from fedsim.trainer.trial import TimedRows, fastest_executor
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class Trainer:
     """Runs the rule on the rows of a cohort. Results do not depend on executor, chunk or workers (to rounding).
 
     Args:
-        rule: the local rule.
+        local_rule: the local rule.
         model: the model its rows parameterise.
-        shift: how data answer the deployed model.
+        shift: how data react to the deployed model.
         batches: where samples come from.
         execution: how it is computed, see `fedsim.trainer.choose`.
         executor_cache: executors that were found the quickest, by the rule's name; what this trainer finds goes there.
@@ -60,37 +60,39 @@ class Trainer:
 
     def __init__(
         self,
-        rule: LocalRule,
+        local_rule: LocalRule,
         model: RowModel,
         shift: Shift,
         batches: Batches,
         execution: Execution | None = None,
         executor_cache: dict[str, str] | None = None,
     ) -> None:
-        self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
+        self.local_rule, self.model, self.shift, self.batches = local_rule, model, shift, batches
         self.execution = execution or Execution()
-        replicates = batches.federation.replicates
-        if rule.per_sample:
-            refuse_whole_batches(model)
-        if len(rule.rates) not in (1, replicates):
-            raise ConfigError(f"lr has {len(rule.rates)} entries, but there are {replicates} seeds; give one per seed")
-        rates = rule.rates * (replicates if len(rule.rates) == 1 else 1)
-        self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
-        largest = rule.work.batch_size or int(np.max(batches.federation.sizes, initial=1))
-        sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
-        check_batches(batches, model, sample)
-        ranks = batches.federation.ranks.count
-        self._resolve = functools.partial(
-            candidates, model=model, rule=rule, shift=shift, batch_size=largest, sample_size=sample, ranks=ranks,
-            agreement=agreement_of(model, batches, self._for_trial),
+        replicates = batches.federation.num_replicates
+        if local_rule.per_sample:
+            check_per_sample_gradients(model)
+        if len(local_rule.rates) not in (1, replicates):
+            raise ConfigError(
+                f"lr has {len(local_rule.rates)} entries, but there are {replicates} seeds; give one per seed"
+            )
+        rates = local_rule.rates * (replicates if len(local_rule.rates) == 1 else 1)
+        self.base_learning_rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
+        max_batch_size = local_rule.work.batch_size or int(np.max(batches.federation.num_samples, initial=1))
+        sample = int(np.prod(batches.dataset.shape)) + (model.dimension if local_rule.per_sample else 0)
+        check_batch_memory(batches, model, sample)
+        ranks = batches.federation.ranks.num_ranks
+        self._resolve_choices = functools.partial(
+            candidate_executors, model=model, local_rule=local_rule, shift=shift, batch_size=max_batch_size,
+            sample_size=sample, ranks=ranks, agreement=cached_agreement(model, batches, self._trial_executor),
         )  # fmt: skip
-        self.candidates = self._resolve(self.execution)
+        self.candidate_choices = self._resolve_choices(self.execution)
         self.executor_cache = {} if executor_cache is None else executor_cache
-        self.choice = self.candidates[0]
-        self.executor = self._make_executor(self.choice)
+        self.executor_choice = self.candidate_choices[0]
+        self.executor = self._make_executor(self.executor_choice)
         self._general_executor: Executor | None = None
         self._executor_chosen = self._is_halving_logged = self._is_refusal_logged = False
-        self.remembered: Memory | None = None  # the last `memory` it made, that of the run
+        self.last_initial_memory: Memory | None = None  # the last `memory` it made, that of the run
 
     def restrict_to_loop(self, reason: str) -> None:
         """Train one client at a time, on batches that are never padded; `reason` says why, for the log.
@@ -103,26 +105,26 @@ class Trainer:
             raise ConfigError(
                 f"trainer.executor={executor_name} cannot be used here: {reason}; use trainer.executor=auto, or loop"
             )
-        (loop,) = self._resolve(dataclasses.replace(self.execution, executor="loop"))
-        self.candidates = [dataclasses.replace(loop, reason=reason)]
-        self.choice = self.candidates[0]
-        self.executor, self._general_executor = self._make_executor(self.choice), None
+        (loop,) = self._resolve_choices(dataclasses.replace(self.execution, executor="loop"))
+        self.candidate_choices = [dataclasses.replace(loop, reason=reason)]
+        self.executor_choice = self.candidate_choices[0]
+        self.executor, self._general_executor = self._make_executor(self.executor_choice), None
 
     def restrict_to_one_worker(self) -> None:
         """Let no two threads take local steps at once, since a part uses PyTorch's global stream for a while."""
-        self.candidates = [dataclasses.replace(choice, workers=1) for choice in self.candidates]
-        self.choice = dataclasses.replace(self.choice, workers=1)
-        self.executor, self._general_executor = self._make_executor(self.choice), None
+        self.candidate_choices = [dataclasses.replace(choice, workers=1) for choice in self.candidate_choices]
+        self.executor_choice = dataclasses.replace(self.executor_choice, workers=1)
+        self.executor, self._general_executor = self._make_executor(self.executor_choice), None
 
-    def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
+    def _trial_executor(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
         """The executor of this name for another rule and a model in another precision."""
         execution = dataclasses.replace(
             self.execution, executor=name, chunk=64, workers=1, compile="never", trial=False
         )
-        return executor(candidates(execution, model, rule, shift, 1, 1)[0], rule, model, shift, False)
+        return make_executor(candidate_executors(execution, model, rule, shift, 1, 1)[0], rule, model, shift, False)
 
     def _make_executor(self, choice: ExecutorChoice) -> Executor:
-        return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
+        return make_executor(choice, self.local_rule, self.model, self.shift, self.batches.contamination.active)
 
     def _executor_for(self, carry: Carry) -> Executor:
         """The executor of such rows: some carries ask for more than the fused one can."""
@@ -131,73 +133,84 @@ class Trainer:
         if self._general_executor is None:
             executor_name = "vmap" if self.model.no_vmap_reason is None else "loop"
             self._general_executor = self._make_executor(
-                dataclasses.replace(self.choice, executor=executor_name, workers=1)
+                dataclasses.replace(self.executor_choice, executor=executor_name, workers=1)
             )
         return self._general_executor
 
     @property
-    def label(self) -> str:
+    def executor_label(self) -> str:
         """Under which name the choice of its executor is kept."""
-        return type(self.rule).__name__
+        return type(self.local_rule).__name__
 
-    def choose_executor(self, work: LocalTask) -> None:
+    def choose_executor(self, local_task: LocalTask) -> None:
         """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
-        carry, deployed = work.carry, work.deployed
-        names = [choice.executor for choice in self._able_candidates(carry)]
-        like = (self.model.timing_key(), type(self.rule), type(self.shift))
-        if self.executor_cache.get(self.label) not in names:
-            rows = TimedRows(carry, work.rates, None if deployed is None else deployed[work.replicate])
+        carry, deployed = local_task.carry, local_task.deployed_models
+        names = [choice.executor for choice in self._suitable_candidates(carry)]
+        timing_key = (self.model.timing_key(), type(self.local_rule), type(self.shift))
+        if self.executor_cache.get(self.executor_label) not in names:
+            rows = TimedRows(
+                carry, local_task.learning_rates, None if deployed is None else deployed[local_task.replicate_index]
+            )
             with tensor_cores(self.model.precision):
-                fastest_name = self.executor_cache[self.label] = fastest_executor(
-                    self._able_candidates(carry), self._make_executor, work.plan, rows, like
+                fastest_name = self.executor_cache[self.executor_label] = fastest_executor(
+                    self._suitable_candidates(carry), self._make_executor, local_task.batch_plan, rows, timing_key
                 )
             if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
-                warn_if_slower(self._candidate(fastest_name, carry), self.rule, self.model, self.shift, work.plan, rows)
-        self.use_executor(self.executor_cache[self.label], carry)
-        log.info("trainer: %s", self.choice.describe())
+                warn_if_slower(
+                    self._candidate(fastest_name, carry),
+                    self.local_rule,
+                    self.model,
+                    self.shift,
+                    local_task.batch_plan,
+                    rows,
+                )
+        self.use_executor(self.executor_cache[self.executor_label], carry)
+        log.info("trainer: %s", self.executor_choice.describe())
 
     def use_executor(self, name: str, carry: Carry) -> None:
         """From now on that executor, of those which can run such rows."""
-        self.executor_cache[self.label], self._executor_chosen = name, True
-        if name != self.choice.executor:
-            self.choice = self._candidate(name, carry)
-            self.executor = self._make_executor(self.choice)
+        self.executor_cache[self.executor_label], self._executor_chosen = name, True
+        if name != self.executor_choice.executor:
+            self.executor_choice = self._candidate(name, carry)
+            self.executor = self._make_executor(self.executor_choice)
 
     def _candidate(self, name: str, carry: Carry) -> ExecutorChoice:
-        return next(choice for choice in self._able_candidates(carry) if choice.executor == name)
+        return next(choice for choice in self._suitable_candidates(carry) if choice.executor == name)
 
-    def _able_candidates(self, carry: Carry) -> list[ExecutorChoice]:
+    def _suitable_candidates(self, carry: Carry) -> list[ExecutorChoice]:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
         able_choices = [
-            choice for choice in self.candidates if choice.executor != "fused" or not needs_general_executor(carry)
+            choice
+            for choice in self.candidate_choices
+            if choice.executor not in FUSED_EXECUTORS or not needs_general_executor(carry)
         ]
-        return able_choices or self.candidates
+        return able_choices or self.candidate_choices
 
-    def memory(self, model: Tensor) -> Memory:
+    def initial_memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
-        rule, shift, federation = self.rule, self.shift, self.batches.federation
-        of_rule = own_tensors(f"local={type(rule).__name__}", rule.memory(federation, self.model.dimension))
-        of_shift = own_tensors(f"shift={type(shift).__name__}", shift.memory(federation, model))
-        for name in sorted({*of_rule, *rule.own_models} & of_shift.keys()):
+        rule, shift, federation = self.local_rule, self.shift, self.batches.federation
+        of_rule = unshared_tensors(f"local={type(rule).__name__}", rule.memory(federation, self.model.dimension))
+        of_shift = unshared_tensors(f"shift={type(shift).__name__}", shift.memory(federation, model))
+        for entry_name in sorted({*of_rule, *rule.own_models} & of_shift.keys()):
             raise ConfigError(
-                f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {name!r}; rename one"
+                f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {entry_name!r}; rename one"
             )
         clients = of_rule | of_shift
-        for name, value in clients.items():
-            if len(value) != federation.rows:
+        for entry_name, value in clients.items():
+            if len(value) != federation.num_rows:
                 raise ConfigError(
-                    f"client memory {name!r} has {len(value)} rows; it needs one for each of the "
-                    f"{federation.rows} virtual clients"
+                    f"client memory {entry_name!r} has {len(value)} rows; it needs one for each of the "
+                    f"{federation.num_rows} virtual clients"
                 )
         memory, columns = Memory(clients), self.model.columns
-        if columns.is_divided:
+        if columns.has_hidden_columns:
             initial = self.model.initial(federation.seeds)
-            columns.memory(initial, memory, federation)
-            model = columns.join(model, initial[:, columns.private], initial[:, columns.averaged])
-        for name in rule.own_models:
-            clients[name] = federation.broadcast(model)
+            columns.add_initial_memory(initial, memory, federation)
+            model = columns.merge_parts(model, initial[:, columns.private], initial[:, columns.averaged])
+        for entry_name in rule.own_models:
+            clients[entry_name] = federation.broadcast(model)
         memory.server |= shift.initial_server_memory(federation, model)
-        self.remembered = memory
+        self.last_initial_memory = memory
         return memory
 
     def run(
@@ -205,22 +218,22 @@ class Trainer:
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
         t: int,
-        deployed: Tensor,
+        deployed_models: Tensor,
         memory: Memory | None = None,
-        accept: AcceptRows | None = None,
+        accept_rows: AcceptRows | None = None,
     ) -> Report:
         """A round's local work, done here; the arguments are those of `steps`."""
-        return run_to_completion(self.steps(start, cohort, t, deployed, memory, accept))
+        return run_to_completion(self.round_steps(start, cohort, t, deployed_models, memory, accept_rows))
 
     @torch.no_grad()
-    def steps(
+    def round_steps(
         self,
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
         t: int,
         deployed: Tensor,
         memory: Memory | None = None,
-        accept: AcceptRows | None = None,
+        accept_rows: AcceptRows | None = None,
         rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
         """A round's local work: what is to be done is handed out, and what was done taken in.
@@ -231,184 +244,215 @@ class Trainer:
             t: round.
             deployed: [R, d] the server's model, which moves the data where `shift.deploy` is 'round'.
             memory: of rule and shift, updated in place; None: that before round 0, and nothing is kept.
-            accept: says, from round, cohort and which rows are finite [n], at which positions rows are taken; the
+            accept_rows: says, from round, cohort and which rows are finite [n], at which positions rows are taken; the
                 others are as if they had not computed. None, here or as its answer: all are.
             rounds: [n] that in which each row began, by which its samples are drawn and its rate is scheduled; None: t.
         """
-        memory = self.memory(deployed) if memory is None else memory
+        memory = self.initial_memory(deployed) if memory is None else memory
         start_carry = dict(start) if isinstance(start, dict) else {"params": start}
         start, columns = start_carry["params"], self.model.columns
-        carry = (columns.expand(start_carry, cohort, memory) if columns.is_divided else start_carry) | memory.gather(
-            cohort
+        carry, round_names = self._initial_carry(start_carry, cohort, t, memory, rounds)
+        batch_plan = self.batches.plan(cohort, t, rounds)
+        learning_rates = learning_rates_of_steps(
+            self.local_rule, self.base_learning_rates[cohort.replicate_index], batch_plan, t
         )
-        carry.pop(OWN, None)  # it is part of the row
-        of_round = self.rule.round_state(carry["params"])
-        carry |= of_round
-        if self.rule.knows_round or self.shift.knows_round:
-            start_rounds = np.full(len(cohort), t) if rounds is None else rounds
-            carry["round"] = torch.as_tensor(start_rounds, dtype=torch.int64).to(start.device)
-        plan = self.batches.plan(cohort, t, rounds)
-        rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
         server_model = columns.server_rows(deployed, memory, cohort.federation) if self.shift.active else deployed
         deployed_rows = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
-        result = yield LocalTask(self, plan, carry, rates, cohort.replicate, deployed_rows)
-        end, loss = result.carry, result.loss
-        samples = self.rule.samples_used(result.samples, carry, end)
-        label = f"local={type(self.rule).__name__}: samples_used"
-        checks.number_per_client(label, samples, len(cohort), whole=True)
-        rates, weight, steps = rate_sums(self.rule, rates, plan.load)
-        finite = finite_rows(loss, end)
-        accepted_rows = None if accept is None else accept(t, cohort, finite)
+        result = yield LocalTask(self, batch_plan, carry, learning_rates, cohort.replicate_index, deployed_rows)
+        end_carry, loss = result.carry, result.loss_sums
+        samples = self.local_rule.samples_used(result.num_samples, carry, end_carry)
+        label = f"local={type(self.local_rule).__name__}: samples_used"
+        checks.check_number_per_client(label, samples, len(cohort), whole_numbers=True)
+        learning_rates, weight, steps = learning_rate_sums(self.local_rule, learning_rates, batch_plan.load)
+        is_finite_row = is_row_finite(loss, end_carry)
+        accepted_rows = None if accept_rows is None else accept_rows(t, cohort, is_finite_row)
         if accepted_rows is not None:
-            pick = torch.as_tensor(accepted_rows, device=loss.device)
+            row_selection = torch.as_tensor(accepted_rows, device=loss.device)
             cohort, samples = cohort.subset(accepted_rows), samples[accepted_rows]
-            start_carry = {name: value[pick] for name, value in start_carry.items()}
-            start, loss, rates, steps, finite = (value[pick] for value in (start, loss, rates, steps, finite))
-            weight = None if weight is None else weight[pick]
-            end = {name: value[pick] for name, value in end.items()}
-        memory.scatter(cohort, end)
-        rows = end["params"]
-        if columns.is_divided:
-            columns.keep(rows, cohort, memory)
-            end = columns.restrict(end, start_carry)
-        if memory.writable:
-            self.rule.after_round(memory.clients, cohort)
-        for name in ("round", *of_round):
-            end.pop(name, None)
-        deployed_model, loss = (
-            server_model if deployed_rows is None else self.shift.newest_deployment(deployed_rows),
-            loss / steps,
-        )
+            start_carry = {name: value[row_selection] for name, value in start_carry.items()}
+            start, loss, learning_rates, steps, is_finite_row = (
+                value[row_selection] for value in (start, loss, learning_rates, steps, is_finite_row)
+            )
+            weight = None if weight is None else weight[row_selection]
+            end_carry = {name: value[row_selection] for name, value in end_carry.items()}
+        rows = end_carry["params"]
+        end_carry = self._store_end(end_carry, start_carry, cohort, memory, round_names)
+        deployed_model = server_model if deployed_rows is None else self.shift.newest_deployment(deployed_rows)
         return Report(
-            cohort,
-            start,
-            end,
-            loss,
-            self.rate(t),
-            rates,
-            samples,
-            deployed_model,
-            finite,
-            rows,
-            weight,
-            memory,
-            deployed,
-        )
+            cohort, start, end_carry, loss / steps, self.learning_rate(t), learning_rates, samples, deployed_model,
+            is_finite_row, rows, weight, memory, deployed,
+        )  # fmt: skip
 
-    def rate(self, t: int) -> Tensor:
+    def _initial_carry(
+        self, start_carry: Carry, cohort: Cohort, t: int, memory: Memory, rounds: np.ndarray | None
+    ) -> tuple[Carry, tuple[str, ...]]:
+        """The carry of the first step: start rows, memory and state of the round; and the names of what is of the
+        round."""
+        columns = self.model.columns
+        carry = columns.expand_carry(start_carry, cohort, memory) if columns.has_hidden_columns else start_carry
+        carry = carry | memory.gather(cohort)
+        carry.pop(OWN_COLUMNS_ENTRY, None)  # it is part of the row
+        round_state = self.local_rule.round_state(carry["params"])
+        carry |= round_state
+        if self.local_rule.knows_round or self.shift.knows_round:
+            start_rounds = np.full(len(cohort), t) if rounds is None else rounds
+            device = start_carry["params"].device
+            carry["round"] = torch.as_tensor(start_rounds, dtype=torch.int64).to(device)
+        return carry, ("round", *round_state)
+
+    def _store_end(
+        self, end_carry: Carry, start_carry: Carry, cohort: Cohort, memory: Memory, round_names: tuple[str, ...]
+    ) -> Carry:
+        """Write what clients remember after the last step into the memory; return the carry that a strategy sees."""
+        columns, rows = self.model.columns, end_carry["params"]
+        memory.scatter(cohort, end_carry)
+        if columns.has_hidden_columns:
+            columns.store_hidden_columns(rows, cohort, memory)
+            end_carry = columns.restrict_carry(end_carry, start_carry)
+        if memory.writable:
+            self.local_rule.after_round(memory.clients, cohort)
+        for name in round_names:
+            end_carry.pop(name, None)
+        return end_carry
+
+    def learning_rate(self, t: int) -> Tensor:
         """[R] learning rate of the first local step of round t."""
-        return self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
+        return self.base_learning_rates * self.local_rule.schedule.factor(t, 0, *self.batches.longest)
 
     @torch.no_grad()
-    def run_local_steps(self, work: LocalTask) -> LocalResult:
+    def run_local_steps(self, local_task: LocalTask) -> LocalResult:
         """All rows through their local steps, by the executor that was chosen in the first round."""
-        with self._errors_in_a_sentence(work):
-            if not self._executor_chosen and len(work):
-                self.choose_executor(work)
+        with self._rename_user_errors(local_task):
+            if not self._executor_chosen and len(local_task):
+                self.choose_executor(local_task)
             with tensor_cores(self.model.precision):
-                return self._local_steps(work)
+                return self._local_steps(local_task)
 
     @contextlib.contextmanager
-    def _errors_in_a_sentence(self, work: LocalTask) -> Iterator[None]:
+    def _rename_user_errors(self, local_task: LocalTask) -> Iterator[None]:
         """What a user's module, loss or rule raises in the middle of a run, with the round it happened in. A user's
         shift, contamination or rule may not draw from a global stream either."""
-        own_parts = [part for part in (self.rule, self.shift, self.batches.contamination) if not is_built_in(part)]
-        before = streams.rng_state() if own_parts else None
+        user_components = [
+            component
+            for component in (self.local_rule, self.shift, self.batches.contamination)
+            if not is_built_in(component)
+        ]
+        rng_state_before = streams.global_rng_state() if user_components else None
         try:
             yield
         except (ConfigError, RunError, DivergenceError, MemoryError):
             raise
         except Exception as error:
-            users = [part for part in (self.model.training_module, self.rule, self.shift) if not is_built_in(part)]
+            users = [
+                component
+                for component in (self.model.training_module, self.local_rule, self.shift)
+                if not is_built_in(component)
+            ]
             if not users:
                 raise
-            message = first_line(error)[:300]
-            names = ", ".join(type(part).__name__ for part in users)
+            message = first_message_line(error)[:300]
+            names = ", ".join(type(component).__name__ for component in users)
             raise RunError(
-                f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {message}"
+                f"local training ended in round {local_task.batch_plan.t}: {names} raised {type(error).__name__}: "
+                f"{message}"
             ) from error
-        if before is not None and not streams.states_equal(before, streams.rng_state()):
-            names = " or ".join(type(part).__name__ for part in own_parts)
+        if rng_state_before is not None and not streams.rng_states_equal(rng_state_before, streams.global_rng_state()):
+            names = " or ".join(type(component).__name__ for component in user_components)
             raise RunError(
-                f"local training ended in round {work.plan.t}: {names} drew from a global random stream, which depends "
+                f"local training ended in round {local_task.batch_plan.t}: {names} drew from a global random "
+                "stream, which depends "
                 "on all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and "
                 "client"
             )
 
-    def _local_steps(self, work: LocalTask) -> LocalResult:
+    def _local_steps(self, local_task: LocalTask) -> LocalResult:
         """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
         again in halves."""
-        plan, carry, order = work.plan, work.carry, work.plan.load.order
-        positions = np.arange(len(work)) if order is None else order
-        end = {name: torch.empty_like(value) for name, value in carry.items()}
-        loss = torch.zeros(len(work), dtype=self.model.dtype, device=self.model.device)
-        samples = np.zeros(len(work), dtype=np.int64)
-        first, num_rows = 0, len(plan.batches.federation.sizes)
-        while first < len(work):
-            chunks = -(-len(work) // self.choice.chunk)
-            size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
-            count = len(rows := positions[first : first + size])
-            if count != num_rows:  # who come in ever other numbers are filled up; of several runs all
-                rows = np.append(rows, np.repeat(rows[-1:], self._executor_for(carry).padded_size(count) - count))
-            to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
+        batch_plan, carry, row_order = local_task.batch_plan, local_task.carry, local_task.batch_plan.load.order
+        row_positions = np.arange(len(local_task)) if row_order is None else row_order
+        end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
+        loss = torch.zeros(len(local_task), dtype=self.model.dtype, device=self.model.device)
+        samples = np.zeros(len(local_task), dtype=np.int64)
+        first_row, num_rows = 0, len(batch_plan.batches.federation.num_samples)
+        while first_row < len(local_task):
+            chunks = -(-len(local_task) // self.executor_choice.chunk)
+            size = -(-len(local_task) // chunks)  # chunks of equal size: a small last one wastes the device
+            row_count = len(rows := row_positions[first_row : first_row + size])
+            if row_count != num_rows:  # who come in ever other numbers are filled up; of several runs all
+                rows = np.append(
+                    rows, np.repeat(rows[-1:], self._executor_for(carry).padded_size(row_count) - row_count)
+                )
+            destination_rows = (
+                slice(first_row, first_row + row_count)
+                if row_order is None
+                else torch.as_tensor(rows[:row_count], device=loss.device)
+            )
             try:
-                chunk = plan.chunk(rows)
-                chunk_carry, total = self._run(work, rows, chunk)
+                chunk = batch_plan.chunk(rows)
+                chunk_carry, total = self._run(local_task, rows, chunk)
             except Exception as error:
                 if is_numerical(error):
-                    chunk_carry, total = self._run_without_failing(work, rows, error)
-                elif not isinstance(error, RuntimeError) or not out_of_memory(error):
+                    chunk_carry, total = self._run_without_failing(local_task, rows, error)
+                elif not isinstance(error, RuntimeError) or not is_out_of_memory(error):
                     raise
-                elif count == 1:
+                elif row_count == 1:
                     raise single_row_memory_error(self.model.device) from error
                 else:
                     total = None
             if total is None:  # only here are the frames gone that held what the attempt had made
-                self._halve_chunk(count)
+                self._halve_chunk(row_count)
                 continue
-            chunk_carry, total = {name: value[:count] for name, value in chunk_carry.items()}, total[:count]
-            if count == len(work) and order is None:
-                end, loss = chunk_carry, total
+            chunk_carry, total = {name: value[:row_count] for name, value in chunk_carry.items()}, total[:row_count]
+            if row_count == len(local_task) and row_order is None:
+                end_carry, loss = chunk_carry, total
             else:
                 for name, value in chunk_carry.items():
-                    end[name][to] = value
-                loss[to] = total
-            samples[rows[:count]] = chunk.sizes[:count].sum(1)
-            first += count
-        return LocalResult(end, loss, samples)
+                    end_carry[name][destination_rows] = value
+                loss[destination_rows] = total
+            samples[rows[:row_count]] = chunk.sizes[:row_count].sum(1)
+            first_row += row_count
+        return LocalResult(end_carry, loss, samples)
 
-    def _run(self, work: LocalTask, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
+    def _run(self, local_task: LocalTask, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
         """The rows at these positions, which may repeat, through their local steps; `chunk` is theirs."""
         neighbours = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
-        pick = slice(rows[0], rows[0] + len(rows)) if neighbours else torch.as_tensor(rows, device=self.model.device)
-        theta = None if work.deployed is None else work.deployed[work.replicate[pick]]
-        chunk_carry = {name: value[pick] for name, value in work.carry.items()}
-        chunk = work.plan.chunk(rows) if chunk is None else chunk
-        return self._executor_for(chunk_carry).run(chunk, chunk_carry, work.rates[:, pick], theta)
+        row_selection = (
+            slice(rows[0], rows[0] + len(rows)) if neighbours else torch.as_tensor(rows, device=self.model.device)
+        )
+        theta = (
+            None
+            if local_task.deployed_models is None
+            else local_task.deployed_models[local_task.replicate_index[row_selection]]
+        )
+        chunk_carry = {name: value[row_selection] for name, value in local_task.carry.items()}
+        chunk = local_task.batch_plan.chunk(rows) if chunk is None else chunk
+        return self._executor_for(chunk_carry).run(
+            chunk, chunk_carry, local_task.learning_rates[:, row_selection], theta
+        )
 
-    def _run_without_failing(self, work: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
+    def _run_without_failing(self, local_task: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
         """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
         if not self._is_refusal_logged:
             reason = " ".join(str(error).split())
             log.warning("a local step of some clients failed (%s); their rows are treated as non-finite", reason)
         self._is_refusal_logged = True
-        pick = torch.as_tensor(rows, device=self.model.device)
-        start = {name: value[pick] for name, value in work.carry.items()}
-        diverged = ~torch.isfinite(start["params"].sum(1)).cpu().numpy()
-        result = run_without_failing(functools.partial(self._run, work), rows, diverged)
+        row_selection = torch.as_tensor(rows, device=self.model.device)
+        start = {name: value[row_selection] for name, value in local_task.carry.items()}
+        diverged_mask = ~torch.isfinite(start["params"].sum(1)).cpu().numpy()
+        result = run_without_failing_rows(functools.partial(self._run, local_task), rows, diverged_mask)
         if result is not None:
             return result
         all_finite = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         loss = torch.full((len(rows),), math.nan, dtype=self.model.dtype, device=self.model.device)
-        return {name: nan_where(all_finite, value) for name, value in start.items()}, loss
+        return {name: set_nan(all_finite, value) for name, value in start.items()}, loss
 
     def _halve_chunk(self, rows: int) -> None:
         """Chunks of half so many rows from now on; it is said once."""
         if (device := self.model.device).type == "cuda":
             torch.cuda.empty_cache()
-        self.choice = dataclasses.replace(self.choice, chunk=rows // 2)
-        if self.choice.compile == "graph":  # what was captured holds memory
-            self.executor = self._make_executor(self.choice)
+        self.executor_choice = dataclasses.replace(self.executor_choice, chunk=rows // 2)
+        if self.executor_choice.compile == "graph":  # what was captured holds memory
+            self.executor = self._make_executor(self.executor_choice)
         if not self._is_halving_logged:
             log.warning(
                 "out of memory on %s: chunks of %d rows become %d, or fewer; the results are the same, and "
@@ -418,7 +462,7 @@ class Trainer:
         self._is_halving_logged = True
 
 
-def own_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+def unshared_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:
     """What a rule or shift remembers of clients, each in memory of its own: entries that share some are copied.
 
     Raises:
@@ -426,18 +470,18 @@ def own_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if not isinstance(memory, dict):
         raise ConfigError(f"{label}: memory must return a dictionary of tensors, and returns {type(memory).__name__}")
-    addresses, copies = set[int](), dict[str, Tensor]()
-    for name, value in memory.items():
+    memory_addresses, copied_tensors = set[int](), dict[str, Tensor]()
+    for entry_name, value in memory.items():
         if not isinstance(value, Tensor) or not value.dim():
             raise ConfigError(
-                f"{label}: memory must give {name!r} as a tensor with one row per client, and gives "
+                f"{label}: memory must give {entry_name!r} as a tensor with one row per client, and gives "
                 f"{type(value).__name__}"
             )
         address = value.untyped_storage().data_ptr()
-        shared = value.numel() and (address in addresses or 0 in value.stride())
-        copies[name] = value.clone(memory_format=torch.contiguous_format) if shared else value
-        addresses.add(address)
-    return copies
+        shares_memory = value.numel() and (address in memory_addresses or 0 in value.stride())
+        copied_tensors[entry_name] = value.clone(memory_format=torch.contiguous_format) if shares_memory else value
+        memory_addresses.add(address)
+    return copied_tensors
 
 
 def needs_general_executor(carry: Carry) -> bool:

@@ -19,7 +19,7 @@ from fedsim.core.numerical import is_numerical
 from fedsim.data.samples import Plan
 from fedsim.local.rule import Carry
 from fedsim.trainer.choose import ExecutorChoice
-from fedsim.trainer.device_memory import out_of_memory
+from fedsim.trainer.device_memory import is_out_of_memory
 from fedsim.trainer.executors import Executor
 
 MIN_STEP_SECONDS = 0.01  # seconds of a step below which nothing else is tried
@@ -34,7 +34,7 @@ FASTEST_EXECUTOR_NAMES: dict[Hashable, str] = {}
 TimedStep = Callable[[int], None]
 
 
-def fastest_name(
+def fastest_contender(
     contenders: Mapping[str, TimedStep], rows: int, device: torch.device, min_count: int = 1, per_thread: bool = False
 ) -> str:
     """The name of the quickest; the first where it takes next to no time, or no other is quicker by `MAX_TIME_RATIO`.
@@ -52,22 +52,24 @@ def fastest_name(
         return _time_contender(contenders[name], count, device, clock)
 
     rule_choice, start_count = next(iter(contenders)), min(rows, min_count)
-    count, elapsed = _rows_to_time(lambda count: seconds(rule_choice, count), start_count, min(rows, MAX_TIMED_ROWS))
-    if elapsed < MIN_STEP_SECONDS:
+    row_count, elapsed_seconds = _rows_to_time(
+        lambda count: seconds(rule_choice, count), start_count, min(rows, MAX_TIMED_ROWS)
+    )
+    if elapsed_seconds < MIN_STEP_SECONDS:
         return rule_choice
-    best = {rule_choice: math.inf}
-    for name in contenders:
-        if name != rule_choice:
-            seconds(name, start_count)  # warms up
+    best_seconds = {rule_choice: math.inf}
+    for contender_name in contenders:
+        if contender_name != rule_choice:
+            seconds(contender_name, start_count)  # warms up
             if (
-                seconds(name, start_count) > HOPELESS_RATIO * elapsed
+                seconds(contender_name, start_count) > HOPELESS_RATIO * elapsed_seconds
             ):  # a few rows take longer than all of them do there
                 continue
-        best[name] = math.inf
-        seconds(name, count)  # warms up, with memory for so many rows
-    _look_repeatedly(best, lambda name: seconds(name, count))
-    winner = min(best, key=lambda name: best[name])
-    if best[winner] < MAX_TIME_RATIO * best[rule_choice]:
+        best_seconds[contender_name] = math.inf
+        seconds(contender_name, row_count)  # warms up, with memory for so many rows
+    _time_repeatedly(best_seconds, lambda name: seconds(name, row_count))
+    winner = min(best_seconds, key=lambda name: best_seconds[name])
+    if best_seconds[winner] < MAX_TIME_RATIO * best_seconds[rule_choice]:
         return winner
     return rule_choice  # within the noise: a run is easier to repeat where the stated rule decides
 
@@ -79,7 +81,7 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
     try:
         contender(count)
     except Exception as error:
-        if not (is_numerical(error) or (isinstance(error, RuntimeError) and out_of_memory(error))):
+        if not (is_numerical(error) or (isinstance(error, RuntimeError) and is_out_of_memory(error))):
             raise
         return math.inf
     if device.type == "cuda":
@@ -87,76 +89,80 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
     return clock() - start_time
 
 
-def _rows_to_time(seconds: Callable[[int], float], start_count: int, most: int) -> tuple[int, float]:
+def _rows_to_time(seconds: Callable[[int], float], start_count: int, max_rows: int) -> tuple[int, float]:
     """How many rows a look takes, and what the stated one needs for them: more, until a look is long enough to tell."""
-    count = start_count
-    seconds(count)  # warms up
-    elapsed = seconds(count)
-    while elapsed < TARGET_STEP_SECONDS and count < most:
-        count = min(most, 4 * count)
-        elapsed = seconds(count)
-    return count, elapsed
+    row_count = start_count
+    seconds(row_count)  # warms up
+    elapsed = seconds(row_count)
+    while elapsed < TARGET_STEP_SECONDS and row_count < max_rows:
+        row_count = min(max_rows, 4 * row_count)
+        elapsed = seconds(row_count)
+    return row_count, elapsed
 
 
-def _look_repeatedly(best: dict[str, float], seconds: Callable[[str], float]) -> None:
+def _time_repeatedly(best_seconds: dict[str, float], seconds: Callable[[str], float]) -> None:
     """Lower the best times by `TIMING_REPEATS` looks in turn, so that a slow moment of the machine meets them all."""
     for repetition in range(TIMING_REPEATS):
-        limit = HOPELESS_RATIO * min(best.values())
-        for name in best:
-            if repetition == 0 or best[name] <= limit:
-                best[name] = min(best[name], seconds(name))
+        limit = HOPELESS_RATIO * min(best_seconds.values())
+        for name in best_seconds:
+            if repetition == 0 or best_seconds[name] <= limit:
+                best_seconds[name] = min(best_seconds[name], seconds(name))
 
 
 @dataclass
 class TimedRows:
-    """All rows of a round: carry [n, …], rates [S, n], the parameters [n, d] that the data answer to, or None."""
+    """All rows of a round: carry [n, …], rates [S, n], the parameters [n, d] that the data react to, or None."""
 
     carry: Carry
-    rates: Tensor
-    deployed: Tensor | None
+    learning_rates: Tensor
+    deployed_models: Tensor | None
 
 
 def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> TimedStep:
     """One step of the first rows of a round, of which nothing is kept."""
-    order, rates, deployed = plan.load.order, all_rows.rates, all_rows.deployed
+    order, rates, deployed = plan.load.order, all_rows.learning_rates, all_rows.deployed_models
     positions = np.arange(len(plan.load.steps)) if order is None else order
 
-    def run(count: int) -> None:
-        chunk, pick = plan.chunk(positions[:count]), torch.as_tensor(positions[:count], device=rates.device)
+    def run_steps(count: int) -> None:
+        chunk, row_selection = plan.chunk(positions[:count]), torch.as_tensor(positions[:count], device=rates.device)
         chunk.steps = np.minimum(chunk.steps, 1)
-        carry = {name: value[pick] for name, value in all_rows.carry.items()}
-        executor.run(chunk, carry, rates[:, pick], None if deployed is None else deployed[pick])
+        carry = {name: value[row_selection] for name, value in all_rows.carry.items()}
+        executor.run(chunk, carry, rates[:, row_selection], None if deployed is None else deployed[row_selection])
 
-    return run
+    return run_steps
 
 
 def fastest_executor(
-    candidates: Sequence[ExecutorChoice],
+    executor_candidates: Sequence[ExecutorChoice],
     make_executor: Callable[[ExecutorChoice], Executor],
-    plan: Plan,
+    batch_plan: Plan,
     rows: TimedRows,
-    like: Hashable,
+    timing_key: Hashable,
 ) -> str:
     """The executor that takes the round's rows through a step in the least time.
 
     Args:
-        candidates: the stated rule's choice first.
+        executor_candidates: the stated rule's choice first.
         make_executor: makes a candidate's executor.
-        plan, rows: the round.
-        like: what else the time depends on; what has been found in this process is not timed again.
+        batch_plan, rows: the round.
+        timing_key: what else the time depends on; what has been found in this process is not timed again.
     """
-    if len(candidates) == 1:
-        return candidates[0].executor
-    count = min(len(plan.load.steps), *(choice.chunk for choice in candidates))
-    key = (like, tuple(candidates), int(plan.load.size.max()), count, tuple(sorted(rows.carry)))
+    if len(executor_candidates) == 1:
+        return executor_candidates[0].executor
+    count = min(len(batch_plan.load.steps), *(choice.chunk for choice in executor_candidates))
+    key = (timing_key, tuple(executor_candidates), int(batch_plan.load.size.max()), count, tuple(sorted(rows.carry)))
     if key not in FASTEST_EXECUTOR_NAMES:
-        contenders = {choice.executor: timed_step(make_executor(choice), plan, rows) for choice in candidates}
-        FASTEST_EXECUTOR_NAMES[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
+        contenders = {
+            choice.executor: timed_step(make_executor(choice), batch_plan, rows) for choice in executor_candidates
+        }
+        FASTEST_EXECUTOR_NAMES[key] = fastest_of_contenders(
+            contenders, rows, count, max(choice.workers for choice in executor_candidates)
+        )
     return FASTEST_EXECUTOR_NAMES[key]
 
 
-def benchmark(contenders: Mapping[str, TimedStep], rows: TimedRows, count: int, workers: int) -> str:
+def fastest_of_contenders(contenders: Mapping[str, TimedStep], rows: TimedRows, count: int, workers: int) -> str:
     """The quickest of those that work in so many threads on so many rows."""
-    device = rows.rates.device
+    device = rows.learning_rates.device
     single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1
-    return fastest_name(contenders, count, device, workers, single_thread)
+    return fastest_contender(contenders, count, device, workers, single_thread)

@@ -17,7 +17,7 @@ from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.captures import GraphReplay
-from fedsim.trainer.cuda_graph import capturing
+from fedsim.trainer.cuda_graph import graph_capturer
 from fedsim.trainer.objective import FunctionalObjective
 from fedsim.trainer.replay import Replay, is_replayable
 from fedsim.trainer.shifted_batches import ShiftedBatches
@@ -33,121 +33,133 @@ Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 def copy_results(step: Step) -> Step:
     """What CUDA graphs return lies in memory that the next replay writes to: keep copies."""
 
-    def stepped(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
+    def step_with_copies(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         carry, loss = step(carry, batch, lr)
         return {name: value.clone() for name, value in carry.items()}, loss.clone()
 
-    return stepped
+    return step_with_copies
 
 
 class VmapExecutor:
     """All rows of a chunk take a step together; a row that has finished leaves the chunk."""
 
     def __init__(
-        self, rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool = False, compile: str = "never"
+        self,
+        local_rule: LocalRule,
+        model: RowModel,
+        shift: Shift,
+        is_contaminated: bool = False,
+        compile: str = "never",
     ) -> None:
-        self.rule, self.dtype, self.dimension, self.shift = rule, model.dtype, model.dimension, shift
-        self._shifted_batches = ShiftedBatches(rule, shift, rows=True)
-        objective = BufferRecordingObjective(FunctionalObjective(model), vmap if rule.batched else None)
-        lift: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
-        self._step: Callable[..., Any] = lift(functools.partial(objective.step, rule))
-        self._begin: Callable[..., Any] = lift(functools.partial(objective.on_round_start, rule))
+        self.local_rule, self.dtype, self.dimension, self.shift = local_rule, model.dtype, model.dimension, shift
+        self._shifted_batches = ShiftedBatches(local_rule, shift, rows=True)
+        objective = BufferRecordingObjective(FunctionalObjective(model), vmap if local_rule.batched else None)
+        vectorise: Callable[..., Any] = (lambda step: step) if local_rule.batched else vmap
+        self._step: Callable[..., Any] = vectorise(functools.partial(objective.step, local_rule))
+        self._on_round_start: Callable[..., Any] = vectorise(functools.partial(objective.on_round_start, local_rule))
         self._mixes_samples = model.mixes_samples
-        self._at_once = not (
-            contaminated or rule.has_round_start or self._mixes_samples
-        )  # nothing comes between answer and step
+        self._shifts_within_step = not (
+            is_contaminated or local_rule.has_round_start or self._mixes_samples
+        )  # nothing comes between reaction and step
         if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
             self._step = copy_results(step) if compile == "reduce-overhead" else step
         self._shift_batch: Callable[..., Any] = self._shifted_batch
-        self._answer_and_step: Callable[..., Any] = functools.partial(self._shift_and_step, self._step)
-        if compile in RECORDING_COMPILE_MODES and is_replayable(rule, model, shift):
-            functions = (self._shift_batch, self._begin, self._step, self._answer_and_step)
+        self._shift_and_step_function: Callable[..., Any] = functools.partial(self._shift_and_step, self._step)
+        if compile in RECORDING_COMPILE_MODES and is_replayable(local_rule, model, shift):
+            functions = (self._shift_batch, self._on_round_start, self._step, self._shift_and_step_function)
             recorder = (
-                Replay if compile == "replay" else functools.partial(GraphReplay, capture=capturing(model.device))
+                Replay if compile == "replay" else functools.partial(GraphReplay, capture=graph_capturer(model.device))
             )
-            self._shift_batch, self._begin, self._step, self._answer_and_step = map(recorder, functions)
+            self._shift_batch, self._on_round_start, self._step, self._shift_and_step_function = map(
+                recorder, functions
+            )
 
     def padded_size(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
         fourth number between two powers of two, so that few recordings serve whoever comes."""
-        if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL_MODEL_NUMBERS:
+        if not isinstance(self._shift_and_step_function, Replay) or rows * self.dimension > SMALL_MODEL_NUMBERS:
             return rows
         spacing: int = max(1, 2 ** (rows.bit_length() - 3))
         return -(-rows // spacing) * spacing
 
-    def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
+    def run(
+        self, chunk: Chunk, carry: Carry, learning_rates: Tensor, deployed_models: Tensor | None
+    ) -> tuple[Carry, Tensor]:
         """Take every row of the chunk through its local steps.
 
         Args:
             chunk: c rows, sorted by steps, descending.
             carry: [c, …] per entry.
-            rates: [S, c] learning rates.
-            deployed: [c, d] parameters the data answer to, or None for each row's own current ones.
+            learning_rates: [S, c] learning rates.
+            deployed_models: [c, d] parameters the data react to, or None for each row's own current ones.
 
         Returns:
             The carries after each row's last step, and the sum of losses over steps [c].
         """
         num_active = len(chunk.steps)
-        total = losses = torch.zeros(num_active, dtype=self.dtype, device=rates.device)
-        finished: list[Carry] = []
+        total_losses = losses = torch.zeros(num_active, dtype=self.dtype, device=learning_rates.device)
+        finished_carries: list[Carry] = []
         for step, num_stepping in enumerate(chunk.active_rows()):
             if num_stepping < num_active:
-                finished.append({name: value[num_stepping:] for name, value in carry.items()})
+                finished_carries.append({name: value[num_stepping:] for name, value in carry.items()})
                 carry = {name: value[:num_stepping] for name, value in carry.items()}
-                rates, deployed = rates[:, :num_stepping], None if deployed is None else deployed[:num_stepping]
-                num_active, total = num_stepping, losses[:num_stepping]
+                learning_rates, deployed_models = (
+                    learning_rates[:, :num_stepping],
+                    None if deployed_models is None else deployed_models[:num_stepping],
+                )
+                num_active, total_losses = num_stepping, losses[:num_stepping]
             batch = chunk.batch(step, 0, num_active, self.dtype)
-            lr, theta = rates[step], deployed
-            if self._at_once:
-                carry, loss = self._answer_and_step(carry, batch, lr, theta)
+            lr, theta = learning_rates[step], deployed_models
+            if self._shifts_within_step:
+                carry, loss = self._shift_and_step_function(carry, batch, lr, theta)
             else:
                 carry, batch = self._shift_batch(carry, batch, theta)
                 batch = chunk.contaminate(batch, step, 0, num_active)
                 carry, loss = self._step_by_batch_size(chunk.sizes[:num_active, step], step, carry, batch, lr)
-            total += loss
-        if finished:
-            carries = [carry, *reversed(finished)]
-            carry = {name: torch.cat([group_carry[name] for group_carry in carries]) for name in carry}
+            total_losses += loss
+        if finished_carries:
+            carry_parts = [carry, *reversed(finished_carries)]
+            carry = {name: torch.cat([group_carry[name] for group_carry in carry_parts]) for name in carry}
         return carry, losses
 
     def _shifted_batch(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
-        """The batch as the data answer, and the carry with what they remember."""
+        """The batch after the data have reacted, and the carry with what they remember."""
         if not self.shift.active:
             return carry, batch
         carry, theta = self._shifted_batches(carry, deployed)
-        batch, theta = self._shifted_batches.shifted(batch, carry, theta)
-        return carry, batch | {"deployed": theta} if self.rule.knows_deployed else batch
+        batch, theta = self._shifted_batches.shifted_batch(batch, carry, theta)
+        return carry, batch | {"deployed": theta} if self.local_rule.knows_deployed else batch
 
     def _shift_and_step(
         self, step: Step, carry: Carry, batch: Batch, lr: Tensor, deployed: Tensor | None
     ) -> tuple[Carry, Tensor]:
         return step(*self._shifted_batch(carry, batch, deployed), lr)
 
-    def _steps(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
+    def _run_step(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         """One step of all rows at hand, after what the rule does before the first."""
-        if step == 0 and self.rule.has_round_start:
-            carry = self._begin(carry, batch, lr)
+        if step == 0 and self.local_rule.has_round_start:
+            carry = self._on_round_start(carry, batch, lr)
         step_result: tuple[Carry, Tensor] = self._step(carry, batch, lr)
         return step_result
 
     def _step_by_batch_size(
-        self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor
+        self, batch_sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor
     ) -> tuple[Carry, Tensor]:
         """The same; where samples see their neighbours, rows with batches of equal size together, none padded."""
-        if not (self._mixes_samples and np.ptp(sizes)):
-            return self._steps(step, carry, batch, lr)
+        if not (self._mixes_samples and np.ptp(batch_sizes)):
+            return self._run_step(step, carry, batch, lr)
         end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
         losses = torch.empty_like(lr)
-        for size in np.unique(sizes):
-            rows = torch.as_tensor(np.flatnonzero(sizes == size), device=lr.device)
+        for size in np.unique(batch_sizes):
+            rows = torch.as_tensor(np.flatnonzero(batch_sizes == size), device=lr.device)
             group_batch = {name: value[rows] for name, value in batch.items()}
             group_batch = {
                 name: value if name in PER_CLIENT_ENTRIES else value[:, :size] for name, value in group_batch.items()
             }
             if not self.shift.active:
                 del group_batch["weight"]  # it told apart samples and padding
-            group_carry, losses[rows] = self._steps(
+            group_carry, losses[rows] = self._run_step(
                 step, {n: value[rows] for n, value in carry.items()}, group_batch, lr[rows]
             )
             for name, value in group_carry.items():

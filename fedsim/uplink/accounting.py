@@ -22,14 +22,18 @@ from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
 from fedsim.uplink.stage import Stage
 
 # Which two federations are neighbours, as the name that dp_accounting has for it → in words.
-ADD_OR_REMOVE, REPLACE, ZERO_OUT = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
+NEIGHBOURS_ADD_OR_REMOVE, NEIGHBOURS_REPLACE_ONE, NEIGHBOURS_ZERO_OUT = (
+    "ADD_OR_REMOVE_ONE",
+    "REPLACE_ONE",
+    "REPLACE_SPECIAL",
+)
 RELATION_DESCRIPTIONS = {
-    ADD_OR_REMOVE: "one client added or removed",
-    REPLACE: "one client replaced by another",
-    ZERO_OUT: "one client's rows replaced by zeros",
+    NEIGHBOURS_ADD_OR_REMOVE: "one client added or removed",
+    NEIGHBOURS_REPLACE_ONE: "one client replaced by another",
+    NEIGHBOURS_ZERO_OUT: "one client's rows replaced by zeros",
 }
 # What the adversary knows of who takes part.
-KNOWN, POISSON, WITHOUT_REPLACEMENT = "known", "poisson", "without_replacement"
+KNOWN_SAMPLING, POISSON_SAMPLING, WITHOUT_REPLACEMENT = "known", "poisson", "without_replacement"
 
 # Whose probabilities do not depend on the data; those of other classes may.
 INDEPENDENT_BASES = (Uniform, Groups, Lognormal)
@@ -49,7 +53,7 @@ class Mechanism:
         sum_multiplier: noise of the released sum (or row) over what one client can move it.
         count_multipliers: the same of each released count of rows within a clipping norm.
         q: the largest probability of a client, under Poisson sampling.
-        clients, drawn: m and k, without replacement.
+        clients, num_drawn: m and k, without replacement.
         tree: the noise is a binary tree's; each client takes part once.
         by_row: each row has noise of its own and is released; otherwise the sum of a round's rows.
     """
@@ -60,7 +64,7 @@ class Mechanism:
     count_multipliers: tuple[float, ...] = ()
     q: float = 1.0
     clients: int = 0
-    drawn: int = 0
+    num_drawn: int = 0
     tree: bool = False
     by_row: bool = False
 
@@ -97,7 +101,7 @@ def privacy(
     server_sees: str,
     leaks: Iterable[str],
     rounds: int,
-    remembers: bool = False,
+    has_client_memory: bool = False,
 ) -> Privacy | None:
     """What may be claimed after so many rounds; None of an uplink without noise.
 
@@ -107,7 +111,8 @@ def privacy(
         server_sees: what the server makes of rows, see `fedsim.strategies.Strategy`.
         leaks: what else clients send, each in a few words.
         rounds: T.
-        remembers: whether a client's row depends on the earlier rounds in which it took part (local rule, shift).
+        has_client_memory: whether a client's row depends on the earlier rounds in which it took part (local rule,
+            shift).
     """
     noisy = [stage for stage in stages if isinstance(stage, (GaussianNoise, TreeNoise))]
     if not noisy or not rounds:
@@ -118,15 +123,15 @@ def privacy(
     stage, earlier_stages = noisy[0], stages[: stages.index(noisy[0])]
     counts = tuple(s.count_noise for s in (*earlier_stages, stage) if isinstance(s, Clip) and s.quantile is not None)
     if isinstance(stage, TreeNoise):
-        mechanism = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
+        mechanism = Mechanism(NEIGHBOURS_ZERO_OUT, KNOWN_SAMPLING, stage.multiplier, counts, tree=True)
         description = (
             "one client's rows replaced by zeros; each client participates at most once, in a round that the server "
             "knows; noise of a binary tree"
         )
         return _privacy_of(mechanism, stage.delta, rounds, description)
     assert isinstance(stage, GaussianNoise)
-    remembers = remembers or any(_client_memory(s, availability) for s in earlier_stages)
-    return _claimed_epsilon(stage, counts, availability, server_sees, rounds, remembers)
+    has_client_memory = has_client_memory or any(_client_memory(s, availability) for s in earlier_stages)
+    return _claimed_epsilon(stage, counts, availability, server_sees, rounds, has_client_memory)
 
 
 def _refusal_reason(
@@ -143,17 +148,18 @@ def _refusal_reason(
         return f"{', '.join(leaks)} without noise"
     if len(noisy) > 1:
         return "noise is added more than once, which is not accounted for"
-    shared = isinstance(stage, TreeNoise) or (isinstance(stage, GaussianNoise) and stage.per == "round")
-    if shared and noise_index + 1 < len(stages):
-        after = type(stages[noise_index + 1]).__name__
+    has_shared_noise = isinstance(stage, TreeNoise) or (isinstance(stage, GaussianNoise) and stage.per == "round")
+    if has_shared_noise and noise_index + 1 < len(stages):
+        next_stage_name = type(stages[noise_index + 1]).__name__
         return (
-            f"{after} comes after the noise and changes rows one at a time, so that their sum no longer has the same "
+            f"{next_stage_name} comes after the noise and changes rows one at a time, so that their "
+            "sum no longer has the same "
             "noise; put it before the noise"
         )
-    for earlier in (*stages[:noise_index], stage):
-        if leak := _noiseless_memory(earlier):
+    for earlier_stage in (*stages[:noise_index], stage):
+        if leak := _noiseless_memory(earlier_stage):
             return leak
-    if shared and server_sees == "rows":
+    if has_shared_noise and server_sees == "rows":
         remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""
         return f"the strategy uses more of the rows than their sum, and only the sum has the noise{remedy}"
     if availability.law == "multiset" or (
@@ -186,7 +192,7 @@ def _claimed_epsilon(
     availability: Availability,
     server_sees: str,
     rounds: int,
-    remembers: bool,
+    has_client_memory: bool,
 ) -> Privacy:
     """ε of the events that bound this sampling."""
     z, m = sum_multiplier(stage), availability.population.clients
@@ -197,26 +203,39 @@ def _claimed_epsilon(
         )
         if counts:
             description += "; the server is trusted with the counts of rows within the clipping norm"
-        return _privacy_of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, description)
-    if type(availability) is UniformK and not remembers:
-        mechanism = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
+        return _privacy_of(
+            Mechanism(NEIGHBOURS_REPLACE_ONE, KNOWN_SAMPLING, z / 2, counts, by_row=True),
+            stage.delta,
+            rounds,
+            description,
+        )
+    if type(availability) is UniformK and not has_client_memory:
+        mechanism = Mechanism(
+            NEIGHBOURS_REPLACE_ONE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, num_drawn=availability.k
+        )
         description = (
             f"one client replaced by another; {availability.k} of {m} clients are sampled without replacement, and the "
             "sample is kept secret"
         )
         return _privacy_of(mechanism, stage.delta, rounds, description)
     if server_sees == "sum" and type(availability) is Bernoulli and _has_independent_probabilities(availability):
-        q, empty = _sampling_bounds(availability, rounds)
+        q, empty_round_probability = _sampling_bounds(availability, rounds)
         description = (
             f"one client added or removed; each client participates independently with probability at most {q:g}, and "
             "the sample is kept secret"
         )
-        return _privacy_of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, description, empty)
+        return _privacy_of(
+            Mechanism(NEIGHBOURS_ADD_OR_REMOVE, POISSON_SAMPLING, z, counts, q=q),
+            stage.delta,
+            rounds,
+            description,
+            empty_round_probability,
+        )
     description = (
         "one client's rows replaced by zeros; no amplification by sampling: the server knows which clients "
         "participate, and every client is assumed to participate in every round"
     )
-    return _privacy_of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, description)
+    return _privacy_of(Mechanism(NEIGHBOURS_ZERO_OUT, KNOWN_SAMPLING, z, counts), stage.delta, rounds, description)
 
 
 def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
@@ -259,24 +278,31 @@ def _do_clients_repeat(availability: Availability, rounds: int) -> bool:
 def _sampling_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     """The largest p_i^t, and a bound on the probability of any empty round: those add no noise, and are seen."""
     is_stationary = isinstance(availability.trajectory, Stationary)
-    largest, empty = 0.0, 0.0
+    max_sampling_rate, empty_round_probability = 0.0, 0.0
     for t in range(1 if is_stationary else rounds):
         p = availability.probabilities(t)
-        largest = max(largest, float(p.max()))
-        empty += float(np.prod(np.sort(1 - p, axis=1)[:, 1:], axis=1).max())  # the likeliest client left out
-    return largest, min(1.0, empty * (rounds if is_stationary else 1))
+        max_sampling_rate = max(max_sampling_rate, float(p.max()))
+        empty_round_probability += float(
+            np.prod(np.sort(1 - p, axis=1)[:, 1:], axis=1).max()
+        )  # the likeliest client left out
+    return max_sampling_rate, min(1.0, empty_round_probability * (rounds if is_stationary else 1))
 
 
-def _privacy_of(mechanism: Mechanism, delta: float, rounds: int, reason: str, empty: float = 0.0) -> Privacy:
+def _privacy_of(
+    mechanism: Mechanism, delta: float, rounds: int, reason: str, empty_round_probability: float = 0.0
+) -> Privacy:
     try:
         epsilon = epsilon_of(mechanism, delta, rounds)
     except ImportError:
         return Privacy(f"ε is not computed without dp-accounting: install fedsim-torch[privacy] ({reason})")
-    total_delta = delta + (1 + math.exp(min(epsilon, 700.0))) * empty
-    if not total_delta < 1:
-        return Privacy(f"no ε is claimed: a round without clients has no noise, and its probability is {empty:.2g}")
-    statement = f"ε = {epsilon:.4g} at δ = {total_delta:.3g} after {rounds} rounds (RDP): {reason}"
-    return Privacy(statement, epsilon, total_delta, mechanism)
+    total_privacy_delta = delta + (1 + math.exp(min(epsilon, 700.0))) * empty_round_probability
+    if not total_privacy_delta < 1:
+        return Privacy(
+            "no ε is claimed: a round without clients has no noise, and its probability is "
+            f"{empty_round_probability:.2g}"
+        )
+    statement = f"ε = {epsilon:.4g} at δ = {total_privacy_delta:.3g} after {rounds} rounds (RDP): {reason}"
+    return Privacy(statement, epsilon, total_privacy_delta, mechanism)
 
 
 def epsilon_of(mechanism: Mechanism, delta: float, rounds: int) -> float:
@@ -295,10 +321,10 @@ def epsilon_of(mechanism: Mechanism, delta: float, rounds: int) -> float:
     else:
         event = dp.GaussianDpEvent(mechanism.sum_multiplier)
         event = dp.ComposedDpEvent([event, *counts]) if counts else event
-    if mechanism.sampling == POISSON:
+    if mechanism.sampling == POISSON_SAMPLING:
         event = dp.PoissonSampledDpEvent(mechanism.q, event)
     elif mechanism.sampling == WITHOUT_REPLACEMENT:
-        event = dp.SampledWithoutReplacementDpEvent(mechanism.clients, mechanism.drawn, event)
+        event = dp.SampledWithoutReplacementDpEvent(mechanism.clients, mechanism.num_drawn, event)
     accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation[mechanism.relation])
     logger = logging.getLogger("absl")
     level = logger.level

@@ -24,11 +24,22 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.core.report import Report
-from fedsim.uplink.accounting import ADD_OR_REMOVE, KNOWN, REPLACE, Mechanism, Privacy, epsilon_of, sum_multiplier
+from fedsim.uplink.accounting import (
+    KNOWN_SAMPLING,
+    NEIGHBOURS_ADD_OR_REMOVE,
+    NEIGHBOURS_REPLACE_ONE,
+    Mechanism,
+    Privacy,
+    epsilon_of,
+    sum_multiplier,
+)
 from fedsim.uplink.chain import Uplink
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
 
-LONG, SHORT = 10.0, 0.999  # lengths of rows, in units of C: one that is clipped and one that is not
+CLIPPED_LENGTH, UNCLIPPED_LENGTH = (
+    10.0,
+    0.999,
+)  # lengths of rows, in units of C: one that is clipped and one that is not
 AUDITED_DIMENSIONS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
 WORLDS_AT_ONCE = 2000  # worlds simulated together
 
@@ -116,9 +127,9 @@ def audit(
     mechanism = claim.mechanism
     if mechanism is None or claim.epsilon is None or claim.delta is None:
         raise ConfigError(f"nothing is claimed that could be audited: {claim.statement}")
-    if checks.whole_number("--worlds", worlds) < 200:
+    if checks.check_whole_number("--worlds", worlds) < 200:
         raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
-    present = np.arange(worlds) % 2 == 0
+    canary_present = np.arange(worlds) % 2 == 0
     starts = range(0, worlds, WORLDS_AT_ONCE)
     score_blocks = [
         _scores(
@@ -127,29 +138,38 @@ def audit(
             mechanism,
             rounds,
             seed + np.arange(worlds)[a : a + WORLDS_AT_ONCE],
-            present[a : a + WORLDS_AT_ONCE],
+            canary_present[a : a + WORLDS_AT_ONCE],
         )
         for a in starts
     ]
-    ratios, single, times = (np.concatenate(blocks) for blocks in zip(*score_blocks, strict=True))
+    ratios, best_single_scores, times = (np.concatenate(blocks) for blocks in zip(*score_blocks, strict=True))
     if mechanism.tree:  # whose claim is for a client that takes part once; a random process may let it come again
-        present, ratios, single, times = (values[times <= 1] for values in (present, ratios, single, times))
-    if min(present.sum(), (~present).sum()) < 50:
+        canary_present, ratios, best_single_scores, times = (
+            values[times <= 1] for values in (canary_present, ratios, best_single_scores, times)
+        )
+    if min(canary_present.sum(), (~canary_present).sum()) < 50:
         raise ConfigError(
             f"--worlds {worlds} is too few: in most of them a client takes part more than once; give more"
         )
-    always = mechanism.sampling == KNOWN and bool((times == rounds).all())
-    one_round = not always and not mechanism.tree  # where the canary is rare, most worlds show little of the whole
-    error_probability = (1 - confidence) / (1 + (mechanism.sampling == KNOWN) + one_round)  # of each finding
-    plain = clopper_pearson(ratios[present], ratios[~present], claim.delta, error_probability)
-    findings = [Finding(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain)]
-    if mechanism.sampling == KNOWN:
-        bound = gaussian_bound(ratios[present], ratios[~present], claim.delta, error_probability)
+    always_participates = mechanism.sampling == KNOWN_SAMPLING and bool((times == rounds).all())
+    one_round = (
+        not always_participates and not mechanism.tree
+    )  # where the canary is rare, most worlds show little of the whole
+    error_probability = (1 - confidence) / (1 + (mechanism.sampling == KNOWN_SAMPLING) + one_round)  # of each finding
+    plain_bound = clopper_pearson(ratios[canary_present], ratios[~canary_present], claim.delta, error_probability)
+    findings = [Finding(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain_bound)]
+    if mechanism.sampling == KNOWN_SAMPLING:
+        bound = gaussian_bound(ratios[canary_present], ratios[~canary_present], claim.delta, error_probability)
         findings.append(Finding(GAUSSIAN_ASSUMPTION, claim.epsilon, *bound))
     if one_round:
-        observed = ~np.isnan(single)
-        round_epsilon = epsilon_of(replace(mechanism, sampling=KNOWN), claim.delta, 1)
-        bound = gaussian_bound(single[present & observed], single[~present & observed], claim.delta, error_probability)
+        observed = ~np.isnan(best_single_scores)
+        round_epsilon = epsilon_of(replace(mechanism, sampling=KNOWN_SAMPLING), claim.delta, 1)
+        bound = gaussian_bound(
+            best_single_scores[canary_present & observed],
+            best_single_scores[~canary_present & observed],
+            claim.delta,
+            error_probability,
+        )
         findings.append(Finding(ONE_ROUND_ASSUMPTION, round_epsilon, *bound))
     return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(findings))
 
@@ -160,7 +180,7 @@ def _scores(
     mechanism: Mechanism,
     rounds: int,
     seeds: np.ndarray,
-    present: np.ndarray,
+    canary_present: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[W] the log-likelihood ratio of the two neighbours in each world, as the adversary computes it.
 
@@ -168,7 +188,7 @@ def _scores(
     third one is the number of these rounds.
     """
     canary = _canary_client(availability, rounds)
-    federation, process = _worlds(availability, seeds)
+    federation, process = _federation_of_games(availability, seeds)
     chain, memory = copy.deepcopy(uplink), Memory()
     chain.setup(federation, process)
     chain.remember(memory, federation, torch.zeros(len(seeds), AUDITED_DIMENSIONS, dtype=federation.dtype))
@@ -176,12 +196,12 @@ def _scores(
     for t in range(rounds):
         counts, probabilities = np.array(process.counts(t)), process.probabilities(t)
         takes_part, q = counts[:, canary] > 0, probabilities[:, canary]
-        if mechanism.relation == ADD_OR_REMOVE:
-            counts[~present, canary] = 0
-        cohort = federation.cohort(counts, probabilities, t)
+        if mechanism.relation == NEIGHBOURS_ADD_OR_REMOVE:
+            counts[~canary_present, canary] = 0
+        cohort = federation.make_cohort(counts, probabilities, t)
         norms_before = _adaptive_norms(chain, memory, federation)
         sign = 1.0 if t % 2 == 0 or mechanism.tree else -1.0  # so that noise that repeats itself cancels
-        rows = _sent_rows(cohort, norms_before[-1][1], canary, present, mechanism, sign)
+        rows = _sent_rows(cohort, norms_before[-1][1], canary, canary_present, mechanism, sign)
         placeholder = rows[:, 0]
         report = Report(
             cohort,
@@ -195,13 +215,13 @@ def _scores(
         received = chain(report, memory).innovation
         if mechanism.by_row:
             released_sum = torch.zeros(len(seeds), dtype=rows.dtype)
-            canary_mask = (cohort.client == canary) & (cohort.count > 0)
-            released_sum[cohort.replicate[canary_mask]] = received[canary_mask, 0]
+            canary_mask = (cohort.client_index == canary) & (cohort.multiplicity > 0)
+            released_sum[cohort.replicate_index[canary_mask]] = received[canary_mask, 0]
         else:
             released_sum = cohort.sum(received)[:, 0]
         total = sign * (released_sum / norms_before[-1][1]).double().numpy()
-        adversary.observe_round(total, _counts(chain, memory, norms_before), takes_part, q, cohort.nonempty.numpy())
-    return adversary.score(), adversary.single, adversary.times
+        adversary.observe_round(total, _counts(chain, memory, norms_before), takes_part, q, cohort.is_nonempty.numpy())
+    return adversary.score(), adversary.first_round_scores, adversary.times
 
 
 def _canary_client(availability: Availability, rounds: int) -> int:
@@ -209,7 +229,7 @@ def _canary_client(availability: Availability, rounds: int) -> int:
     return int(sum(availability.probabilities(t)[0] for t in range(rounds)).argmax())
 
 
-def _worlds(availability: Availability, seeds: np.ndarray) -> tuple[Federation, Availability]:
+def _federation_of_games(availability: Availability, seeds: np.ndarray) -> tuple[Federation, Availability]:
     """A federation with a replicate for every world, and the process bound to it. All are like the first replicate."""
     run, m = availability.federation, availability.population.clients
     assert run is not None
@@ -217,12 +237,12 @@ def _worlds(availability: Availability, seeds: np.ndarray) -> tuple[Federation, 
     federation = Federation(
         tuple(int(seed) for seed in seeds),
         m,
-        np.tile(run.sizes[:m], len(seeds)),
+        np.tile(run.num_samples[:m], len(seeds)),
         None if fractions is None else np.repeat(fractions[:1], len(seeds), axis=0),
         dtype=run.dtype,
-        shares=run.data_fractions[:m],
+        client_shares=run.data_fractions[:m],
         weighting=run.weighting,
-        names=run.names,
+        client_names=run.client_names,
         num_newcomers=run.num_newcomers,
     )
     names = availability.population.names_by_replicate
@@ -248,16 +268,16 @@ def _adaptive_norms(chain: Uplink, memory: Memory, federation: Federation) -> li
     number, stage = next((k, s) for k, s in enumerate(chain.stages) if isinstance(s, (GaussianNoise, TreeNoise)))
     if adaptive and adaptive[-1][0] == number:
         return [*adaptive, adaptive[-1]]
-    return [*adaptive, (number, torch.full((federation.replicates,), stage.norm, dtype=federation.dtype))]
+    return [*adaptive, (number, torch.full((federation.num_replicates,), stage.norm, dtype=federation.dtype))]
 
 
-def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
+def _counts(chain: Uplink, memory: Memory, norms_before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
     """[W] each noisy count of the round, read off how the norm moved."""
     noisy_counts = []
-    for (number, stage), (_, old) in zip(_adaptive_stages(chain), before, strict=False):
-        new = memory.server[f"uplink {number} norm"]
+    for (number, stage), (_, old_norm) in zip(_adaptive_stages(chain), norms_before, strict=False):
+        new_norm = memory.server[f"uplink {number} norm"]
         assert stage.quantile is not None
-        share = stage.quantile - torch.log(new.double() / old.double()) / stage.rate
+        share = stage.quantile - torch.log(new_norm.double() / old_norm.double()) / stage.rate
         noisy_counts.append((share * stage.expected.double()).numpy())
     return noisy_counts
 
@@ -272,14 +292,14 @@ def _sent_rows(
     """
     norms = cohort.broadcast(norm)
     rows = torch.zeros(len(cohort), AUDITED_DIMENSIONS, dtype=norm.dtype)
-    canary_mask, canary_present = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
-    rows[:, 1] = torch.where(canary_mask, 0.0, LONG * norms)
-    if mechanism.relation == ADD_OR_REMOVE:
-        lengths = torch.where(canary_present, SHORT, 0.0)
-    elif mechanism.relation == REPLACE:
-        lengths = torch.where(canary_present, SHORT, -LONG)
+    canary_mask, canary_present = cohort.client_index == canary, torch.as_tensor(present)[cohort.replicate_index]
+    rows[:, 1] = torch.where(canary_mask, 0.0, CLIPPED_LENGTH * norms)
+    if mechanism.relation == NEIGHBOURS_ADD_OR_REMOVE:
+        lengths = torch.where(canary_present, UNCLIPPED_LENGTH, 0.0)
+    elif mechanism.relation == NEIGHBOURS_REPLACE_ONE:
+        lengths = torch.where(canary_present, UNCLIPPED_LENGTH, -CLIPPED_LENGTH)
     else:
-        lengths = torch.where(canary_present, LONG, 0.0)
+        lengths = torch.where(canary_present, CLIPPED_LENGTH, 0.0)
     rows[:, 0] = torch.where(canary_mask, sign * lengths * norms, 0.0)
     return rows
 
@@ -296,7 +316,7 @@ class _Adversary:
         rounds: T.
 
     Attributes:
-        single: [W] the ratio of the first round in which the canary takes part; NaN before.
+        first_round_scores: [W] the ratio of the first round in which the canary takes part; NaN before.
         times: [W] in how many rounds it has taken part.
     """
 
@@ -304,7 +324,7 @@ class _Adversary:
         stage = next(s for s in chain.stages if isinstance(s, (GaussianNoise, TreeNoise)))
         self.mechanism, self.z = mechanism, sum_multiplier(stage)
         self.deviations = [s.count_noise for _, s in _adaptive_stages(chain)]
-        self.sum, self.single = np.zeros(worlds), np.full(worlds, np.nan)
+        self.sum, self.first_round_scores = np.zeros(worlds), np.full(worlds, np.nan)
         self.released, self.means = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
         self.nonempty, self.times = np.zeros(worlds, dtype=int), np.zeros(worlds, dtype=int)
 
@@ -328,16 +348,16 @@ class _Adversary:
                 log_ratio = log_ratio + (count * counted - counted**2 / 2) / deviation**2
             return log_ratio
 
-        if self.mechanism.relation == ADD_OR_REMOVE:
+        if self.mechanism.relation == NEIGHBOURS_ADD_OR_REMOVE:
             present_ratio, absent_ratio = likelihood(1, 1), np.zeros_like(total)
-        elif self.mechanism.relation == REPLACE:
+        elif self.mechanism.relation == NEIGHBOURS_REPLACE_ONE:
             present_ratio, absent_ratio = likelihood(1, 1), likelihood(-1, 0)
         else:
             present_ratio, absent_ratio = likelihood(1, 0), likelihood(0, 1)
         self.times += takes_part
-        first = takes_part & np.isnan(self.single)
-        self.single[first] = (present_ratio - absent_ratio)[first]
-        if self.mechanism.sampling == KNOWN:
+        is_first_round = takes_part & np.isnan(self.first_round_scores)
+        self.first_round_scores[is_first_round] = (present_ratio - absent_ratio)[is_first_round]
+        if self.mechanism.sampling == KNOWN_SAMPLING:
             self.sum += np.where(takes_part, present_ratio - absent_ratio, 0.0)
         else:
             with np.errstate(divide="ignore"):
@@ -345,20 +365,20 @@ class _Adversary:
             self.sum += np.logaddexp(log_absent, log_present + present_ratio) - np.logaddexp(
                 log_absent, log_present + absent_ratio
             )
-        worlds = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
-        self.released[worlds, self.nonempty[worlds]] = total[worlds]
-        self.means[worlds, self.nonempty[worlds]] = takes_part[worlds]
-        self.nonempty[worlds] += 1
+        game_indices = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
+        self.released[game_indices, self.nonempty[game_indices]] = total[game_indices]
+        self.means[game_indices, self.nonempty[game_indices]] = takes_part[game_indices]
+        self.nonempty[game_indices] += 1
 
     def score(self) -> np.ndarray:
         """[W] the ratio of all rounds; 0 where it is not a number."""
         ratios = self.sum.copy()
         if self.mechanism.tree:
             for length in np.unique(self.nonempty):
-                worlds = self.nonempty == length
-                shift, y = self.means[worlds, :length], self.released[worlds, :length]
+                game_indices = self.nonempty == length
+                shift, y = self.means[game_indices, :length], self.released[game_indices, :length]
                 precision = np.linalg.inv(self.z**2 * _covariance(int(length)))
-                ratios[worlds] += ((shift @ precision) * (y - shift / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
+                ratios[game_indices] += ((shift @ precision) * (y - shift / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
         return np.nan_to_num(ratios)
 
 
@@ -418,17 +438,19 @@ def clopper_pearson(
             if (value := epsilon(first_scores[::2], second_scores[::2], float(t))) > best:
                 best_split, best = (first_scores, second_scores, float(t)), value
     first_scores, second_scores, t = best_split
-    none = clopper_pearson_upper_bound(0, len(second_scores[1::2]), error_probability / 2)
-    return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(0.0, math.log((1 - none) / none))
+    bound_without_errors = clopper_pearson_upper_bound(0, len(second_scores[1::2]), error_probability / 2)
+    return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(
+        0.0, math.log((1 - bound_without_errors) / bound_without_errors)
+    )
 
 
 def gaussian_bound(
-    first: np.ndarray, second: np.ndarray, delta: float, error_probability: float
+    first_scores: np.ndarray, second_scores: np.ndarray, delta: float, error_probability: float
 ) -> tuple[float, float]:
     """ε at δ of μ-GDP with μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), the errors of deciding by the sign of the score; and its ceiling.
 
     Args:
-        first, second: [n] log-likelihood ratios of worlds with either neighbour.
+        first_scores, second_scores: [n] log-likelihood ratios of worlds with either neighbour.
         delta: δ.
         error_probability: probability that the bound is too large, at most, if the trade-off of errors is a Gaussian's.
     """
@@ -436,11 +458,11 @@ def gaussian_bound(
     from scipy.stats import norm
 
     def epsilon(false_positives: int, false_negatives: int) -> float:
-        alpha = clopper_pearson_upper_bound(false_positives, len(second), error_probability / 2)
-        beta = clopper_pearson_upper_bound(false_negatives, len(first), error_probability / 2)
+        alpha = clopper_pearson_upper_bound(false_positives, len(second_scores), error_probability / 2)
+        beta = clopper_pearson_upper_bound(false_negatives, len(first_scores), error_probability / 2)
         mu = float(norm.isf(alpha) - norm.ppf(beta))
         return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
 
-    if not len(first) or not len(second):
+    if not len(first_scores) or not len(second_scores):
         return 0.0, 0.0
-    return epsilon(int((second > 0).sum()), int((first <= 0).sum())), epsilon(0, 0)
+    return epsilon(int((second_scores > 0).sum()), int((first_scores <= 0).sum())), epsilon(0, 0)

@@ -36,10 +36,10 @@ class Uplink:
     """
 
     def __init__(self, *stages: Stage | Sequence[Stage], **named_stages: Stage) -> None:
-        unnamed = stages[0] if len(stages) == 1 and isinstance(stages[0], (list, tuple)) else stages
-        self.stages: tuple[Stage, ...] = (*unnamed, *named_stages.values())
-        self.named_parts = {type(stage).__name__.lower(): stage for stage in unnamed} | named_stages
-        names = [*(f"stage {number}" for number in range(len(unnamed))), *named_stages]
+        stage_list = stages[0] if len(stages) == 1 and isinstance(stages[0], (list, tuple)) else stages
+        self.stages: tuple[Stage, ...] = (*stage_list, *named_stages.values())
+        self.named_parts = {type(stage).__name__.lower(): stage for stage in stage_list} | named_stages
+        names = [*(f"stage {number}" for number in range(len(stage_list))), *named_stages]
         for name, stage in zip(names, self.stages, strict=True):
             if isinstance(stage, type):
                 raise ConfigError(
@@ -63,14 +63,14 @@ class Uplink:
 
     def code(self, dimension: int, size: int) -> Encoding:
         """How a row of so many numbers, of `size` bytes each, is written in the end."""
-        code = plain = Encoding(dimension, 8 * size)
+        code = plain_encoding = Encoding(dimension, 8 * size)
         for stage in self.stages:
-            code = stage.code(code, plain)
+            code = stage.code(code, plain_encoding)
             if not isinstance(code, Encoding) or code.bytes < 0:
-                returned = f"{code.bytes} bytes" if isinstance(code, Encoding) else type(code).__name__
+                returned_text = f"{code.bytes} bytes" if isinstance(code, Encoding) else type(code).__name__
                 raise ConfigError(
                     f"uplink={type(stage).__name__}: code must return an Encoding of 0 bytes or more, and returns "
-                    f"{returned}"
+                    f"{returned_text}"
                 )
         return code
 
@@ -80,19 +80,25 @@ class Uplink:
             return report
         cohort = report.cohort
         sent_rows, end = report.innovation, report.end
-        sends = np.flatnonzero(cohort.host.count > 0)
-        sender_index = None if len(sends) == len(cohort) else torch.as_tensor(sends, device=sent_rows.device)
-        cohort, rows = (cohort, sent_rows) if sender_index is None else (cohort.subset(sends), sent_rows[sender_index])
+        sending_rows = np.flatnonzero(cohort.host_index.multiplicity > 0)
+        sender_index = (
+            None if len(sending_rows) == len(cohort) else torch.as_tensor(sending_rows, device=sent_rows.device)
+        )
+        cohort, rows = (
+            (cohort, sent_rows) if sender_index is None else (cohort.subset(sending_rows), sent_rows[sender_index])
+        )
         start = report.start if sender_index is None else report.start[sender_index]
         for number, stage in enumerate(self.stages):
             arrived_rows = stage(rows, StageContext(cohort, memory, number))
             if (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
                 same_shape = arrived_rows.shape == rows.shape
-                returned, expected = (
+                returned_text, expected = (
                     str(tensor.dtype).removeprefix("torch.") if same_shape else str(list(tensor.shape))
                     for tensor in (arrived_rows, rows)
                 )
-                raise ConfigError(f"uplink={type(stage).__name__} must return rows {expected}, and returns {returned}")
+                raise ConfigError(
+                    f"uplink={type(stage).__name__} must return rows {expected}, and returns {returned_text}"
+                )
             rows = arrived_rows
         if sender_index is None:
             received, end = rows, start - rows

@@ -42,8 +42,8 @@ class Compressor(Stage):
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {} if self.feedback == "none" else {self.feedback: federation.zeros(dimension)}
 
-    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
-        if any(isinstance(stage, Compressor) and stage.feedback == "ef21" for stage in before):
+    def setup(self, federation: Federation, availability: Availability, earlier_stages: Sequence[Stage]) -> None:
+        if any(isinstance(stage, Compressor) and stage.feedback == "ef21" for stage in earlier_stages):
             raise ConfigError(
                 f"uplink={type(self).__name__} comes after a stage with feedback=ef21, whose rows are put together on "
                 "the server: there is nothing left to compress; take one stage, or feedback=ef14"
@@ -56,13 +56,13 @@ class Compressor(Stage):
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if self.feedback == "none":
             return self.compress(rows, link.keys)
-        remembered = link.gather(self.feedback)
+        residual = link.gather(self.feedback)
         if self.feedback == "ef14":
-            compensated = rows + remembered
-            arrived_rows = self.compress(compensated, link.keys)
-            link.scatter("ef14", compensated - arrived_rows)
+            compensated_rows = rows + residual
+            arrived_rows = self.compress(compensated_rows, link.keys)
+            link.scatter("ef14", compensated_rows - arrived_rows)
             return arrived_rows
-        arrived_rows = remembered + self.compress(rows - remembered, link.keys)
+        arrived_rows = residual + self.compress(rows - residual, link.keys)
         link.scatter("ef21", arrived_rows)
         return arrived_rows
 
@@ -109,9 +109,9 @@ class TopK(Sparse):
         indices = rows.abs().topk(self.count(rows.shape[1]), dim=1, sorted=False).indices
         return torch.zeros_like(rows).scatter(1, indices, rows.gather(1, indices))
 
-    def code(self, code: Encoding, plain: Encoding) -> Encoding:
-        k = self.count(plain.values)
-        position_bytes = min(4 * k, -(-plain.values // 8)) if k < plain.values else 0
+    def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
+        k = self.count(plain_encoding.values)
+        position_bytes = min(4 * k, -(-plain_encoding.values // 8)) if k < plain_encoding.values else 0
         return replace(code, values=k, index_bytes=position_bytes)
 
 
@@ -126,13 +126,15 @@ class RandK(Sparse):
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         d = rows.shape[1]
         k = self.count(d)
-        indices = rng.bits(keys[:, None], torch.arange(d, device=rows.device)).topk(k, dim=1, sorted=False).indices
+        indices = (
+            rng.random_bits(keys[:, None], torch.arange(d, device=rows.device)).topk(k, dim=1, sorted=False).indices
+        )
         scale = d / k if self.feedback == "none" else 1.0
         return torch.zeros_like(rows).scatter(1, indices, rows.gather(1, indices) * scale)
 
-    def code(self, code: Encoding, plain: Encoding) -> Encoding:
-        k = self.count(plain.values)
-        return replace(code, values=k, index_bytes=8) if k < plain.values else code
+    def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
+        k = self.count(plain_encoding.values)
+        return replace(code, values=k, index_bytes=8) if k < plain_encoding.values else code
 
 
 class QSGD(Compressor):
@@ -156,9 +158,11 @@ class QSGD(Compressor):
         uniform_numbers = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
         return norm * rows.sign() * (level + uniform_numbers).floor() / self.levels
 
-    def code(self, code: Encoding, plain: Encoding) -> Encoding:
+    def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
         return replace(
-            code, bits=1 + math.ceil(math.log2(self.levels + 1)), extra_bytes=code.extra_bytes + plain.bits // 8
+            code,
+            bits=1 + math.ceil(math.log2(self.levels + 1)),
+            extra_bytes=code.extra_bytes + plain_encoding.bits // 8,
         )
 
 
@@ -180,5 +184,5 @@ class Sign(Compressor):
         signs = torch.where(rows < 0, -1.0, 1.0).to(rows.dtype)
         return rows.abs().mean(1, keepdim=True) * signs if self.scaled else signs
 
-    def code(self, code: Encoding, plain: Encoding) -> Encoding:
-        return Encoding(plain.values, 1, extra_bytes=plain.bits // 8 if self.scaled else 0)
+    def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
+        return Encoding(plain_encoding.values, 1, extra_bytes=plain_encoding.bits // 8 if self.scaled else 0)

@@ -11,12 +11,12 @@ from torch import Tensor
 from fedsim.availability import Availability
 from fedsim.core import rng
 from fedsim.core.constraints import Fraction, NonNegative, OneOf, Positive, PositiveFraction
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.uplink.stage import Encoding, Stage, StageContext
 
-PLACES = ("round", "client")
+NOISE_LOCATIONS = ("round", "client")
 
 
 class Clip(Stage):
@@ -33,7 +33,7 @@ class Clip(Stage):
         count_noise: σ_b, standard deviation of the noise in the count of those rows.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf("rate", lambda component, run: component.quantile is not None, "{at}.quantile"),
         EffectiveIf("count_noise", lambda component, run: component.quantile is not None, "{at}.quantile"),
     )
@@ -50,7 +50,7 @@ class Clip(Stage):
         self.rate = rate
         self.count_noise = count_noise
 
-    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
+    def setup(self, federation: Federation, availability: Availability, earlier_stages: Sequence[Stage]) -> None:
         if self.quantile is not None:
             expected = availability.probabilities(0).sum(1).clip(min=1.0)
             self.expected = torch.as_tensor(expected, dtype=federation.dtype).to(federation.device)
@@ -58,14 +58,16 @@ class Clip(Stage):
     def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         if self.quantile is None:
             return {}
-        return {"norm": torch.full((federation.replicates,), self.norm, dtype=federation.dtype).to(federation.device)}
+        return {
+            "norm": torch.full((federation.num_replicates,), self.norm, dtype=federation.dtype).to(federation.device)
+        }
 
     def bound(self, link: StageContext) -> Tensor:
         """[R] C."""
         if self.quantile is not None:
             return link.server("norm").clone()
         federation = link.cohort.federation
-        return torch.full((federation.replicates,), self.norm, dtype=federation.dtype, device=federation.device)
+        return torch.full((federation.num_replicates,), self.norm, dtype=federation.dtype, device=federation.device)
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         return self.clip_rows(rows, link, self.bound(link))
@@ -78,7 +80,7 @@ class Clip(Stage):
             noise = self.count_noise * rng.normal(link.server_keys, torch.zeros_like(link.server_keys), bound.dtype)
             share = (cohort.sum((norm <= row_bounds).to(rows.dtype)) + noise) / self.expected
             next_bound = bound * torch.exp(-self.rate * (share - self.quantile))
-            link.server("norm").copy_(cohort.unless_empty(next_bound, bound))
+            link.server("norm").copy_(cohort.where_nonempty(next_bound, bound))
         return rows * (row_bounds / norm).clamp(max=1.0)[:, None]
 
 
@@ -110,7 +112,7 @@ class GaussianNoise(Clip):
         rate: Positive = 0.2,
         count_noise: NonNegative = 0.0,
         multiplier: Positive = 1.0,
-        per: Annotated[str, OneOf(*PLACES)] = "round",
+        per: Annotated[str, OneOf(*NOISE_LOCATIONS)] = "round",
         delta: PositiveFraction = 1e-5,
     ) -> None:
         super().__init__(norm, quantile, rate, count_noise)
@@ -128,15 +130,15 @@ class GaussianNoise(Clip):
                 )
             self.of_rows = remaining_precision**-0.5
 
-    def code(self, code: Encoding, plain: Encoding) -> Encoding:
-        return plain if self.per == "client" else code
+    def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
+        return plain_encoding if self.per == "client" else code
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         cohort, bound = link.cohort, self.bound(link)
         rows = self.clip_rows(rows, link, bound)
         deviation = self.of_rows * bound
         if self.per == "round":
-            squares = cohort.sum(cohort.count)  # a client drawn c times brings its noise c times
+            squares = cohort.sum(cohort.multiplicity)  # a client drawn c times brings its noise c times
             deviation = deviation / squares.clamp(min=1.0).sqrt()
         columns = torch.arange(rows.shape[1], device=rows.device)
         return rows + cohort.broadcast(deviation)[:, None] * rng.normal(link.keys[:, None], columns, rows.dtype)
@@ -163,25 +165,25 @@ class TreeNoise(Clip):
         self.delta = delta
 
     def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
-        return {"rounds": torch.zeros(federation.replicates, dtype=torch.int64, device=federation.device)}
+        return {"rounds": torch.zeros(federation.num_replicates, dtype=torch.int64, device=federation.device)}
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         cohort, rounds = link.cohort, link.server("rounds")
         clipped = super().__call__(rows, link)
-        after = rounds + cohort.nonempty
+        rounds_after = rounds + cohort.is_nonempty
         levels = (cohort.round + 1).bit_length()
-        new, old = (self.noise(link.lasting_keys, k, levels, rows) for k in (after, rounds))
-        rounds.copy_(after)
-        count = cohort.sum(torch.ones_like(cohort.count)).clamp(min=1.0)
-        return clipped + cohort.broadcast(self.norm * self.multiplier * (new - old) / count[:, None])
+        new_noise, old_noise = (self.noise(link.lasting_keys, k, levels, rows) for k in (rounds_after, rounds))
+        rounds.copy_(rounds_after)
+        count = cohort.sum(torch.ones_like(cohort.multiplicity)).clamp(min=1.0)
+        return clipped + cohort.broadcast(self.norm * self.multiplier * (new_noise - old_noise) / count[:, None])
 
     @staticmethod
-    def noise(keys: Tensor, rounds: Tensor, levels: int, like: Tensor) -> Tensor:
-        """[R, d] N_k at z C = 1 of k = rounds [R] < 2^levels; d and dtype are those of rows `like` [n, d]."""
-        columns = torch.arange(like.shape[1], device=keys.device)
-        noise = like.new_zeros(len(keys), like.shape[1])
+    def noise(keys: Tensor, rounds: Tensor, levels: int, row_template: Tensor) -> Tensor:
+        """[R, d] N_k at z C = 1 of k = rounds [R] < 2^levels; d and dtype are those of rows `row_template` [n, d]."""
+        columns = torch.arange(row_template.shape[1], device=keys.device)
+        noise = row_template.new_zeros(len(keys), row_template.shape[1])
         for level in range(levels):
             node = rounds >> level
-            node_keys = rng.fold(rng.fold(keys, level), node)[:, None]
-            noise += torch.where((node % 2 == 1)[:, None], rng.normal(node_keys, columns, like.dtype), 0.0)
+            node_keys = rng.fold_in(rng.fold_in(keys, level), node)[:, None]
+            noise += torch.where((node % 2 == 1)[:, None], rng.normal(node_keys, columns, row_template.dtype), 0.0)
         return noise

@@ -54,7 +54,7 @@ class StageContext:
     def keys(self) -> Tensor:
         """[n] int64 the random key of each row: of its seed, its client, the round and the stage."""
         cohort = self.cohort
-        return rng.row_keys(cohort.seed, rng.Purpose.UPLINK, cohort.client, cohort.round, self._stage)
+        return rng.row_keys(cohort.seed, rng.Purpose.UPLINK, cohort.client_index, cohort.round, self._stage)
 
     @property
     def server_keys(self) -> Tensor:
@@ -89,8 +89,8 @@ class Stage(Validated, ABC):
     remembered is what `memory` and `initial_server_memory` name.
     """
 
-    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
-        """Fix what depends on who exists and on the stages `before` this one; refuse what makes no sense."""
+    def setup(self, federation: Federation, availability: Availability, earlier_stages: Sequence[Stage]) -> None:
+        """Fix what depends on who exists and on the stages `earlier_stages` this one; refuse what makes no sense."""
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         """Name → [R·m', …] what is remembered of every client, as before round 0. The absent keep theirs."""
@@ -100,7 +100,7 @@ class Stage(Validated, ABC):
         """Name → [R, …] what is remembered of every replicate, as before round 0."""
         return {}
 
-    def code(self, code: Encoding, plain: Encoding) -> Encoding:
+    def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
         """How a row is written after this stage, given how it was before, and how it is with nothing done to it; as
         before unless said."""
         return code

@@ -23,7 +23,7 @@ clock = w.Clock(asked)
 def timed(simulation: Simulation, folder: str) -> Result:
     """The run, whose clock ticks whenever the local work of a round is done: from one tick to the next is a whole
     round. What the run does before its first round, such as trying its parts, hands out no work."""
-    steps = simulation.steps(folder, tracking=Tracking(progress="none"))
+    steps = simulation.run_steps(folder, tracking=Tracking(progress="none"))
     try:
         work = next(steps)
         while True:
@@ -53,5 +53,5 @@ with tempfile.TemporaryDirectory() as folder:
     result = timed(simulation, folder)
 end = result.state.model[0].numpy()
 steps = result.samples / w.BATCH
-setting = simulation.trainer.choice.describe()
+setting = simulation.trainer.executor_choice.describe()
 w.report(clock, np.array(start), np.array(end), steps, setting, torch.get_num_threads(), ["torch"])

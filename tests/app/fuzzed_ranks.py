@@ -34,7 +34,7 @@ def _rank(rank: int, count: int, folder: Path, compositions: dict[int, list[str]
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120))
-    ranks = Ranks.join()
+    ranks = Ranks.join_group()
     torch.save({number: ended(own, ranks) for number, own in compositions.items()}, folder / f"rank-{rank}")
     os._exit(0)
 

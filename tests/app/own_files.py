@@ -21,6 +21,7 @@ SETTINGS = {
     "availability=log": ["availability.path=log.csv", "availability.round=5"],
     "availability=table": ["availability.path=rounds.csv"],
     "availability=trace": ["availability.path=columns.csv"],
+    "drift=replay": ["drift.path=drift.csv"],
     "dataset=hub": ["dataset.path=csv", "dataset.data_files=people.csv", "dataset.x=[age,dose]", "dataset.y=ill"],
 }
 
@@ -33,6 +34,7 @@ def write(folder: Path) -> None:
     (folder / "log.csv").write_text("\n".join(["client,from,to", *(f"{k},{k},{k + 9}" for k in clients)]))
     (folder / "rounds.csv").write_text("\n".join(["client,round,available", *(f"{k},{k % 3},0.5" for k in clients)]))
     (folder / "columns.csv").write_text("\n".join([",".join(map(str, clients)), "1,0" + 10 * ",1", "0,1" + 10 * ",0"]))
+    (folder / "drift.csv").write_text("round,displacement\n0,0\n2,3\n")
     x, y = np.random.default_rng(0).random((60, 4), dtype=np.float32), np.arange(60) % 3
     np.savez(folder / "own.npz", x=x, y=y)
     users = {f"u{n}": {"x": x[n::3].tolist(), "y": y[::3].tolist()} for n in range(3)}

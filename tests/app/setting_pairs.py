@@ -22,28 +22,36 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from own_files import SETTINGS, write
-from settings_that_matter import AVAILABILITY, BASE, ELSEWHERE, more_files
+from settings_that_matter import AVAILABILITY, BASE, ELSEWHERE, SPLIT, more_files
 from small_runs import COMPANY, SHIFTED, configuration
 
 from fedsim.app.build import build
 from fedsim.app.config import groups, resolved_settings
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError, RunError
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 
 MADE_UP = ("binary", "gaussian", "house", "market", "pricing", "quadratics", "regression", "synthetic")
 MEANS = ("gau", "mar", "pri", "qua")
-BESIDE = {  # what a choice needs beside it
-    "drift=abrupt": ["drift.at=[1,2]"],
-    "availability=arrivals": ["availability.base.p=0.2"],
-    "model=mean": ["dataset=gaussian_mean", "partition=natural"],
-    **COMPANY,
-    **SETTINGS,
-    **{f"shift={name}": [*beside, "shift.references=none"] for name, beside in SHIFTED.items()},
-} | {
-    f"dataset={name}": ["partition=natural"] + (["model=mean"] if name.startswith(MEANS) else [])
-    for name in groups()["dataset"]
-    if name.startswith(MADE_UP)
-}
+BRIEF_SEARCH = ("shift.references=none", "shift.references_seconds=2")  # where a key asks for the points after all
+BESIDE = (
+    {  # what a choice needs beside it
+        "drift=abrupt": ["drift.at=[1,2]"],
+        "strategy=cfl": [*SPLIT[1:], "strategy.eps_1=100", "strategy.eps_2=0"],
+        "availability=arrivals": ["availability.base.p=0.2"],
+        "model=mean": ["dataset=gaussian_mean", "partition=natural"],
+        **COMPANY,
+        "strategy=fedfomo": ["partition.validation=0.2", "availability=full", "strategy.downloads=1"],
+        **SETTINGS,
+        "local=plugin": [*SHIFTED["demand"], "shift=demand", *BRIEF_SEARCH, "local.explore=6"],
+        **{f"shift={name}": BRIEF_SEARCH for name in ("elastic", "strategic")},
+        **{f"shift={name}": [*beside, *BRIEF_SEARCH] for name, beside in SHIFTED.items()},
+    }
+    | {
+        f"dataset={name}": ["partition=natural"] + (["model=mean"] if name.startswith(MEANS) else [])
+        for name in groups()["dataset"]
+        if name.startswith(MADE_UP)
+    }
+)
 # Keys of these do nothing but for the sake of others, and are covered there.
 LEFT_OUT = ("hydra", "tracking", "trainer", "out", "resume", "trusted", "objective", "device", "deterministic")
 
@@ -64,8 +72,8 @@ def given(cfg: DictConfig, whole: bool = False) -> tuple[str, list[str]]:
     remembered: list[Any] = []
     try:
         simulation = build(cfg)[0]
-        make = simulation.trainer.memory
-        simulation.trainer.memory = lambda model: remembered.append(make(model)) or remembered[0]  # type: ignore
+        make = simulation.trainer.initial_memory
+        simulation.trainer.initial_memory = lambda model: remembered.append(make(model)) or remembered[0]  # type: ignore
         result = simulation.run()
     except (ConfigError, DivergenceError, RunError) as error:
         if whole and isinstance(error, MissingDataError):
@@ -128,8 +136,8 @@ def keys_of(cfg: DictConfig) -> list[str]:
     """Keys of a composition that a run's numbers may depend on, interpolated ones left to those they follow."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
-    follow = {name for name, value in flatten({str(k): v for k, v in raw.items()}) if "${" in str(value)}
-    found = (name for name, _ in flatten(resolved_settings(cfg)))
+    follow = {name for name, value in flatten_settings({str(k): v for k, v in raw.items()}) if "${" in str(value)}
+    found = (name for name, _ in flatten_settings(resolved_settings(cfg)))
     return [
         name
         for name in found

@@ -36,6 +36,16 @@ PICTURES = [*FAKE, "+dataset.train.image_size=[3,8,8]"]
 PETS = ["dataset=image_folder", "dataset.path=pets"]
 COLOUR = ["partition=iid", *PICTURES]
 WINDOW = ["local.growing=true", "local.history=2"]
+REPLAYED = ["drift=replay", "drift.path=drift.csv"]
+DRIFTED = [
+    *SHIFTED["location"],
+    "availability=full",
+    "drift=abrupt",
+    "drift.at=[2]",
+    "drift.size=3",
+    "strategy=feddrift",
+]
+SPLIT = ["strategy=cfl", "availability=full", "evaluate=client_mean"]
 ADAPTIVE = ["local=profl", *PRICES, *WINDOW, "local.adaptive_samples=true", "local.max_samples=40"]
 
 # What automatic values do not reach: key → what stands beside it, and the other value.
@@ -169,6 +179,8 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "local.deals": (["local=pg", *PRICES, *WINDOW], "one"),
     "local.history": (["local=pofl", *PRICES, *WINDOW], "4"),
     "metrics": ([], "[f1_score]"),
+    "strategy.isolation": ([*DRIFTED, "strategy.isolation=1"], "3"),
+    "strategy.delta": ([*DRIFTED, "strategy.isolation=1"], "100"),
     "partition.distribution": (["partition=matched"], "[0.6,0.4,0,0,0,0,0,0,0,0]"),
     "partition.exponent": (["partition=quantity", "partition.law=power"], "2.0"),
     "partition.min_size": (["partition=quantity", "partition.sigma=2.0"], "60"),
@@ -183,6 +195,9 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "drift.size": (["drift=abrupt", "drift.at=[1]"], "3.0"),
     "drift.spread": (["drift=linear"], "0.9"),
     "drift.at": (["drift=abrupt", "drift.at=[1]"], "[9]"),
+    "drift.path": (REPLAYED, "brief.csv"),
+    "drift.between": (REPLAYED, "linear"),
+    "drift.repeat": (["drift=replay", "drift.path=brief.csv"], "true"),
     "drift.alternate": (["drift=abrupt", "drift.at=[1,2]"], "true"),
     "drift.rounds_of_clients": (["drift=by_client", "clients=3"], "[0,1,1]"),
     "drift.first": (["drift=by_client", "drift.first=1", "drift.last=1"], "0"),
@@ -217,6 +232,12 @@ WHERE: dict[str, tuple[list[str], str]] = {
         ],
         "plain",
     ),
+    "clock.power": (["clock=devices"], "2.0"),
+    "clock.joules_down": (["clock=devices"], "2.0"),
+    "clock.joules_up": (["clock=devices"], "2.0"),
+    "clock.rejoin": (["clock=events", "clock.failure=0.5"], "3.0"),
+    "clock.shared_down": (["clock=events"], "1000.0"),
+    "clock.shared_up": (["clock=events"], "1000.0"),
     "clock.concurrency": (["clock=events", "strategy=fedasync", "clock.concurrency=3"], "1"),
     "strategy.max_staleness": (["clock=events", "strategy=aced", "strategy.max_staleness=9"], "0"),
     "strategy.a": ([*LATE, "strategy=fedasync"], "2.0"),
@@ -258,6 +279,23 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "local.tolerance": (ADAPTIVE, "1.0e+6"),
     "local.failure": ([*ADAPTIVE, "local.tolerance=1.0e+4"], "1.0"),
     "local.curvature": ([*ADAPTIVE, "local.tolerance=1.0e+4"], "1.0e+6"),
+    **{
+        f"strategy.{key}": (["strategy=hetlora", "model=lora_mlp", "availability=full"], value)
+        for key, value in (("ranks", "[3,4]"), ("assign", "size"), ("norm_weights", "false"))
+    },
+    **{
+        f"strategy.{key}": (
+            ["strategy=fedfomo", "strategy.downloads=1", "partition.validation=0.3", "availability=full"],
+            value,
+        )
+        for key, value in (("downloads", "9"), ("exploration", "1.0"), ("exploration_decay", "0.3"))
+    },
+    "strategy.eps_1": ([*SPLIT, "strategy.eps_2=0"], "1.0e-9"),
+    "strategy.eps_2": ([*SPLIT, "strategy.eps_1=100"], "0.0"),
+    **{
+        f"strategy.{key}": ([*SPLIT, "strategy.eps_1=100", "strategy.eps_2=0"], value)
+        for key, value in (("max_clusters", "2"), ("start_round", "3"), ("gamma", "0.99"), ("linkage", "complete"))
+    },
     "strategy.seed": (["strategy=dsgd", "strategy.topology=erdos_renyi", "strategy.mix=end"], "9"),
 }
 
@@ -288,6 +326,7 @@ ELSEWHERE: dict[str, str] = {
     "shift.references_seconds": "is a limit of patience",
     "drift.references_seconds": "is a limit of patience",
     **{f"trainer.{key}": NUMBERS for key in ("executor", "trial", "chunk", "workers", "compile", "memory")},
+    "trainer.cache_frozen": NUMBERS,
     **{f"tracking.{key}": NUMBERS for key in ("progress", "tensorboard", "checkpoint_every", "observers")},
 }  # fmt: skip
 
@@ -300,6 +339,10 @@ UNHEARD: dict[str, str] = {
     "partition.min_size": EVENT, "clock.deadline": EVENT, "clock.first": EVENT, "strategy.empty": EVENT,
     "on_nonfinite": EVENT,
     "attack.since": CHANCE,
+    "strategy.delta": CHANCE,
+    "strategy.isolation": EVENT,
+    "local.estimator": "names the law that auto chooses",
+    **{f"strategy.{key}": "clusters that are far from both bounds are split with either" for key in ("eps_1", "gamma")},
     "dataset.augment.flip": "mirrors images that are the same either way",
     **{f"strategy.{key}": CHANCE for key in ("tolerance", "bad", "explore_least", "rule.bad")},
     **{f"local.{key}": "is of later steps than this run has" for key in ("weight_decay", "clip")},
@@ -314,6 +357,7 @@ def more_files(folder: Path) -> None:
     (folder / "people.csv").write_text(
         "\n".join([f"{people[0]},part", *(f"{line},{parts[n % 3]}" for n, line in enumerate(people[1:]))])
     )
+    (folder / "brief.csv").write_text("round,displacement\n0,1.5\n1,0\n")
     (folder / "devices.csv").write_text("compute,up\n0.1,10\n0.3,20\n")
     clients = range(12)
     columns = [f"{k},{k},{k + 9},{k % 5},{11 - k},{k + 20}" for k in clients]

@@ -18,11 +18,11 @@ from fedsim.run.rules import Stop
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.metrics_csv import read_column_descriptions
 from fedsim.studies.plots.plot_cli import main as plot
-from fedsim.studies.reproduce.measures import read
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.reproduce.measures import make_measure
+from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.run_measures import final_metric_measure
 from fedsim.studies.results.runs import load
-from fedsim.studies.results.selection import best_run
+from fedsim.studies.results.selection import find_best_run
 
 pytest.importorskip("lightning_utilities")  # of the extra `metrics`
 
@@ -81,7 +81,7 @@ def test_files_agree(sweep: Path) -> None:
     rounds, values = found.curve("test_f1")
     assert (rounds[-1], values.shape) == (2, (3, 3))
     assert [row["test_f1"] for row in summary["per_replicate"]] == values[-1].tolist()
-    assert read(metric="test_f1")(found).tolist() == values[-1].tolist()
+    assert make_measure(metric="test_f1")(found).tolist() == values[-1].tolist()
     assert known.metrics.keys() == {"f1", "auc_doubt"}
     for name, each in known.metrics.items():
         np.testing.assert_allclose(np.nanmean(each, 1), found.curve(f"train_{name}")[1][-1], rtol=1e-9)
@@ -101,7 +101,7 @@ def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[
     """Marked as best: the higher F1, and the lower doubt."""
     plot([str(sweep), "--metric", "test_f1", "--metric", "test_auc_doubt", "--html", str(sweep / "report.html")])
     table = capsys.readouterr().out
-    runs = {run.settings["lr"]: run for run in find_runs([sweep])}
+    runs = {run.settings["lr"]: run for run in load_runs([sweep])}
     assert "test_f1" in table
     assert "test_auc_doubt" in table
     text = (sweep / "report.html").read_text()
@@ -129,16 +129,16 @@ def test_the_best_model_is_that_of_the_lower_doubt(sweep: Path) -> None:
     found = load(sweep / "lr=0.5")
     rounds, values = found.curve("test_auc_doubt")
     assert found.summary["best"]["rounds"] == rounds[values.argmin(0)].tolist() != [0, 0, 0]
-    assert Stop(patience=1).reason(found.rows, 0.0, "test_auc_doubt") is not None  # by the name alone
-    assert Stop(patience=1).reason(found.rows, 0.0, "test_auc_doubt", found.meanings) is None
+    assert Stop(patience=1).stop_reason(found.rows, 0.0, "test_auc_doubt") is not None  # by the name alone
+    assert Stop(patience=1).stop_reason(found.rows, 0.0, "test_auc_doubt", found.column_descriptions) is None
 
 
 def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:
     """The run with the lower doubt is the better one, and so is the table's measure of it."""
-    runs = find_runs([sweep])
+    runs = load_runs([sweep])
     ends = {run.label: run.final("test_auc_doubt")[0] for run in runs}
-    assert best_run(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
-    assert best_run(runs, "test_f1").higher_is_better("test_f1")
+    assert find_best_run(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
+    assert find_best_run(runs, "test_f1").higher_is_better("test_f1")
     assert [
         final_metric_measure(name, runs).higher_is_better
         for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")

@@ -14,7 +14,7 @@ from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.app.config import groups
 from fedsim.core import ConfigError
-from fedsim.studies.reproduce.runner import compose
+from fedsim.studies.reproduce.runner import compose_config
 
 NATURAL = {
     "synthetic": [],
@@ -34,7 +34,7 @@ ONE_GROUP_AT_A_TIME = [
     for choice in choices
     if group not in ("experiment", "sweep", "dataset", "dataset/augment", "model", "shift")
     and choice not in ("natural", "trace", "custom")
-    and f"{group}={choice}" not in ("availability=log", "availability=table")
+    and f"{group}={choice}" not in ("availability=log", "availability=table", "drift=replay")
 ]
 BESIDE = COMPANY | {
     "strategy=p_fedavg": ["availability=full"],
@@ -42,6 +42,12 @@ BESIDE = COMPANY | {
     "partition=grouped": ["dataset=synthetic"],
     "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
 }
+
+
+def test_the_groups_with_a_choice_custom_are_those_that_the_page_names() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8").split())
+    with_custom = sorted(group for group, choices in groups().items() if "custom" in choices)
+    assert f"The groups {', '.join(with_custom[:-1])} and {with_custom[-1]} have the choice `custom`" in page
 
 
 @pytest.mark.sampled(5)
@@ -94,7 +100,9 @@ def test_every_experiment_composes(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in groups()["experiment"] if not n.startswith(NEEDS_FILES)])
 def test_every_experiment_composes_and_runs(name: str) -> None:
     with hydra_context():
-        cfg, choices = compose((f"experiment={name}", "rounds=2", "tracking.progress=none", "device=cpu", "out=unused"))
+        cfg, choices = compose_config(
+            (f"experiment={name}", "rounds=2", "tracking.progress=none", "device=cpu", "out=unused")
+        )
     per_choice.apply_choice_settings(cfg, choices)
     simulation, tracking, _ = build(cfg)
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
@@ -123,7 +131,7 @@ def test_the_model_constructors_mistakes_are_errors_of_the_configuration() -> No
 
 
 def test_epochs_replace_the_default_steps_and_both_are_refused() -> None:
-    assert build(configuration("local_epochs=2"))[0].trainer.rule.work.epochs == 2
-    assert build(configuration())[0].trainer.rule.work.steps == 10
+    assert build(configuration("local_epochs=2"))[0].trainer.local_rule.work.epochs == 2
+    assert build(configuration())[0].trainer.local_rule.work.steps == 10
     with pytest.raises(ConfigError, match="mutually exclusive"):
         build(configuration("local_epochs=2", "local_steps=3"))

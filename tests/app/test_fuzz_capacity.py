@@ -34,6 +34,7 @@ def keeps_a_promise(number: int, folder: Path) -> None:
     WAYS[number % len(WAYS)](configuration(*composition(number)), folder)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(5))
 def test_random_compositions_with_capacities(number: int, tmp_path: Path) -> None:
     keeps_a_promise(number, tmp_path)

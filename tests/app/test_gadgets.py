@@ -14,8 +14,8 @@ import torch
 from fedsim.app.build import _instantiate
 from fedsim.app.kinds import KINDS
 from fedsim.core.errors import ConfigError
-from fedsim.core.targets import BUILT_IN_PACKAGES, resolve
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.targets import BUILT_IN_PACKAGES, resolve_target
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.evaluation.metrics.metric import METRIC_KIND
 from fedsim.models.kinds import LOSS_KIND
 
@@ -172,7 +172,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.core.files.write_json": {"path": CANARY, "content": {}},
     "fedsim.core.files.replacement_file": {"path": CANARY},
     "fedsim.core.lock.Lock": {"folder": CANARY},
-    "fedsim.core.targets.resolve": {"key": "x", "target": "os.system", "kind": "x"},
+    "fedsim.core.targets.resolve_target": {"key": "x", "target": "os.system", "kind": "x"},
     "fedsim.app.cli.main": {},
     "fedsim.studies.results.export_cli.write": {"path": CANARY, "model": {}},
     "fedsim.app.sweep.SweepCallback": {},
@@ -203,7 +203,7 @@ def test_none_is_called_in_any_group(target: str, tmp_path: Path, monkeypatch: p
             _instantiate(group, dict(node), {})
     for name, kind in PLACES.items():
         with pytest.raises((ConfigError, ImportError)):
-            resolve(name, target, kind)
+            resolve_target(name, target, kind)
     holders = {
         "dataset": {"_target_": "fedsim.data.datasets.TorchData", "train": node},
         "tracking": {"_target_": "fedsim.run.tracking.Tracking", "observers": [node]},
@@ -235,7 +235,7 @@ def test_none_is_called_in_any_group(target: str, tmp_path: Path, monkeypatch: p
     ],
 )  # fmt: skip
 def test_objects_of_the_right_kind_are_built_inside_others(group: str, node: dict[str, Any]) -> None:
-    torchvision()
+    import_torchvision()
     assert isinstance(_instantiate(group, node, {}), KINDS[group].bases)
 
 
@@ -259,13 +259,13 @@ def test_objects_of_the_right_kind_are_built_inside_others(group: str, node: dic
 def test_documented_classes_and_functions_are_found(target: str, place: str) -> None:
     if target.startswith("torchmetrics"):
         pytest.importorskip("torchmetrics")
-    assert callable(resolve(place, target, PLACES[place]))
+    assert callable(resolve_target(place, target, PLACES[place]))
 
 
 @pytest.mark.slow
 def test_a_random_walk_meets_nothing_but_what_is_of_the_kind() -> None:
     """Dotted paths of attributes, drawn at random from the built-in packages; nothing is called."""
-    torchvision()
+    import_torchvision()
     draw = random.Random(0)
     roots = [sys.modules[name] for name in ("fedsim", "torch", "torchvision") if name in sys.modules]
     inner = [
@@ -289,14 +289,14 @@ def test_a_random_walk_meets_nothing_but_what_is_of_the_kind() -> None:
                 break
         for place, kind in PLACES.items():
             try:
-                made = resolve(place, ".".join(path), kind)
+                made = resolve_target(place, ".".join(path), kind)
             except (ConfigError, ImportError):
                 continue
             accepted += 1
             assert not any(part.startswith("_") for name in path for part in name.split("."))
             if isinstance(made, type):
-                wanted = kind.bases or kind.built_in or (torch.nn.Module,)
+                wanted = kind.bases or kind.built_in_bases or (torch.nn.Module,)
                 assert issubclass(made, wanted), (place, path)
             else:
-                assert kind.functions(made), (place, path)
+                assert kind.is_builder_function(made), (place, path)
     assert accepted > 20

@@ -44,7 +44,7 @@ def rows(folder: Path, accuracy: float, metric: str = "test_accuracy") -> Path:
 
 def test_a_word_every_ten_seconds_with_the_time_that_is_left(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
-    progress = JobProgress(4, clock=clock, say=said.append)
+    progress = JobProgress(4, clock=clock, log_line=said.append)
     watch = LockstepProgress(progress, [rows(tmp_path / "a", 0.5), rows(tmp_path / "b", 0.8), tmp_path / "c"], [50] * 4)
     for t in range(40):
         clock.now += 1
@@ -75,7 +75,7 @@ def test_the_best_is_that_of_the_metrics_direction(metric: str, whose: str, tmp_
 def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_progress, "SECONDS_BETWEEN_LOG_LINES", 0.02)
     said, hold = list[str](), threading.Event()
-    progress = JobProgress(2, "runs", say=lambda text: (said.append(text), hold.set())[0])
+    progress = JobProgress(2, "runs", log_line=lambda text: (said.append(text), hold.set())[0])
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(lambda: 1), pool.submit(lambda: 2 if hold.wait(30) else 0)]
         assert [future.result() for future in yield_finished_futures(futures, progress, lambda: "more")] == [1, 2]

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from small_runs import QUICK, configuration
 
-from fedsim.app.folding import combined, foldable_groups, per_seed_keys
+from fedsim.app.folding import combined_config, foldable_groups, per_seed_keys
 from fedsim.app.lockstep import MAX_CACHED_CONFIGURATIONS, CachingConfigLoader
 
 SMALL = [*QUICK, "dataset=quadratics", "partition=natural", "model=mean", "trainer.trial=false", "seeds=[0,1]"]
@@ -115,11 +115,11 @@ def test_the_federation_of_several_jobs() -> None:
     plain = composed("fedavg")
     last = {"seeds": [7, 8], "lr": [0.3, 0.4], "strategy.server_lr": 0.5}
     jobs = [{"seeds": [0, 1], "lr": 0.1}, {"seeds": [5], "lr": [0.2]}, last]
-    joint = combined([changed(plain, changes) for changes in jobs])
+    joint = combined_config([changed(plain, changes) for changes in jobs])
     assert joint.seeds == [0, 1, 5, 7, 8]
     assert joint.lr == joint.local.lr == [0.1, 0.1, 0.2, 0.3, 0.4]
     assert joint.strategy.server_lr == [1.0, 1.0, 1.0, 0.5, 0.5]
-    alike = combined([changed(plain, {"seeds": [seed]}) for seed in (3, 4)])
+    alike = combined_config([changed(plain, {"seeds": [seed]}) for seed in (3, 4)])
     assert (alike.seeds, alike.lr) == ([3, 4], 0.1)
 
 

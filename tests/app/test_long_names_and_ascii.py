@@ -11,7 +11,7 @@ import pytest
 from fedsim.app.folders import folder_name
 from fedsim.core import ConfigError
 from fedsim.core.speaking import tolerate_broken_pipes
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 
 LONG = "x" * 256
 
@@ -35,7 +35,7 @@ def test_the_longest_name_is_taken() -> None:
 
 def test_runs_of_such_a_folder_are_not_found() -> None:
     with pytest.raises(ConfigError, match="File name too long"):
-        find_runs([Path(LONG)])
+        load_runs([Path(LONG)])
 
 
 def test_letters_that_a_stream_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from fedsim.run.divergence import divergence_remedy
 from fedsim.run.wiring import resolve_device
 from fedsim.shift import Demand, Location
 from fedsim.strategies import FedAvg
-from fedsim.trainer.choose import MAX_WORKERS, num_workers
+from fedsim.trainer.choose import MAX_WORKERS, resolve_num_workers
 
 QUIET = Tracking(progress="none", tensorboard=False)
 ELSEWHERE = {  # a value of lr, and what is said of it
@@ -101,11 +101,11 @@ def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_thousand_million_workers_are_as_many_as_processors_can_use(caplog: pytest.LogCaptureFixture) -> None:
-    num_workers.cache_clear()
+    resolve_num_workers.cache_clear()
     most = MAX_WORKERS * (os.cpu_count() or 1)
-    assert num_workers(10**9) == most
+    assert resolve_num_workers(10**9) == most
     assert f"processors; {most} workers are used" in caplog.text
-    assert num_workers(2) == 2
+    assert resolve_num_workers(2) == 2
 
 
 def of_newcomers(**parts: object) -> Simulation:

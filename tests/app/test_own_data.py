@@ -111,7 +111,7 @@ def test_clients_are_drawn_on_what_was_held_out_of_them_where_all_runs_have_that
         ([run(True)], "accuracy on samples held out of the client (%)", [70.0]),
         ([run(True), run(False)], "accuracy on the client's own training samples (%)", [10.0, 20.0]),
     ):
-        (axes,) = pictures.accuracy_boxes(runs).axes
+        (axes,) = pictures.accuracy_box_plot(runs).axes
         assert axes.get_xlabel() == label
         np.testing.assert_allclose(np.asarray(axes.collections[0].get_offsets())[:, 0], dots)
 

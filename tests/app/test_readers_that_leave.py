@@ -124,14 +124,14 @@ def test_streams_are_what_they_were_behind_the_block() -> None:
 
 def signalled(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
     """In round 1 of the run."""
-    finish = Tracker.round
+    finish = Tracker.record_round
 
     def during(tracker: Tracker, t: int, *arguments: Any) -> None:
         if t == 1:
             act()
         finish(tracker, t, *arguments)
 
-    monkeypatch.setattr(Tracker, "round", during)
+    monkeypatch.setattr(Tracker, "record_round", during)
 
 
 def test_a_closed_terminal_ends_a_run_like_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

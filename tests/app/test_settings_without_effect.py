@@ -19,7 +19,13 @@ from fedsim.app.build import build
 from fedsim.availability import Bernoulli
 from fedsim.availability.clock import Devices
 from fedsim.availability.probabilities import Uniform
-from fedsim.core.effects import EffectiveIf, differs_from_default, parameters, sentences_without_effect
+from fedsim.core.effects import (
+    EffectiveIf,
+    RoundsOfRun,
+    differs_from_default,
+    parameters_of_constructor,
+    sentences_without_effect,
+)
 from fedsim.data.datasets import Digits, Synthetic
 from fedsim.models import Linear
 from fedsim.strategies import FedAsync, FedAvg, FedLaAvg, FedOpt
@@ -72,6 +78,37 @@ RESTING = {
     ),
     "strategy.degrees": (["strategy=dsgd", "strategy.degrees=there"], SOMETIMES),
     "strategy.spread": (["strategy=ifca", "strategy.spread=1", "strategy.k=1"], ["strategy.k=2"]),
+    "strategy.linkage": (
+        ["strategy=cfl", "strategy.linkage=complete", "strategy.max_clusters=1"],
+        ["strategy.max_clusters=2"],
+    ),
+    "strategy.assign": (
+        ["strategy=hetlora", "model=lora_mlp", "strategy.assign=size", "strategy.ranks=[4]"],
+        ["strategy.ranks=[2,4]"],
+    ),
+    "strategy.exploration": (
+        ["strategy=fedfomo", "partition.validation=0.2", "strategy.downloads=5", "strategy.exploration=0.5"],
+        ["strategy.downloads=4"],
+    ),
+    "strategy.exploration_decay": (
+        [
+            "strategy=fedfomo",
+            "partition.validation=0.2",
+            "strategy.exploration_decay=0.5",
+            "strategy.exploration=0",
+            "strategy.downloads=2",
+        ],
+        ["strategy.exploration=0.2"],
+    ),
+    "strategy.isolation": (
+        ["strategy=feddrift", "strategy.isolation=3", "strategy.max_clusters=1"],
+        ["strategy.max_clusters=2"],
+    ),
+    "strategy.max_loss": (
+        ["strategy=adaptive_window", "strategy.max_loss=5", "strategy.power=0"],
+        ["strategy.power=1"],
+    ),
+    "strategy.gamma": (["strategy=cfl", "strategy.gamma=0.5", "strategy.start_round=9"], ["strategy.start_round=1"]),
     "strategy.average": (["strategy=ifca", "strategy.average=gradients", "strategy.k=1"], ["strategy.k=2"]),
     "strategy.fraction": (
         ["strategy=fedlaavg", "strategy.fraction=0.3", "strategy.select=all"],
@@ -176,6 +213,14 @@ RESTING = {
         ["drift=linear", "drift.references=none", "drift.references_seconds=9"],
         ["drift.references=always"],
     ),
+    "drift.between": (
+        ["drift=replay", "drift.path={round:[0,1],displacement:[0,1]}", "drift.between=linear"],
+        ["drift.path={round:[0,2],displacement:[0,1]}"],
+    ),
+    "drift.repeat": (
+        ["drift=replay", "drift.path={round:[0,99],displacement:[0,1]}", "drift.repeat=true"],
+        ["drift.path={round:[0,1],displacement:[0,1]}"],
+    ),
     "drift.first": (
         ["drift=by_client", "drift.first=3", "drift.rounds_of_clients=[1,1,1,1,1,1]"],
         ["drift.rounds_of_clients=null"],
@@ -234,8 +279,11 @@ def test_what_is_declared_are_parameters_of_the_class_or_of_one_derived_from_it(
         for rule in (*vars(cls).get("effective_if", ()), *vars(cls).get("stops_training", ())):
             count += 1
             family = [each for each in known if issubclass(each, cls)]
-            assert any(rule.parameter in parameters(each) for each in family), f"{cls.__name__}: {rule.parameter}"
-            assert list(inspect.signature(rule.condition).parameters) == ["component", "run"]
+            assert any(rule.parameter in parameters_of_constructor(each) for each in family), (
+                f"{cls.__name__}: {rule.parameter}"
+            )
+            if not isinstance(rule, RoundsOfRun):  # which has no condition
+                assert list(inspect.signature(rule.condition).parameters) == ["component", "run"]
     assert count > 80
 
 
@@ -344,10 +392,12 @@ def test_a_model_that_never_moved_is_said_at_the_end(caplog):
 def test_the_command_says_so_once_for_all_jobs(fedsim, tmp_path: Path):
     ended = fedsim(tmp_path, *QUICK, "personal.at=end", "objective=test_accuracy", "out=o")
     assert ended.code == 0
-    assert "personal.at=end has no effect without personal.over=all or online, or personal.newcomers" in ended.log
+    assert (
+        "personal.at=end has no effect without personal.over=all, online or honest, or personal.newcomers" in ended.log
+    )
     assert "objective has no effect in a single run" in ended.log
     ended = fedsim(tmp_path, "-m", *QUICK, "personal.at=end", "lr=0.1,0.2", "out=s")
     assert ended.log.count("personal.at=end has no effect") == 1
     assert fedsim(tmp_path, *QUICK, "contamination=gaussian", "contamination.clients=[]").err.startswith(
-        "fedsim: contamination.clients=[] contaminates nobody"
+        "fedsim: contamination.clients=[] contaminates no client"
     )

@@ -54,16 +54,16 @@ def send(owner: Any, name: str, when: Callable[..., bool], monkeypatch: pytest.M
 
 
 MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "local steps of the last round": (Trainer, "run_local_steps", lambda _, work: work.plan.t == 2),
-    "end of the last round": (Tracker, "round", lambda _, t, *__: t == 2),
+    "local steps of the last round": (Trainer, "run_local_steps", lambda _, work: work.batch_plan.t == 2),
+    "end of the last round": (Tracker, "record_round", lambda _, t, *__: t == 2),
     "last evaluation": (Tracker, "evaluate", lambda _, state, completed, *__: completed == 3),
     "last checkpoint": (Checkpointer, "write", lambda _, state, progress: progress.rounds == 3),
     "what is known of clients": (RunFolder, "write_clients", lambda *_: True),
-    "summary": (tracking, "summary", lambda *_: True),
+    "summary": (tracking, "summarise_run", lambda *_: True),
     "pictures": (Observers, "finish", lambda *_: True),
     "summary.json": (RunFolder, "finish", lambda *_: True),
     "files are closed": (RunFolder, "close", lambda *_, **__: True),
-    "result is printed": (sweep, "_objective", lambda *_: True),
+    "result is printed": (sweep, "_objective_value", lambda *_: True),
 }
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_diverges_after_the_signal_has_failed_and_its_sweep_stops(
         signal.raise_signal(signal.SIGTERM)
         raise DivergenceError("non-finite values in round 2")
 
-    monkeypatch.setattr(DivergenceGuard, "check", diverge)
+    monkeypatch.setattr(DivergenceGuard, "handle_nonfinite", diverge)
     stopped = fedsim(tmp_path, "-m", *SMALL, "lr=0.1,0.2", "out=o")
     assert stopped.code == 1
     assert "sweep of 2 runs in o: 1 failed, 1 not started" in stopped.err
@@ -122,8 +122,8 @@ def test_a_single_run_says_that_it_is_complete(fedsim, tmp_path: Path, monkeypat
     assert (tmp_path / "o" / "summary.json").exists()
 
 
-AT_WORK = (Trainer, "run_local_steps", lambda _, work: work.plan.t == 1)
-BETWEEN = (Tracker, "round", lambda self, t, *_: t == 1 and len(self.seeds) == 2)
+AT_WORK = (Trainer, "run_local_steps", lambda _, work: work.batch_plan.t == 1)
+BETWEEN = (Tracker, "record_round", lambda self, t, *_: t == 1 and len(self.seeds) == 2)
 
 
 @pytest.mark.sampled(1)

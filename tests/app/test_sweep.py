@@ -14,7 +14,7 @@ from small_runs import QUICK, configuration
 
 from fedsim.app.cli import run
 from fedsim.app.sweep import _failure, finished_result
-from fedsim.app.sweep import _objective as objective_value
+from fedsim.app.sweep import _objective_value as objective_value
 from fedsim.core import ConfigError, DivergenceError
 from fedsim.core.errors import OutputError
 from fedsim.run.stopping import Stopped

@@ -15,9 +15,9 @@ from fedsim.app.config import config_folder
 from fedsim.core.errors import ConfigError
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Entry
-from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import carry_out, plan, trusted_by
-from fedsim.studies.reproduce.runner import compose as composed
+from fedsim.studies.reproduce.recipe import RecipeSetting
+from fedsim.studies.reproduce.runner import compose_config as composed
+from fedsim.studies.reproduce.runner import job_steps, plan_jobs, trusted_packages
 from fedsim.trainer import run_to_completion
 
 SMALL = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]
@@ -47,15 +47,17 @@ def test_build_refuses_trust_that_nobody_typed() -> None:
 
 
 def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
-    setting = Setting((), (*SMALL, "trusted=[os]", "model=custom", "model._target_=os.mkdir", "+model.path=stolen"))
-    (job,) = plan([setting], tmp_path, ())
+    setting = RecipeSetting(
+        (), (*SMALL, "trusted=[os]", "model=custom", "model._target_=os.mkdir", "+model.path=stolen")
+    )
+    (job,) = plan_jobs([setting], tmp_path, ())
     with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
-        run_to_completion(carry_out(job, quiet=True))
+        run_to_completion(job_steps(job, without_progress=True))
     with pytest.raises(ConfigError, match="has trusted=…, which counts on the command line alone"):
         submission.add_entries(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
     assert not (tmp_path / "stolen").exists()
-    assert trusted_by(["lr=1", "trusted=[mypackage, other]"]) == ("mypackage", "other")
-    assert trusted_by(["lr=1"]) == ()
+    assert trusted_packages(["lr=1", "trusted=[mypackage, other]"]) == ("mypackage", "other")
+    assert trusted_packages(["lr=1"]) == ()
 
 
 def test_text_in_a_setting_is_not_resolved_again() -> None:

@@ -28,6 +28,9 @@ ON_THE_HOST = {  # where tensors that leave never were on a device, or only on a
 MAY_WAIT = {  # once a round: who is to take part, or how much each counts, is chosen on the host by what was learned
     "strategy=afl": {"strategies/afl.py"},
     "strategy=ca_fed": {"strategies/ca_fed.py"},
+    "strategy=cfl": {"strategies/cfl.py"},
+    "strategy=feddrift": {"strategies/feddrift.py"},  # clusters are merged
+    "strategy=fedpac": {"strategies/fedpac.py"},
     "strategy=fedlaavg": {"core/federation.py"},
     "strategy=oort": {"strategies/selection.py"},
     "strategy=power_of_choice": {"core/federation.py"},
@@ -38,7 +41,13 @@ MAY_WAIT = {  # once a round: who is to take part, or how much each counts, is c
 }
 GROUPS = ("availability", "drift", "shift", "local", "strategy", "strategy/rule", "uplink", "attack", "work", "delay",
           "columns", "capacity")  # fmt: skip
-NOT_HERE = {"availability=trace", "availability=log", "availability=table", "columns=fedbn"}  # files, another model
+NOT_HERE = {
+    "availability=trace",
+    "availability=log",
+    "availability=table",
+    "drift=replay",
+    "columns=fedbn",
+}  # files, another model
 CHOICES = [
     f"{group}={choice}"
     for group in GROUPS
@@ -84,7 +93,7 @@ def waits(*overrides: str) -> set[str]:
     """The files in which the second round waits, its local work and what follows until the next one's."""
     own = ["clients=12", "rounds=4", "eval_every=1000", "local_steps=2", "trainer.compile=never"]
     silent = ["tracking.tensorboard=false", "tracking.progress=none"]
-    steps = build(configuration(*own, *silent, *overrides))[0].steps()
+    steps = build(configuration(*own, *silent, *overrides))[0].run_steps()
     work = next(steps)
     work = steps.send(work.trainer.run_local_steps(work))
     with Watch() as watch, Operations(watch):

@@ -149,9 +149,9 @@ def test_a_cohort_holds_those_who_came(name: str) -> None:
     process = PROCESSES[name]().bind(Federation((0, 1), CLIENTS, np.ones(2 * CLIENTS), fractions))
     for t in (0, 15):
         cohort, counts, p = process.sample(t), process.counts(t).reshape(-1), process.probabilities(t).reshape(-1)
-        assert np.array_equal(cohort.host.rows, np.flatnonzero(counts))
-        assert np.array_equal(cohort.host.count, counts[counts > 0])
-        assert np.array_equal(cohort.host.probability, p[counts > 0])
+        assert np.array_equal(cohort.host_index.rows, np.flatnonzero(counts))
+        assert np.array_equal(cohort.host_index.multiplicity, counts[counts > 0])
+        assert np.array_equal(cohort.host_index.probability, p[counts > 0])
 
 
 def test_sampling_before_binding_is_an_error() -> None:

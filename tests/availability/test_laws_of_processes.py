@@ -24,7 +24,7 @@ from fedsim.availability import (
     Staircase,
     Uniform,
 )
-from fedsim.availability.availability import uniforms
+from fedsim.availability.availability import draw_uniforms
 from fedsim.availability.lengths import standard_lengths
 from fedsim.core import rng
 
@@ -111,7 +111,7 @@ def test_those_drawn_are_they_whose_exponential_times_end_first() -> None:
     process = ready_for(MinimumSeparation(Given(*base), k=k, separation=1), (3, 5), m)
     rests = np.zeros((2, m), dtype=bool)
     for t in range(3):
-        coins = uniforms(process.population, rng.Purpose.AVAILABILITY, t)
+        coins = draw_uniforms(process.population, rng.Purpose.AVAILABILITY, t)
         times = np.where(rests, np.inf, -np.log1p(-coins) / base)
         rests = process.counts(t).astype(bool)
         for r in range(2):
@@ -227,7 +227,7 @@ def test_stretches_have_mean_one_and_those_that_cover_a_moment_are_longer(law: s
         1 + 1 / shape
     ) ** 2
     assert standard_lengths(law, shape, u).mean() == pytest.approx(1, rel=5e-3)
-    assert standard_lengths(law, shape, u, biased=True).mean() == pytest.approx(square, rel=5e-3)
+    assert standard_lengths(law, shape, u, length_biased=True).mean() == pytest.approx(square, rel=5e-3)
 
 
 @pytest.mark.parametrize(("law", "shape"), LAWS)

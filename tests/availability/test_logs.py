@@ -168,6 +168,14 @@ def test_a_first_line_that_may_be_both_is_refused(tmp_path: Path) -> None:
         played(Trace(file(tmp_path, "0,1\n1,1\n")), 1, None, 2)
 
 
+def test_numbers_name_clients_where_a_round_follows_them(tmp_path: Path) -> None:
+    process = Trace(file(tmp_path, "12,976906\n1,0\n"))
+    assert process.names == ["12", "976906"]
+    assert process.length == 1
+    with pytest.raises(ConfigError, match="line 1, column 1: 12 is not between 0 and 1"):
+        Trace(file(tmp_path, "12,976906\n"))
+
+
 def test_a_log_of_the_datas_own_clients_trains_and_what_it_cannot_tell_is_refused(tmp_path: Path) -> None:
     """Ids as in the data; a record has no probabilities; a run longer than a record that does not repeat is refused."""
     draw = np.random.default_rng(0)
@@ -183,7 +191,7 @@ def test_a_log_of_the_datas_own_clients_trains_and_what_it_cannot_tell_is_refuse
         )
 
     run = simulation(4)
-    assert run.federation.names == ("12", "976906", "976911")
+    assert run.federation.client_names == ("12", "976906", "976911")
     assert [run.availability.counts(t)[0].tolist() for t in range(4)] == [[0, 0, 1], [1, 0, 1], [0, 1, 1], [0, 1, 0]]
     assert run.run().history[-1]["round"] == 4
     shuffled = simulation(1, shuffle=True).availability

@@ -216,7 +216,7 @@ def test_a_multiset_draws_by_the_federations_data() -> None:
     shares = sizes.reshape(2, -1) / sizes.reshape(2, -1).sum(1, keepdims=True)
     np.testing.assert_allclose(process.probabilities(0), 50 * shares, rtol=1e-6)
     cohort = process.sample(0)
-    assert cohort.sum(cohort.count**0).tolist() == [50, 50]
+    assert cohort.sum(cohort.multiplicity**0).tolist() == [50, 50]
 
 
 @pytest.mark.parametrize(

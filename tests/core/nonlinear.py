@@ -21,7 +21,7 @@ class Krum(Strategy[State]):
             apart = torch.cdist(rows, rows).sort(1).values
             return rows[apart[:, : max(len(rows) - self.outliers - 1, 1)].sum(1).argmin()]
 
-        return State(cohort.unless_empty(cohort.map_replicates(chosen, report.end), state.model))
+        return State(cohort.where_nonempty(cohort.map_replicates(chosen, report.end), state.model))
 
 
 class MedianMomentum(PerReplicate):
@@ -33,5 +33,5 @@ class MedianMomentum(PerReplicate):
     def next_model(self, model, rows, memory, t):
         memory["velocity"] = 0.5 * memory["velocity"] + rows.innovation.quantile(0.5, 0)
         memory["rounds"] = memory["rounds"] + 1
-        own = rows.remembered("personal").mean(0)
+        own = rows.client_memory("personal").mean(0)
         return model - memory["velocity"] - 0.1 * rows.data_fraction.sum() * (model - own)

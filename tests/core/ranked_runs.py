@@ -28,6 +28,7 @@ from fedsim.data.partition import Natural
 from fedsim.evaluation.diagnostics import DIAGNOSTIC_NAMES
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, FedProto, PerFedAvg, ProFL
+from fedsim.local import FedPAC as FedPACSteps
 from fedsim.models import MLP, Linear, LoRAMLP, Mean
 from fedsim.run import Stopped
 from fedsim.run.checkpoint import NAME
@@ -41,10 +42,14 @@ from fedsim.strategies import (
     FedAvgKnown,
     FedAWE,
     FedExLoRA,
+    FedFomo,
+    FedPAC,
     FedPBC,
     FedVARP,
+    HetLoRA,
     LocalOnly,
     PFedAvg,
+    RoLoRA,
 )
 from fedsim.uplink import QSGD, TopK, Uplink
 
@@ -182,6 +187,14 @@ CASES = {
     "krum": lambda: {"strategy": Krum()},
     "median": lambda: {"strategy": MedianMomentum(), "local": APFL(lr=0.2, epochs=1, batch_size=4)},
     "fedamp": lambda: {"strategy": FedAMP(0.6, 2.0, 0.3)},
+    "fedpac": lambda: {
+        "strategy": FedPAC("data"),
+        "local": FedPACSteps(0.5, lr=0.2, steps=3, batch_size=4),
+        "model": functools.partial(MLP, hidden=(5,)),
+    },
+    "fedfomo": lambda: {"strategy": FedFomo(2), **VALIDATED},
+    "rolora": lambda: {"strategy": RoLoRA(), "model": functools.partial(LoRAMLP, hidden=(5,), rank=2)},
+    "hetlora": lambda: {"strategy": HetLoRA((1, 2)), "model": functools.partial(LoRAMLP, hidden=(5,), rank=2)},
     "fedex_lora": lambda: {
         "strategy": FedExLoRA(),
         "model": functools.partial(LoRAMLP, hidden=(5,), rank=2, residual=True),
@@ -261,7 +274,7 @@ def note(folder: Path, ranks: Ranks, error: BaseException | None) -> None:
 
 def one_is_told_to_stop(folder: Path, ranks: Ranks) -> None:
     """The last rank gets SIGTERM in round 1."""
-    when = Coins(1, lambda: ranks.rank == ranks.count - 1 and os.kill(os.getpid(), signal.SIGTERM))
+    when = Coins(1, lambda: ranks.rank == ranks.num_ranks - 1 and os.kill(os.getpid(), signal.SIGTERM))
     try:
         play("fedawe", folder, ranks, availability=when)
     except Stopped as stop:
@@ -277,7 +290,7 @@ def one_diverges(folder: Path, ranks: Ranks) -> None:
 
 def one_dies(folder: Path, ranks: Ranks) -> None:
     """The last rank is gone in the middle of round 3."""
-    when = Coins(3, lambda: ranks.rank < ranks.count - 1 or os._exit(9))
+    when = Coins(3, lambda: ranks.rank < ranks.num_ranks - 1 or os._exit(9))
     try:
         play("fedawe", folder, ranks, every=2, availability=when)
     except PeerError as error:
@@ -311,7 +324,7 @@ def rank_of(rank: int, count: int, folder: Path, jobs: list) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
     store = f"file://{folder}/store-{count}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120))
-    ranks = Ranks.join()
+    ranks = Ranks.join_group()
     for job, name in jobs:
         (folder / name).mkdir(exist_ok=True)
         job(folder / name, ranks)

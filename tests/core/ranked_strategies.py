@@ -8,10 +8,12 @@ from typing import Any
 from fedsim.availability.clock import Devices, UniformDelay
 from fedsim.local import APFL
 from fedsim.strategies import (
+    CFL,
     DSGD,
     F3AST,
     IFCA,
     MIFA,
+    AdaptiveWindow,
     AmplifiedScaffold,
     CAFed,
     CentredClipping,
@@ -19,6 +21,7 @@ from fedsim.strategies import (
     FedAvg,
     FedAWE,
     FedBuff,
+    FedDrift,
     FedOpt,
     FedVARP,
     Median,
@@ -35,7 +38,10 @@ STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
     "dsgd": lambda: {"strategy": DSGD("erdos_renyi", 0.7, degrees="there")},
     "late": lambda: {"strategy": FedBuff(2), "delay": UniformDelay(0, 3)},
     "ticking": lambda: {"strategy": FedAsync(0.5), "clock": Devices(0.1, 0.8, deadline=0.9, late="deliver")},
+    "cfl": lambda: {"strategy": CFL(10.0, 0.0, 3)},
     "ifca": lambda: {"strategy": IFCA(2, 1.0)},
+    "feddrift": lambda: {"strategy": FedDrift(0.001, 3, 1)},
+    "adaptive window": lambda: {"strategy": AdaptiveWindow(0.9, 1.0, 4)},
     "fedvarp": lambda: {"strategy": FedVARP()},
     "scaffold": lambda: {"strategy": Scaffold()},
     "fedopt": lambda: {"strategy": FedOpt()},

@@ -14,7 +14,7 @@ from fedsim.core import Cohort, Federation
 def cohort() -> Cohort:
     """Two replicates of three clients, of whom two and one take part."""
     counts = np.array([[1, 0, 1], [0, 1, 0]])
-    return Federation((0, 1), 3, np.ones(6, np.int64)).cohort(counts, np.ones((2, 3)))
+    return Federation((0, 1), 3, np.ones(6, np.int64)).make_cohort(counts, np.ones((2, 3)))
 
 
 def test_whole_numbers_are_averaged_like_others():
@@ -42,7 +42,7 @@ def test_sums_are_those_of_a_loop_over_rows_of_any_shape(shape: tuple[int, ...],
     wide = torch.randn(n, *shape[:-1], *([2 * shape[-1]] if shape else []), generator=generator)
     rows, weights = wide[..., : shape[-1]] if shape else wide, torch.rand(n, generator=generator)
     for some in (rows, rows[:1].expand(n, *shape)):
-        found = federation.reduce(weights, some, bounds)
+        found = federation.weighted_sum(weights, some, bounds)
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             expected = sum((weights[i].double() * some[i].double() for i in range(a, b)), torch.zeros(shape).double())
             torch.testing.assert_close(found[r], expected.float())

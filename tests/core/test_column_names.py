@@ -40,12 +40,12 @@ def simulation_of(model=build, **options) -> Simulation:
 def test_a_view_is_the_tensor_that_was_flattened():
     tensors = {name: torch.randn(5, *shape) for name, shape in SHAPES.items()}
     rows = torch.cat([value.reshape(5, -1) for value in tensors.values()], dim=1)
-    names = ColumnNames.of(SHAPES, {}, set())
+    names = ColumnNames.from_shapes(SHAPES, {}, set())
     for name, value in tensors.items():
-        assert torch.equal(names[name].of(rows), value)
-        assert names[name].of(rows).untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
-    changed = names["b.weight"].set(rows, 2 * tensors["b.weight"])
-    assert torch.equal(names["b.weight"].of(changed), 2 * tensors["b.weight"])
+        assert torch.equal(names[name].select(rows), value)
+        assert names[name].select(rows).untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    changed = names["b.weight"].replace(rows, 2 * tensors["b.weight"])
+    assert torch.equal(names["b.weight"].select(changed), 2 * tensors["b.weight"])
     assert torch.equal(changed[:, :9], rows[:, :9])
 
 
@@ -64,12 +64,12 @@ def test_rows_of_a_run_hold_what_the_names_say(play):
     assert played.report.columns is names
     for name in ("0.bias", "3.weight", "3.bias"):
         wanted = torch.stack([model.unflatten(row)[name] for row in full])
-        assert torch.equal(names[name].of(played.before.model), wanted)
+        assert torch.equal(names[name].select(played.before.model), wanted)
 
 
 def test_a_mask_marks_the_layers_in_whose_name_the_pattern_is_found():
-    names = ColumnNames.of(SHAPES, {"c.mean": (2,)}, {"a.bias"})
-    mask = names.mask("weight", torch.zeros(2, 15, dtype=torch.float64))
+    names = ColumnNames.from_shapes(SHAPES, {"c.mean": (2,)}, {"a.bias"})
+    mask = names.column_mask("weight", torch.zeros(2, 15, dtype=torch.float64))
     assert mask.tolist() == [1.0] * 6 + [0.0] + [1.0] * 8
     assert mask.dtype == torch.float64
 
@@ -79,11 +79,11 @@ class OneLayer(FedAvg):
 
     def start(self, state: State, cohort: Cohort) -> dict[str, Tensor]:
         rows = cohort.broadcast(state.model)
-        return {"params": rows, "scale": cohort.federation.columns.mask("layers.3", rows).expand_as(rows)}
+        return {"params": rows, "scale": cohort.federation.columns.column_mask("layers.3", rows).expand_as(rows)}
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         step = 0.5 * report.cohort.mean(report.innovation)
-        return replace(state, model=state.model - report.columns.mask("layers.3", step) * step)
+        return replace(state, model=state.model - report.columns.column_mask("layers.3", step) * step)
 
 
 @pytest.mark.sampled(1)
@@ -121,12 +121,12 @@ def test_a_strategy_may_train_and_step_one_layer(executor):
 
 
 def test_a_wrong_name_is_refused_with_the_closest_one():
-    names = ColumnNames.of(SHAPES, {"c.mean": (2,)}, {"a.bias"})
+    names = ColumnNames.from_shapes(SHAPES, {"c.mean": (2,)}, {"a.bias"})
     with pytest.raises(ConfigError, match=r"columns of 'b.wieght'.*did you mean 'b.weight'"):
         names["b.wieght"]
     with pytest.raises(ConfigError, match=r"columns of a.bias, which stays with the client"):
-        names["a.bias"].of(torch.zeros(2, 15))
+        names["a.bias"].select(torch.zeros(2, 15))
     with pytest.raises(ConfigError, match=r"columns of c.mean, which is averaged by the simulator"):
-        names["c.mean"].of(torch.zeros(2, 15))
+        names["c.mean"].select(torch.zeros(2, 15))
     with pytest.raises(ConfigError, match=r"match 'lora', but rows have those of a.weight, b.gain, b.weight"):
-        names.mask("lora", torch.zeros(15))
+        names.column_mask("lora", torch.zeros(15))

@@ -36,13 +36,13 @@ from fedsim.core.constraints import (
     Validated,
     WithinUnit,
     ZeroOrMore,
-    allowed_text,
-    declared_hints,
-    hints_of,
+    declared_type_hints,
+    describe_allowed_values,
+    resolved_type_hints,
     validated,
 )
 from fedsim.core.errors import ClientCountError, ConfigError, MissingDataError
-from fedsim.core.per_seed import PerSeed, per_seed
+from fedsim.core.per_seed import PerSeed, as_per_seed
 from fedsim.data.contamination import Contamination
 from fedsim.data.drift import Drift
 from fedsim.data.partition import Partition
@@ -90,8 +90,8 @@ def declared_parameters() -> list[Any]:
     cases = []
     for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):
         constructor = vars(cls).get("__init__")
-        for name, hint in hints_of(constructor).items() if inspect.isfunction(constructor) else ():
-            found = [c for c in declarations.constraints(hint) if type(c) in EXAMPLES]
+        for name, hint in resolved_type_hints(constructor).items() if inspect.isfunction(constructor) else ():
+            found = [c for c in declarations.constraints_in_hint(hint) if type(c) in EXAMPLES]
             scalar = not any(typing.get_origin(part) not in (None, Annotated) for part in typing.get_args(hint)[:1])
             if found and (scalar or "PerSeed" in str(hint)):
                 cases.append(pytest.param(cls, name, found[0], hint, id=f"{cls.__name__}-{name}"))
@@ -103,8 +103,8 @@ CASES = declared_parameters()
 
 def check_of(cls: type, name: str) -> Any:
     """What the constructor does to an argument before its body runs."""
-    parameters = declarations._Parameters(inspect.unwrap(vars(cls)["__init__"]))
-    return next(check for parameter, _, check, _ in parameters.declared if parameter == name)
+    parameters = declarations._ParameterChecks(inspect.unwrap(vars(cls)["__init__"]))
+    return next(check for parameter, _, check, _ in parameters.declared_parameters if parameter == name)
 
 
 def test_parts_of_each_group_declare_what_they_take() -> None:
@@ -298,11 +298,11 @@ def test_parts_are_copied_pickled_and_have_their_signature() -> None:
         assert type(twin) is Halving
         assert vars(twin) == vars(part)
     assert list(inspect.signature(Halving).parameters) == ["share", "server_lr", "times", "scale"]
-    assert list(declared_hints(Halving)) == ["share", "server_lr", "times", "scale"]
-    assert allowed_text(declared_hints(Halving)["times"]) == "≥ 1, whole; or null"
-    assert allowed_text(declared_hints(Halving)["server_lr"]) == "> 0, or one per seed"
-    assert "weighting" in declared_hints(FedAvg)
-    assert "weighting" not in declared_hints(Halving)
+    assert list(declared_type_hints(Halving)) == ["share", "server_lr", "times", "scale"]
+    assert describe_allowed_values(declared_type_hints(Halving)["times"]) == "≥ 1, whole; or null"
+    assert describe_allowed_values(declared_type_hints(Halving)["server_lr"]) == "> 0, or one per seed"
+    assert "weighting" in declared_type_hints(FedAvg)
+    assert "weighting" not in declared_type_hints(Halving)
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def test_a_list_for_seeds_has_entries() -> None:
         FedAvg(server_lr=[])
     with pytest.raises(ConfigError, match=r"^server_lr\[1\]=0 must be positive$"):
         FedAvg(server_lr=[1, 0])
-    assert per_seed([2.0]) == 2.0
+    assert as_per_seed([2.0]) == 2.0
 
 
 def test_an_error_carries_its_parts() -> None:
@@ -368,7 +368,7 @@ def test_an_error_carries_its_parts() -> None:
     error = ConfigError(key="low[1]", value="{high}", needs="exceeds {high}", mentions=("high",))
     assert (error.key, error.value, error.needs) == ("low[1]", "{high}", "exceeds {high}")
     assert str(error.with_prefix("a").with_prefix("b")) == "b.a.low[1]='{high}' exceeds b.a.high"
-    assert str(error.renamed({"b.a.low": "low"})) == "low[1]='{high}' exceeds b.a.high"
+    assert str(error.with_renamed_keys({"b.a.low": "low"})) == "low[1]='{high}' exceeds b.a.high"
     twin = pickle.loads(pickle.dumps(error))
     assert str(twin) == str(error)
     assert str(twin.with_prefix("c")) == "c.low[1]='{high}' exceeds c.b.a.high"
@@ -401,12 +401,12 @@ def test_a_subclass_declares_what_it_takes_by_its_bases_name_and_type() -> None:
     undeclared = []
     for cls in {c for base in BASES for c in descendants(base) if c.__module__.startswith("fedsim.")}:
         constructor = vars(cls).get("__init__")
-        own = hints_of(constructor) if inspect.isfunction(constructor) else {}
+        own = resolved_type_hints(constructor) if inspect.isfunction(constructor) else {}
         for base in cls.__mro__[1:]:
             above = vars(base).get("__init__")
-            for name, hint in hints_of(above).items() if inspect.isfunction(above) else ():
+            for name, hint in resolved_type_hints(above).items() if inspect.isfunction(above) else ():
                 bare = typing.get_type_hints(above).get(name)
-                if any(declarations.constraints(hint)) and own.get(name, hint) == bare:
+                if any(declarations.constraints_in_hint(hint)) and own.get(name, hint) == bare:
                     undeclared.append((cls.__name__, name))
     assert not undeclared
 

@@ -33,13 +33,13 @@ ASKERS = {
     "TRAJECTORY": ["trajectories.py at"],
     "AVAILABILITY": ["processes.py bernoulli"],
     "BATCH": ["stored.py feed"],
-    "AUGMENT": ["stored.py take"],
+    "AUGMENT": ["stored.py batch_of_rows"],
     "DROPOUT": ["batches.py batch"],
     "CONTAMINATION": ["batches.py contaminate"],
     "DATA": ["gaussian.py __init__", "gaussian.py unequal_weights"],  # by counters of their own
     "SHIFT": ["location.py setup"],
-    "COMMON": ["correlated.py _next"],
-    "NOISE": ["drawn.py take"],
+    "COMMON": ["correlated.py _next_state"],
+    "NOISE": ["drawn.py batch_of_rows"],
     "EVALUATION": ["drawn.py fixed_samples"],
 }
 HOMES = {  # purpose → files of ours that name it; for a purpose of a whole folder the folder
@@ -49,6 +49,7 @@ HOMES = {  # purpose → files of ours that name it; for a purpose of a whole fo
     "BATCH": "data/samples/stored.py", "AUGMENT": "data/samples/stored.py",
     "DROPOUT": "run/sample_contract.py data/samples/batches.py",
     "NOISE": "data/samples/client_data.py data/samples/drawn.py",
+    "CALIBRATION": "evaluation/calibration.py",
     "EVALUATION": "evaluation/performative/risk.py run/sample_contract.py data/samples/client_samples.py",
     "CONTAMINATION": "run/sample_contract.py data/samples/batches.py data/samples/client_data.py",
     "SHIFT": "shift", "STRATEGY": "strategies",
@@ -100,7 +101,9 @@ def place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file, function = frame.f_code.co_filename, frame.f_code.co_name
-        passed_on = file.endswith(PASSED_ON) or function == "uniforms"  # of an availability process, which names it
+        passed_on = (
+            file.endswith(PASSED_ON) or function == "draw_uniforms"
+        )  # of an availability process, which names it
         if file.startswith(PACKAGE) and not passed_on and not function.startswith("<"):
             return f"{Path(file).name} {function}"
         frame = frame.f_back
@@ -114,7 +117,7 @@ class Spy:
         self.askers: dict[Purpose, set[str]] = defaultdict(set)
         self.narrow: dict[tuple[int, ...], set[str]] = defaultdict(set)
         self.pairs: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
-        generator, bits = rng.generator, rng.bits
+        generator, bits = rng.generator, rng.random_bits
 
         def asked(row_keys):
             def keys_of(seeds, purpose, clients, *counters):
@@ -139,7 +142,7 @@ class Spy:
             return bits(keys, counters)
 
         of_keys = [(name, asked(getattr(rng, name))) for name in ("row_keys", "row_keys_host")]
-        for name, spy in (*of_keys, ("generator", generator_of), ("bits", bits_of)):
+        for name, spy in (*of_keys, ("generator", generator_of), ("random_bits", bits_of)):
             monkeypatch.setattr(rng, name, spy)
 
 
@@ -215,11 +218,13 @@ def test_two_seeds_share_no_more_than_chance() -> None:
 @pytest.mark.parametrize("value", [0, 1, 7, 2**31, 2**62, -1])
 def test_a_number_of_the_host_folds_as_one_of_the_device(value: int) -> None:
     key = torch.tensor([0, 1, -5, 2**62], dtype=torch.int64)
-    assert torch.equal(rng.fold(key, value), rng.fold(key, torch.tensor(value)))
+    assert torch.equal(rng.fold_in(key, value), rng.fold_in(key, torch.tensor(value)))
 
 
 def test_neighbouring_normal_numbers_are_made_of_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, bits = list[int](), rng.bits
-    monkeypatch.setattr(rng, "bits", lambda keys, counters: asked.extend(counters.tolist()) or bits(keys, counters))
+    asked, bits = list[int](), rng.random_bits
+    monkeypatch.setattr(
+        rng, "random_bits", lambda keys, counters: asked.extend(counters.tolist()) or bits(keys, counters)
+    )
     rng.normal(torch.tensor(3), torch.arange(100))
     assert len(set(asked)) == len(asked) == 200

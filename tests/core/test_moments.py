@@ -29,7 +29,7 @@ def test_moments_are_exact(clients, mean, variance, seed):
 def test_client_means_and_sensitivities_have_their_variance(seed, weight_variance):
     """p-fedavg §4: Var(m) = Σ w_i (m_i − m̄)², and Var(ε) likewise; draws times √variance give up to 1.7 times that."""
     data = GaussianMean(25, variance=0.6, seed=seed, weight_variance=weight_variance)
-    federation = Federation((0,), 25, np.zeros(25, np.int64), shares=data.weights, weighting="data")
+    federation = Federation((0,), 25, np.zeros(25, np.int64), client_shares=data.weights, weighting="data")
     shift = Location(0.9, variance=0.1, seed=seed)
     shift.setup(federation, Drawn(data, federation), RowModel(lambda: Mean((1,)), data.loss))
     weights = federation.client_weights[0]

@@ -47,8 +47,8 @@ def run(place, rule, folder=None, rounds=4, resume=False, strategy="fedawe"):
         availability=Bernoulli(Uniform(0.6), Sine()), local=RULES[rule](lr=0.1, steps=3, batch_size=4),
         execution=Execution(dtype="float64", memory=place),
     )  # fmt: skip
-    memories, initial = [], simulation.trainer.memory
-    simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]
+    memories, initial = [], simulation.trainer.initial_memory
+    simulation.trainer.initial_memory = lambda model: memories.append(initial(model)) or memories[-1]
     result = simulation.run(folder, resume=resume, tracking=QUIET)
     return result, memories[0].named_tensors()
 
@@ -101,18 +101,18 @@ def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):
     federation, model = simulation.federation, torch.randn(2, simulation.model.dimension)
     assert simulation.model.dimension == 40_000
     before = own()
-    memory = simulation.trainer.memory(model)
+    memory = simulation.trainer.initial_memory(model)
     assert own() - before < 16e6
     assert not list(tmp_path.iterdir())
     assert torch.equal(memory.clients["personal"], model.repeat_interleave(200, dim=0))
     counts = np.zeros((2, 200))
     counts[0, 7] = counts[1, [0, 199]] = 1
-    cohort = federation.cohort(counts, counts)
+    cohort = federation.make_cohort(counts, counts)
     rows = memory.gather(cohort)
     memory.scatter(cohort, {name: value + 1 for name, value in rows.items()})
     changed = torch.nonzero((memory.clients["personal"] != model.repeat_interleave(200, dim=0)).any(1))[:, 0]
     assert changed.tolist() == [7, 200, 399]
-    memory.read_only().scatter(cohort, {name: value * 0 for name, value in rows.items()})
+    memory.read_only_copy().scatter(cohort, {name: value * 0 for name, value in rows.items()})
     assert torch.equal(memory.clients["personal"][7], model[0] + 1)
 
 

@@ -38,7 +38,7 @@ def test_what_is_no_scalar_stays() -> None:
 def test_errors_and_log_lines_print_no_types() -> None:
     for call in (
         lambda: SGD(lr=np.float64(-1)),
-        lambda: checks.choice("strategy", np.str_("fedav"), ["fedavg"]),
+        lambda: checks.check_choice("strategy", np.str_("fedav"), ["fedavg"]),
         lambda: Simulation(Digits(), Linear, clients=np.float64(4.5)),
     ):
         with pytest.raises(ConfigError) as caught:

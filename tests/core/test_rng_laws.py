@@ -52,8 +52,8 @@ def test_neighbours_are_independent(along: str) -> None:
     elif along == "counters":
         drawn = rng.uniform(keys_of(1), numbers)
     elif along == "rounds":
-        start = rng.fold(torch.zeros(1, dtype=torch.int64), int(Purpose.BATCH))
-        drawn = rng.uniform(rng.fold(rng.fold(start, numbers), 0), torch.zeros((), dtype=torch.int64))
+        start = rng.fold_in(torch.zeros(1, dtype=torch.int64), int(Purpose.BATCH))
+        drawn = rng.uniform(rng.fold_in(rng.fold_in(start, numbers), 0), torch.zeros((), dtype=torch.int64))
     else:
         drawn = rng.uniform(rng.row_keys(numbers, Purpose.BATCH, zeros, 0), torch.zeros((), dtype=torch.int64))
     cell = (drawn * 64).long()
@@ -76,7 +76,7 @@ def test_clients_and_purposes_are_uncorrelated() -> None:
 
 def test_bits_are_balanced() -> None:
     """Every one of the 32 bits is set in half of the draws."""
-    drawn = rng.bits(*many()).reshape(-1)
+    drawn = rng.random_bits(*many()).reshape(-1)
     for place in range(32):
         share = ((drawn >> place) & 1).double().mean()
         assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(len(drawn)), place
@@ -85,7 +85,7 @@ def test_bits_are_balanced() -> None:
 def test_one_changed_bit_of_the_key_changes_half_of_the_bits() -> None:
     """Avalanche, for every bit of the key and the low bits of the counter."""
     keys, counters = keys_of(2000), torch.arange(2000)
-    base = rng.bits(keys, counters)
+    base = rng.random_bits(keys, counters)
 
     def flipped_share(other: Tensor) -> float:
         different = base ^ other
@@ -93,9 +93,9 @@ def test_one_changed_bit_of_the_key_changes_half_of_the_bits() -> None:
 
     for place in range(64):
         changed = keys ^ torch.tensor(1 << place if place < 63 else -(1 << 63))
-        assert abs(flipped_share(rng.bits(changed, counters)) - 0.5) < 0.02, place
+        assert abs(flipped_share(rng.random_bits(changed, counters)) - 0.5) < 0.02, place
     for place in range(20):
-        assert abs(flipped_share(rng.bits(keys, counters ^ (1 << place))) - 0.5) < 0.02, place
+        assert abs(flipped_share(rng.random_bits(keys, counters ^ (1 << place))) - 0.5) < 0.02, place
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -106,6 +106,54 @@ def test_a_change_is_named_by_its_place(change: Any, place: str) -> None:
     assert all(part.startswith((place, "default argument 'seen'")) for part in found), found
 
 
+class Counting:
+    """It is held by something else alone."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self, *given: Any) -> None:
+        self.calls += 1
+
+
+def closed_over(counting: Counting) -> Any:
+    return lambda: counting.count()
+
+
+def with_default(counting: Counting) -> Any:
+    def call(first: int = 0, held: Counting = counting) -> None:
+        held.count()
+
+    return call
+
+
+HELD_BY = {
+    "a bound method": lambda counting: counting.count,
+    "a partial function": lambda counting: functools.partial(Counting.count, counting),
+    "a keyword of a partial function": lambda counting: functools.partial(closed_over, counting=counting),
+    "a function inside a partial one": lambda counting: functools.partial(counting.count, 1),
+    "a closure": closed_over,
+    "a default argument": with_default,
+    "a list": lambda counting: [0, counting],
+    "a key": lambda counting: {counting: 0},
+    "a value": lambda counting: {(1, 2): counting},
+    "an array of objects": lambda counting: np.array([None, counting], dtype=object),
+    "a generator": lambda counting: (counting.count() for _ in range(2)),
+    "a tuple of slots": lambda counting: collections.namedtuple("Held", "first held")(0, counting),
+}
+
+
+@pytest.mark.parametrize("way", HELD_BY)
+def test_a_change_is_seen_in_what_is_held_in_one_way_alone(way: str) -> None:
+    counting, holder = Counting(), Base()
+    holder.held = HELD_BY[way](counting)  # type: ignore[attr-defined]
+    before = snapshot(holder)
+    assert not differing_paths(before, snapshot(holder))
+    counting.count()
+    (path,) = differing_paths(before, snapshot(holder))
+    assert path.endswith("calls")
+
+
 def test_what_makes_no_difference_is_no_change() -> None:
     holder = Holder()
     before = snapshot(holder)
@@ -135,6 +183,6 @@ def test_depth_and_cycles_do_no_harm() -> None:
 
 def test_what_is_skipped_is_not_looked_into() -> None:
     holder = Holder()
-    before = snapshot(holder, skip=(nn.Module,))
+    before = snapshot(holder, skipped_types=(nn.Module,))
     holder.module.running_mean.add_(1)
-    assert differing_paths(before, snapshot(holder, skip=(nn.Module,))) == []
+    assert differing_paths(before, snapshot(holder, skipped_types=(nn.Module,))) == []

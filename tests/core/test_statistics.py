@@ -18,7 +18,7 @@ counted = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size
 def cohort_of(counts: list[list[int]]) -> Cohort:
     """All clients compute, of whom those with a count take part: rows that must be left out are there."""
     federation = Federation(tuple(range(len(counts))), 4, np.ones(4 * len(counts), np.int64), dtype=torch.float64)
-    return federation.everyone(federation.cohort(np.array(counts), np.ones((len(counts), 4))))
+    return federation.full_cohort(federation.make_cohort(np.array(counts), np.ones((len(counts), 4))))
 
 
 def parts(rows: torch.Tensor, counts: list[list[int]]) -> list[np.ndarray]:
@@ -35,7 +35,7 @@ def test_they_are_those_of_numpy_and_scipy_in_every_replicate(counts, q, fractio
     quantile, median, trimmed = cohort.quantile(rows, q), cohort.median(rows), cohort.trimmed_mean(rows, fraction)
     spread, apart = (
         cohort.map_replicates(lambda replicate_rows: replicate_rows.amax(0) - replicate_rows.amin(0), rows),
-        cohort.distances(rows),
+        cohort.pairwise_distances(rows),
     )
     for replicate, own in enumerate(parts(rows, counts)):
         if not len(own):

@@ -55,7 +55,10 @@ def test_infinite_and_missing_values_have_their_places():
 def test_a_replicate_is_ranked_as_alone():
     both, alone = Federation((3, 9), 8, np.ones(16)), Federation((9,), 8, np.ones(8))
     found = [
-        federation.cohort(np.ones(shape), np.ones(shape)).largest(torch.zeros(shape[0] * 8), 3).host.virtual % 8
+        federation.make_cohort(np.ones(shape), np.ones(shape))
+        .select_largest(torch.zeros(shape[0] * 8), 3)
+        .host_index.virtual_clients
+        % 8
         for federation, shape in ((both, (2, 8)), (alone, (1, 8)))
     ]
     assert found[0][3:].tolist() == found[1].tolist()

@@ -54,10 +54,10 @@ def test_more_ranks_than_clients_are_refused() -> None:
 def test_a_strategy_that_counts_all_clients_on_every_rank_is_told() -> None:
     federation, model = Federation((0, 1), 5, np.ones(10), ranks=Ranks(0, 2)), torch.zeros(2, 3)
     with pytest.raises(ConfigError, match=r"strategy=EverybodyEverywhere keeps models of every client on every rank"):
-        Layout.of(EverybodyEverywhere(), Memory(), model, federation)
-    assert Layout.of(LocalOnly(), Memory(), model, federation).divided == {"models"}
+        Layout.from_run(EverybodyEverywhere(), Memory(), model, federation)
+    assert Layout.from_run(LocalOnly(), Memory(), model, federation).fields_divided_by_rank == {"models"}
     assert isinstance(FedAvg().initial(model, federation), State)
-    assert Layout.of(FedAvg(), Memory(), model, federation).divided == frozenset()
+    assert Layout.from_run(FedAvg(), Memory(), model, federation).fields_divided_by_rank == frozenset()
 
 
 @pytest.mark.slow
@@ -117,6 +117,8 @@ def test_numbers_of_clients_are_gathered_from_all_ranks() -> None:
 def test_rows_of_a_rank_know_which_clients_they_are() -> None:
     """Of 2 · 5 clients, rank 1 of 2 has 1 and 3 of each replicate; alone, a row's number is the client's."""
     counts, ones = np.ones((2, 5)), np.ones((2, 5))
-    cohort = Federation((0, 1), 5, np.ones(10), ranks=Ranks(1, 2)).cohort(counts, ones)
-    assert cohort.host.virtual.tolist() == [1, 3, 6, 8]
-    assert Federation((0, 1), 5, np.ones(10)).cohort(counts, ones).host.virtual.tolist() == list(range(10))
+    cohort = Federation((0, 1), 5, np.ones(10), ranks=Ranks(1, 2)).make_cohort(counts, ones)
+    assert cohort.host_index.virtual_clients.tolist() == [1, 3, 6, 8]
+    assert Federation((0, 1), 5, np.ones(10)).make_cohort(counts, ones).host_index.virtual_clients.tolist() == list(
+        range(10)
+    )

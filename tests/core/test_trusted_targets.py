@@ -12,16 +12,24 @@ from torch import nn
 
 from fedsim import load
 from fedsim.core import ConfigError
-from fedsim.core.targets import RENAMED_MODULES, Kind, current_name, current_names, parse, resolve, trust_packages
+from fedsim.core.targets import (
+    RENAMED_MODULES,
+    TargetKind,
+    current_target_path,
+    parse_object,
+    resolve_target,
+    trust_packages,
+    with_current_targets,
+)
 from fedsim.data.datasets import Dataset, Digits
 
-MODULE = Kind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
-PATH = Kind("a path", (Path,))
+MODULE = TargetKind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
+PATH = TargetKind("a path", (Path,))
 
 
 @pytest.mark.parametrize("target", ["torch.nn.Linear", "torch.nn.modules.linear.Linear", "fedsim.models.MLP"])
 def test_a_class_of_the_kind_is_found(target: str) -> None:
-    assert issubclass(resolve("model._target_", target, MODULE), nn.Module)
+    assert issubclass(resolve_target("model._target_", target, MODULE), nn.Module)
 
 
 @pytest.mark.parametrize(
@@ -43,25 +51,28 @@ def test_a_class_of_the_kind_is_found(target: str) -> None:
 )
 def test_what_is_of_no_such_kind_is_refused(target: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model\._target_={re.escape(repr(target))}.*({said})"):
-        resolve("model._target_", target, MODULE)
+        resolve_target("model._target_", target, MODULE)
 
 
 @pytest.mark.parametrize("old", RENAMED_MODULES)
 def test_a_package_is_found_by_the_name_it_had(old: str) -> None:
     assert importlib.util.find_spec(old) is None
     assert importlib.util.find_spec(RENAMED_MODULES[old]) is not None
-    assert current_name(f"{old}.Name") == f"{RENAMED_MODULES[old]}.Name"
+    assert current_target_path(f"{old}.Name") == f"{RENAMED_MODULES[old]}.Name"
 
 
 def test_folders_of_earlier_versions_are_read() -> None:
-    dataset = Kind("a data set", (Dataset,), modules=("fedsim.data.datasets",))
-    assert resolve("dataset._target_", "fedsim.datasets.Digits", dataset) is Digits
-    assert current_name("fedsim.datasets_of_mine.Digits") == "fedsim.datasets_of_mine.Digits"
-    assert current_name("mine.fedsim.datasets.Digits") == "mine.fedsim.datasets.Digits"
+    dataset = TargetKind("a data set", (Dataset,), modules=("fedsim.data.datasets",))
+    assert resolve_target("dataset._target_", "fedsim.datasets.Digits", dataset) is Digits
+    assert current_target_path("fedsim.datasets_of_mine.Digits") == "fedsim.datasets_of_mine.Digits"
+    assert current_target_path("mine.fedsim.datasets.Digits") == "mine.fedsim.datasets.Digits"
     was = {"dataset._target_": "fedsim.datasets.Digits", "note": "fedsim.datasets.Digits"}
-    assert current_names(was) == {"dataset._target_": "fedsim.data.datasets.Digits", "note": "fedsim.datasets.Digits"}
+    assert with_current_targets(was) == {
+        "dataset._target_": "fedsim.data.datasets.Digits",
+        "note": "fedsim.datasets.Digits",
+    }
     with pytest.raises(ConfigError, match="is not a data set"):
-        resolve("dataset._target_", "fedsim.tracking.services.importlib", dataset)
+        resolve_target("dataset._target_", "fedsim.tracking.services.importlib", dataset)
 
 
 def test_own_classes_of_the_kind_may_be_named_and_what_they_imported_may_not(
@@ -74,7 +85,7 @@ def test_own_classes_of_the_kind_may_be_named_and_what_they_imported_may_not(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("Net", "Net.Inside", "make", "Linear"):
-        assert resolve("m", f"mine_own.{name}", MODULE).__name__ == name.rpartition(".")[2]
+        assert resolve_target("m", f"mine_own.{name}", MODULE).__name__ == name.rpartition(".")[2]
     for name, said in {
         "os.system": "leads to the package os",
         "run": r"is subprocess\.run, and that is of the package subprocess",
@@ -86,48 +97,48 @@ def test_own_classes_of_the_kind_may_be_named_and_what_they_imported_may_not(
         "nn.Linear": "leads to the package torch",
     }.items():
         with pytest.raises(ConfigError, match=said):
-            resolve("m", f"mine_own.{name}", MODULE)
+            resolve_target("m", f"mine_own.{name}", MODULE)
     for missing in ("mine_own.Nothing", "mine_nowhere.Net"):
         with pytest.raises(ImportError):
-            resolve("m", missing, MODULE)
+            resolve_target("m", missing, MODULE)
     with trust_packages([], own_code=False), pytest.raises(ConfigError, match="is of the package mine_own"):
-        resolve("m", "mine_own.Net", MODULE)
+        resolve_target("m", "mine_own.Net", MODULE)
     with trust_packages(["mine_own"], own_code=False):
-        assert resolve("m", "mine_own.Net", MODULE).__name__ == "Net"
+        assert resolve_target("m", "mine_own.Net", MODULE).__name__ == "Net"
 
 
 def test_nothing_is_imported_before_it_is_known_to_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("this", "torch.utils.bundled_inputs"):
         monkeypatch.delitem(sys.modules, name, raising=False)
         with pytest.raises(ConfigError):
-            resolve("model._target_", f"{name}.s", MODULE)
+            resolve_target("model._target_", f"{name}.s", MODULE)
         assert name not in sys.modules
 
 
 def test_a_package_that_the_user_names_is_trusted_within_the_block_alone() -> None:
     with trust_packages(["pathlib"]):
-        assert resolve("x", "pathlib.Path", PATH) is Path
+        assert resolve_target("x", "pathlib.Path", PATH) is Path
         with pytest.raises(ConfigError, match="is a class, but not a path"):
-            resolve("x", "pathlib.PurePath", PATH)
+            resolve_target("x", "pathlib.PurePath", PATH)
         with pytest.raises(ConfigError, match="leads to the package os"):
-            resolve("x", "pathlib.os.system", PATH)
+            resolve_target("x", "pathlib.os.system", PATH)
     with pytest.raises(ConfigError, match="is of the package pathlib"):
-        resolve("x", "pathlib.Path", PATH)
+        resolve_target("x", "pathlib.Path", PATH)
 
 
 def test_objects_among_the_arguments_are_looked_at_however_deep() -> None:
     for inside in ({"_target_": "os.system"}, [[{"b": {"_target_": "os.system"}}]], {"b": [{"_target_": "os.system"}]}):
         with pytest.raises(ConfigError, match=r"model\.a[.b]*\._target_='os\.system' is of the package os"):
-            parse("model", {"_target_": "torch.nn.Linear", "a": inside}, MODULE)
+            parse_object("model", {"_target_": "torch.nn.Linear", "a": inside}, MODULE)
     with pytest.raises(ConfigError, match="stands where no object is wanted"):
-        parse("model", {"_target_": "torch.nn.Linear", "a": {"_target_": "torch.nn.ReLU"}}, MODULE)
+        parse_object("model", {"_target_": "torch.nn.Linear", "a": {"_target_": "torch.nn.ReLU"}}, MODULE)
 
 
 def test_text_that_looks_like_an_interpolation_is_handed_on_as_text() -> None:
     """Settings are resolved once, by Hydra; a second time would let a file write a `_target_` that nobody looked at."""
     text = "${oc.decode:'{_target_: os.mkdir, path: stolen}'}"
-    kept = Kind("a Kept", (Kept,), argument_kinds=())
-    assert parse("x", {"_target_": f"{__name__}.Kept", "value": text}, kept).build().value == text
+    kept = TargetKind("a Kept", (Kept,), argument_kinds=())
+    assert parse_object("x", {"_target_": f"{__name__}.Kept", "value": text}, kept).build().value == text
 
 
 class Kept:

@@ -13,13 +13,13 @@ import torch
 from own_metrics import CLASSES, SEEDS, SIZES, Score, labelled, models_of, of, outputs_of
 from torch import nn
 
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets import Dataset
 from fedsim.models import Linear
 from fedsim.models.losses import IGNORED_LABEL
 from fedsim.strategies import FedAvg
 
-torchvision()  # torchmetrics imports it, and it may need help
+import_torchvision()  # torchmetrics imports it, and it may need help
 tm = pytest.importorskip("torchmetrics.functional")
 
 CLASSIFIED = {  # metric → column, naive value of scores [B, C] and labels [B], which way is better

@@ -9,14 +9,14 @@ import pytest
 from own_metrics import CLASSES, Score, labelled, models_of, of, outputs_of
 
 from fedsim import ConfigError, Simulation
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Natural
 from fedsim.evaluation.metrics import collection
 from fedsim.models import Linear
 from fedsim.shift import Contribution
 
-torchvision()  # torchmetrics imports it, and it may need help
+import_torchvision()  # torchmetrics imports it, and it may need help
 pytest.importorskip("torchmetrics")
 
 REFUSED = {

@@ -237,7 +237,9 @@ def test_client_mean_is_else_that_of_the_models_they_received(strategy, Scripted
 
 def test_a_model_named_twice_or_none_at_all_is_refused():
     for of in ([], ["global", "global"]):
-        with pytest.raises(ConfigError, match="must be global or client_mean, or a list with each at most once"):
+        with pytest.raises(
+            ConfigError, match="must be global, client_mean or calibrated, or a list with each at most once"
+        ):
             EvaluationOptions(of=of)
 
 

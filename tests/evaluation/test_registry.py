@@ -12,14 +12,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.data.datasets import Digits
 from fedsim.evaluation import COLUMN_DESCRIPTIONS, registry
-from fedsim.evaluation.columns import MEASURED, is_higher_better
+from fedsim.evaluation.columns import MEASURED_COLUMNS, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
 from fedsim.evaluation.registry import METRICS, UNKNOWN_DIRECTION_TEXT, describe
 from fedsim.models import Linear
 from fedsim.run.tracking.metrics_csv import read_column_descriptions
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.style import metric_axis_label
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 
 NO_CURVE = {"round", "seed", "samples", "seconds"}
 
@@ -34,7 +34,7 @@ def test_an_entry_is_whole_and_all_take_it(column: str) -> None:
     assert "_" not in metric.label
     assert metric.description
     assert metric.better in ("higher", "lower", None)
-    assert metric.unit in ("", "%", "s", "bytes", "rounds")
+    assert metric.unit in ("", "%", "s", "bytes", "rounds", "J")
     assert (metric.tag is None) == (column in NO_CURVE)
     assert metric.tag is None or metric.tag.endswith(f"/{column}")
     assert is_higher_better(column) == (metric.better == "higher")
@@ -56,7 +56,7 @@ def test_no_two_metrics_share_a_label_or_a_tag() -> None:
 def test_columns_of_a_file_are_those_of_the_registry_in_its_order() -> None:
     assert [*COLUMN_DESCRIPTIONS][:3] == ["round", "seed", "test_loss"]
     assert {**COLUMN_DESCRIPTIONS, **PERSONAL_COLUMNS}.keys() == METRICS.keys() - registry.DIAGNOSTICS.keys()
-    assert list(MEASURED) == list(registry.MODEL_METRICS)
+    assert list(MEASURED_COLUMNS) == list(registry.MODEL_METRICS)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,6 @@ def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
         assert METRICS[column].description == meaning if column in METRICS else "over" in meaning
     tags = EventAccumulator(str(tmp_path / "seed_0")).Reload().Tags()["scalars"]
     assert set(tags) == {tag for column in meanings if (tag := describe(column).tag)}
-    page = report_html(find_runs([tmp_path]))
-    for column in find_runs([tmp_path])[0].metrics:
+    page = report_html(load_runs([tmp_path]))
+    for column in load_runs([tmp_path])[0].metrics:
         assert f"<code>{column}</code>" in page

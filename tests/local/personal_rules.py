@@ -58,14 +58,14 @@ def simulation_of(model=MODEL, **options) -> Simulation:
 
 def watched(simulation: Simulation) -> Simulation:
     """The simulation, whose client memory can be read at `simulation.clients` while it is played or run."""
-    initial = simulation.trainer.memory
+    initial = simulation.trainer.initial_memory
 
     def once(model):
         memory = initial(model)
         simulation.clients = memory.clients
         return memory
 
-    simulation.trainer.memory = once
+    simulation.trainer.initial_memory = once
     return simulation
 
 

@@ -10,9 +10,9 @@ from fedsim import Execution, Simulation
 from fedsim.core import Cohort
 from fedsim.data.datasets import Dataset
 from fedsim.local import SGD, Inverse, PerStep
-from fedsim.local.schedules import elapsed
+from fedsim.local.schedules import elapsed_units
 from fedsim.models import Mean
-from fedsim.trainer.rates import rates_of_steps
+from fedsim.trainer.rates import learning_rates_of_steps
 
 SIZES = (4, 400)
 
@@ -22,7 +22,7 @@ SIZES = (4, 400)
 )
 def test_what_has_gone_by(unit, expected):
     """In round 3, at local step 7 of 20, with 5 steps in a pass."""
-    assert elapsed(unit, 3, 7, 20, 5) == expected
+    assert elapsed_units(unit, 3, 7, 20, 5) == expected
     assert PerStep(0.5, unit).factor(3, 7, 20, 5) == pytest.approx(0.5**expected)
     assert Inverse(2.0, unit).factor(3, 7, 20, 5) == pytest.approx(1 / (expected + 2))
 
@@ -33,9 +33,9 @@ def rates(unit: str, t: int) -> list[list[float]]:
     data = Dataset("points", torch.randn(len(owners), 1), loss="half_squared_distance", owners=torch.as_tensor(owners))
     rule = SGD(lr=1.0, epochs=2, batch_size=4, schedule=PerStep(0.9, unit))
     simulation = Simulation(data, Mean, clients=2, local=rule, execution=Execution(dtype="float64"))
-    cohort: Cohort = simulation.federation.cohort(np.ones((1, 2)), np.ones((1, 2)))
+    cohort: Cohort = simulation.federation.make_cohort(np.ones((1, 2)), np.ones((1, 2)))
     plan = simulation.trainer.batches.plan(cohort, t)
-    table = rates_of_steps(rule, simulation.trainer.rates[cohort.replicate], plan, t)
+    table = learning_rates_of_steps(rule, simulation.trainer.base_learning_rates[cohort.replicate_index], plan, t)
     return [table[:steps, row].tolist() for row, steps in enumerate(plan.load.steps)]
 
 
@@ -55,7 +55,7 @@ def test_the_rate_a_strategy_is_told_follows_the_same_clock():
     for unit, exponent in (("epoch", 6), ("step", 600), ("round", 3)):
         rule = SGD(lr=1.0, epochs=2, batch_size=4, schedule=PerStep(0.99, unit))
         simulation = Simulation(data, Mean, clients=2, local=rule, execution=Execution(dtype="float64"))
-        cohort = simulation.federation.cohort(np.ones((1, 2)), np.ones((1, 2)))
+        cohort = simulation.federation.make_cohort(np.ones((1, 2)), np.ones((1, 2)))
         start = cohort.broadcast(simulation.initial_state().model)
         report = simulation.trainer.run(start, cohort, 3, simulation.initial_state().model)
         assert float(report.lr) == pytest.approx(0.99**exponent)

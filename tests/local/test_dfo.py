@@ -18,6 +18,12 @@ from fedsim.run.tracking import Tracking
 from fedsim.shift import Demand, Location, Response, Strategic
 from fedsim.strategies import FedAWE
 
+
+@pytest.mark.parametrize(("points", "weights"), [(1, [1, 1, 1, 1, 1]), (2, [0, 1, 0, 1, 0])])
+def test_a_model_moves_once_it_has_heard_of_all_points(points, weights):
+    assert [DFO(points=points).gradient_weight(step) for step in range(5)] == weights
+
+
 QUIET = Tracking(progress="none", tensorboard=False)
 SENSITIVITIES, SIZES, DELTA, LR, STEPS = [0.5, 1.5, 0.0], [3, 6, 4], 0.3, 0.2, 4
 SEEDS = (3, 5)
@@ -35,7 +41,7 @@ def stored() -> Dataset:
 def direction(seed: int, t: int, number: int) -> np.ndarray:
     """Keyed by seed, round and number, and by no client."""
     key = rng.row_keys(torch.tensor(seed), rng.Purpose.POINT, torch.tensor(t))
-    drawn = rng.normal(rng.fold(key, number), torch.arange(2), torch.float64).numpy()
+    drawn = rng.normal(rng.fold_in(key, number), torch.arange(2), torch.float64).numpy()
     return drawn / np.linalg.norm(drawn)
 
 
@@ -50,7 +56,7 @@ class Client:
         self.heard: list[float] = []
 
     def loss(self, theta: np.ndarray) -> float:
-        """On samples that have answered this θ."""
+        """On samples that have reacted this θ."""
         x = self.x - self.epsilon * theta
         found = np.log1p(np.exp(-self.y * (x @ theta))).mean() + 0.5 * self.ridge * theta @ theta
         self.heard.append(float(found))
@@ -83,7 +89,7 @@ def test_every_client_walks_by_the_losses_it_hears(points, baseline, executor, p
     clients = [[Client(i, points, baseline) for i in range(3)] for _ in SEEDS]
     for played in play(simulation):
         before, ends = played.before.model.numpy(), [[], []]
-        for position, row in enumerate(played.report.cohort.host.rows):
+        for position, row in enumerate(played.report.cohort.host_index.rows):
             replicate, number = divmod(int(row), 3)
             heard = len(clients[replicate][number].heard)
             end = clients[replicate][number].round(before[replicate], SEEDS[replicate], played.t)

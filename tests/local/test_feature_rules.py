@@ -90,10 +90,10 @@ class Loop:
 
     def round(self, t: int) -> None:
         simulation, m = self.simulation, len(SIZES)
-        cohort = simulation.federation.cohort(COUNTS[t], np.ones_like(COUNTS[t], dtype=float), t)
+        cohort = simulation.federation.make_cohort(COUNTS[t], np.ones_like(COUNTS[t], dtype=float), t)
         plan = simulation.trainer.batches.plan(cohort, t)
         active = []
-        for position, virtual in enumerate(cohort.host.virtual):
+        for position, virtual in enumerate(cohort.host_index.virtual_clients):
             if virtual // m != self.replicate:
                 continue
             client = int(virtual % m)
@@ -221,10 +221,10 @@ def test_clients_of_fedproto_share_prototypes_alone(average, executor, simulatio
             found = memory["prototypes"].unflatten(0, (2, -1))[replicate, client]
             for label, prototype in loop.prototypes.items():
                 torch.testing.assert_close(found[label], prototype, rtol=0, atol=1e-10)
-    sums = played.report.remembered("class sums")
+    sums = played.report.client_memory("class sums")
     assert sums.shape == (len(played.report.cohort), 4, 3)
-    assert torch.equal(played.report.remembered("class counts").sum(1).cpu(), torch.tensor(
-        [2.0 * SIZES[i] for i in played.report.cohort.client.tolist()], dtype=torch.float64
+    assert torch.equal(played.report.client_memory("class counts").sum(1).cpu(), torch.tensor(
+        [2.0 * SIZES[i] for i in played.report.cohort.client_index.tolist()], dtype=torch.float64
     ))  # fmt: skip
 
 
@@ -255,8 +255,8 @@ def test_moon_has_no_gradient_in_the_first_round(simulation_of):
 def test_the_last_model_of_moon_has_its_running_statistics(executor, simulation_of, play):
     simulation = simulation_of(MOON(2.0, **LOCAL | {"drop_last": True}), executor, normalised)
     for played in play(simulation, 2):
-        rows = played.report.arrived_rows
-        assert torch.equal(played.report.remembered("last model"), rows)
+        rows = played.report.full_end_rows
+        assert torch.equal(played.report.client_memory("last model"), rows)
     assert simulation.model.statistics
 
 
@@ -323,7 +323,7 @@ def test_features_may_be_the_outputs_of_a_named_layer(simulation_of):
 
 def test_fedproto_sends_class_means(simulation_of):
     simulation = simulation_of(FedProto(**LOCAL), strategy=LocalOnly())
-    assert (simulation.traffic.down, simulation.traffic.up) == (8 * 4 * 3, 8 * (4 * 3 + 4))
+    assert (simulation.traffic.bytes_down, simulation.traffic.bytes_up) == (8 * 4 * 3, 8 * (4 * 3 + 4))
 
 
 class Twice(nn.Module):

@@ -31,7 +31,7 @@ def test_the_finite_difference_is_over_each_clients_own_last_models(length: int,
             draw.standard_normal((CLIENTS, P)),
             draw.standard_normal((CLIENTS, P)),
         )
-        found = history.pull_back(carry, *map(torch.as_tensor, (theta, f, u))).numpy()
+        found = history.transposed_derivative_product(carry, *map(torch.as_tensor, (theta, f, u))).numpy()
         slope = history.derivative(carry, torch.as_tensor(theta), torch.as_tensor(f)).numpy()
         for i, past in enumerate(seen):
             expected = np.zeros((P, D))
@@ -43,7 +43,9 @@ def test_the_finite_difference_is_over_each_clients_own_last_models(length: int,
             last = past[-1][1] if past else np.zeros(P)
             np.testing.assert_array_equal(history.last_estimate(carry)[i].numpy(), last)
         here = np.flatnonzero(draw.random(CLIENTS) < [0.2, 0.5, 0.9, 0.0])  # client 3 never appears
-        part = history.push({k: v[here] for k, v in carry.items()}, *(torch.as_tensor(z[here]) for z in (theta, f)))
+        part = history.with_deployment(
+            {k: v[here] for k, v in carry.items()}, *(torch.as_tensor(z[here]) for z in (theta, f))
+        )
         for name, value in part.items():
             carry[name][here] = value
         for i in here:
@@ -59,7 +61,7 @@ def test_a_linear_answer_is_found_exactly_where_models_moved_and_ignored_elsewhe
     for step in range(4):  # client 0 moves in all of ℝ³, client 1 along one line, client 2 not at all
         theta = np.zeros((CLIENTS, D))
         theta[0], theta[1] = draw.standard_normal(D), step * np.array([1.0, 2.0, 2.0])
-        carry = history.push(carry, torch.as_tensor(theta), torch.as_tensor(theta @ jacobian.T))
+        carry = history.with_deployment(carry, torch.as_tensor(theta), torch.as_tensor(theta @ jacobian.T))
     theta = np.zeros((CLIENTS, D))
     found = history.derivative(carry, torch.as_tensor(theta), torch.as_tensor(theta @ jacobian.T)).numpy()
     line = np.array([1.0, 2.0, 2.0]) / 3
@@ -74,7 +76,7 @@ def test_the_last_steps_come_latest_first_and_are_regressed_on_the_latest() -> N
     carry, seen = fresh(history), []
     for _ in range(6):
         theta, f = draw.standard_normal((CLIENTS, D)), draw.standard_normal((CLIENTS, P))
-        carry = history.push(carry, torch.as_tensor(theta), torch.as_tensor(f))
+        carry = history.with_deployment(carry, torch.as_tensor(theta), torch.as_tensor(f))
         seen.insert(0, (theta, f))
     models, estimates = history.recent_steps(carry)
     for ago, (theta, f) in enumerate(seen[:4]):

@@ -104,11 +104,11 @@ def test_a_rule_is_plain_autograd_client_by_client(name, way, Scripted, play):
     labels = torch.as_tensor(data.train_y).split(list(SIZES))
     starts = simulation.initial_state().model
     clients = [client(starts[r], mine) for r in range(2) for mine in labels]
-    rule, moved = simulation.trainer.rule, 0.0
+    rule, moved = simulation.trainer.local_rule, 0.0
     for played in play(simulation):
         cohort = played.report.cohort
         plan = simulation.trainer.batches.plan(cohort, played.t)
-        for position, number in enumerate(cohort.host.rows):
+        for position, number in enumerate(cohort.host_index.rows):
             one, chunk = clients[number], plan.chunk(np.array([position]))
             begun = one.begin(played.report.start[position])
             row, steps = played.report.start[position] if begun is None else begun, int(chunk.steps[0])

@@ -105,7 +105,7 @@ def test_every_client_follows_the_algorithm_on_its_own_steps(rule, length, way, 
         cohort = played.report.cohort
         plan = trainer.batches.plan(cohort, played.t)
         met: list[list[int]] = [[], []]
-        for position, row in enumerate(cohort.host.rows):
+        for position, row in enumerate(cohort.host_index.rows):
             replicate, client = divmod(int(row), 3)
             chunk = plan.chunk(np.array([position]))
             theta = played.before.model[replicate, 0].item()
@@ -231,10 +231,10 @@ def test_samples_that_were_not_used_are_not_counted(Scripted) -> None:
     """The count of a round is that of the samples that the sizes of its steps asked for."""
     local = ProFL(lr=0.01, steps=3, history=2, adaptive_samples=True, tolerance=5.0, max_samples=80, curvature=0.0)
     simulation = mean_estimation(local, availability=Scripted(np.ones((8, 2, 3))), contamination=None)
-    memory, state = simulation.trainer.memory(simulation.initial_state().model), simulation.initial_state()
+    memory, state = simulation.trainer.initial_memory(simulation.initial_state().model), simulation.initial_state()
     totals = np.zeros(6, dtype=np.int64)
     for t in range(8):
-        cohort = simulation.federation.cohort(np.ones((2, 3)), np.ones((2, 3)))
+        cohort = simulation.federation.make_cohort(np.ones((2, 3)), np.ones((2, 3)))
         start = cohort.broadcast(state.model)
         report = simulation.trainer.run(start, cohort, t, state.model, memory)
         totals += report.samples
@@ -258,10 +258,10 @@ def test_a_bend_is_estimated_from_the_2h_th_step_on(history: int) -> None:
         )
         simulation = mean_estimation(local, contamination=None)
         state = simulation.initial_state()
-        memory = simulation.trainer.memory(state.model)
+        memory = simulation.trainer.initial_memory(state.model)
         found = []
         for t in range(2 * history + 1):
-            cohort = simulation.federation.cohort(np.ones((2, 3)), np.ones((2, 3)))
+            cohort = simulation.federation.make_cohort(np.ones((2, 3)), np.ones((2, 3)))
             report = simulation.trainer.run(cohort.broadcast(state.model), cohort, t, state.model, memory)
             found.append(memory.clients["sample_size"].tolist())
             state = simulation.strategy.aggregate(state, report, t)
@@ -280,7 +280,7 @@ def test_the_sample_size_is_the_papers_bound() -> None:
     phi, failure, cap = 0.1, 0.05, 1000
     size = SampleSize(cap, phi, failure, None)
     arguments = (torch.as_tensor(a) for a in (lr, loss, gradient, slope, moved, sigma, bend))
-    found = size(h, *arguments, minimum=5)
+    found = size(h, *arguments, min_samples=5)
     seen = set()
     for i in range(c):
         way, steep, g = np.linalg.norm(moved[i]), np.linalg.norm(slope[i]), np.linalg.norm(gradient[i])

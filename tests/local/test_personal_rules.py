@@ -83,7 +83,7 @@ def pfedme_step(rule, state, x, y, lr, first):
     w = state["w"]
     theta = state["personal"] if rule.warm_start else w
     for k in range(rule.inner_steps):
-        own = slice(k if k < len(x) else 0, None, 3) if rule.drawn == 3 else slice(None)
+        own = slice(k if k < len(x) else 0, None, 3) if rule.batches_per_step == 3 else slice(None)
 
         def near(theta, own=own):
             return loss_of(output(theta, x[own]), theta, y[own]) + 0.5 * rule.penalty * (theta - w).square().sum()
@@ -126,14 +126,14 @@ def test_a_rule_is_plain_autograd_client_by_client(way, name, Scripted, play):
     for played in play(simulation):
         cohort = played.report.cohort
         plan = simulation.trainer.batches.plan(cohort, played.t)
-        for position, client in enumerate(cohort.host.rows):
+        for position, client in enumerate(cohort.host_index.rows):
             chunk, losses = plan.chunk(np.array([position])), []
             state = {"w": played.report.start[position], "personal": v[client], "alpha": alphas[client]}
             for step in range(int(chunk.steps[0])):
                 batch = chunk.batch(step, 0, 1, torch.float64)
                 lr = 0.2 / (played.t * int(chunk.steps[0]) + step + 3.0)
                 x, y = batch["x"][0], batch["y"][0]
-                drawn = 2 if isinstance(rule, PerFedAvg) else getattr(rule, "drawn", 1)
+                drawn = 2 if isinstance(rule, PerFedAvg) else getattr(rule, "batches_per_step", 1)
                 at = state["personal"] if getattr(rule, "warm_start", False) else state["w"]
                 losses.append(loss_of(output(at, x[::drawn]), at, y[::drawn]).item())
                 STEPS[type(rule)](rule, state, x, y, lr, step == 0)
@@ -159,7 +159,7 @@ def test_the_hessian_product_is_the_slope_of_the_gradient(way):
     row = simulation.initial_state().model[0]
     vector = torch.sin(torch.arange(len(row), dtype=torch.float64))
     federation = simulation.federation
-    cohort = federation.cohort(np.ones((2, 5)), np.ones((2, 5)))
+    cohort = federation.make_cohort(np.ones((2, 5)), np.ones((2, 5)))
     batch = simulation.trainer.batches.plan(cohort, 0).chunk(np.array([4])).batch(0, 0, 1, torch.float64)
     batch = {k: value[0] for k, value in batch.items()}
     executor = simulation.trainer.executor

@@ -54,10 +54,10 @@ def test_with_alpha_one_apfl_trains_everybody_alone(mix, executor):
         "personal": alone.state.models[3],
         "alpha": torch.ones((), dtype=torch.float64),
     }
-    own = sum(weight * part for weight, part in together.trainer.rule.personal(row))
+    own = sum(weight * part for weight, part in together.trainer.local_rule.personal(row))
     assert torch.equal(own, row["personal"])
     none = row | {"alpha": 0 * row["alpha"]}
-    assert torch.equal(sum(weight * part for weight, part in together.trainer.rule.personal(none)), row["params"])
+    assert torch.equal(sum(weight * part for weight, part in together.trainer.local_rule.personal(none)), row["params"])
 
 
 def test_ditto_leaves_the_global_model_alone_and_without_a_penalty_everybody_too():
@@ -120,7 +120,7 @@ def test_pfedmes_closed_form_on_a_quadratic(Scripted):
 def test_per_fedavg_halves_are_disjoint_in_a_pass():
     """A client of eight samples and batch_size=2: two steps an epoch, b₁ ∪ b₂ over both is everything once."""
     simulation = simulation_of(local=PerFedAvg(batch_size=2, epochs=1))
-    cohort = simulation.federation.cohort(np.ones((2, 5)), np.ones((2, 5)))
+    cohort = simulation.federation.make_cohort(np.ones((2, 5)), np.ones((2, 5)))
     chunk = simulation.trainer.batches.plan(cohort, 0).chunk(np.array([4]))
     assert chunk.sizes.tolist() == [[4, 4]]
     met = torch.cat([chunk.batch(step, 0, 1, torch.float64)["x"][0] for step in range(2)])

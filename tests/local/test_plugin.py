@@ -32,7 +32,21 @@ def game(rule, std=0.0, **options) -> Simulation:
 
 def point(seed: int, t: int, number: int) -> float:
     key = rng.row_keys(torch.tensor(seed), rng.Purpose.POINT, torch.tensor(t))
-    return rng.normal(rng.fold(key, number), torch.arange(1), torch.float64).item()
+    return rng.normal(rng.fold_in(key, number), torch.arange(1), torch.float64).item()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_equations_that_just_fit_are_not_refused(shared, monkeypatch) -> None:
+    """Of each client, and with `shared` of all once more: a matrix of p + 1 rows and columns, and two right sides."""
+    simulation = game(PlugIn(3, shared=shared, lr=LR, steps=1, batch_size=5), 1.5)
+    rule, federation = simulation.trainer.local_rule, simulation.federation
+    size, p = rule.trained + 1, rule.estimator.size
+    needed = federation.num_rows * (2 if shared else 1) * (size * size + 2 * size * p) * federation.dtype.itemsize
+    monkeypatch.setattr("fedsim.local.plugin.available_bytes", lambda device, storage: needed)
+    rule.memory(federation, rule.trained)
+    monkeypatch.setattr("fedsim.local.plugin.available_bytes", lambda device, storage: needed - 1)
+    with pytest.raises(ConfigError, match="local=plugin needs 0 GiB for the equations"):
+        rule.memory(federation, rule.trained)
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
@@ -50,7 +64,7 @@ def test_both_stages_by_hand(shared, executor, play, Scripted) -> None:
     steps = [0] * 6
     for played in play(simulation):
         cohort, ends, told = played.report.cohort, [[], []], [[], []]
-        for position, row in enumerate(cohort.host.rows):
+        for position, row in enumerate(cohort.host_index.rows):
             replicate, client = divmod(int(row), 3)
             chunk = simulation.trainer.batches.plan(cohort, played.t).chunk(np.array([position]))
             theta, learns = played.before.model[replicate, 0].item(), steps[row] < 3

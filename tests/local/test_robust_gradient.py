@@ -8,7 +8,7 @@ import torch
 
 from fedsim.core import ConfigError
 from fedsim.local import robust_gradient
-from fedsim.local.robust_gradient import RobustGradient, scores
+from fedsim.local.robust_gradient import RobustGradient, outlier_scores
 
 
 def clients(seed: int, sizes: tuple[int, ...], d: int, fraction: float, distance: float) -> tuple[np.ndarray, ...]:
@@ -49,9 +49,9 @@ def test_scores_of_wide_tall_and_large_matrices_are_those_of_the_decomposition(
 ) -> None:
     x = np.random.default_rng(0).standard_normal((5, 12, d)) * np.geomspace(3, 1, d)
     expected = np.stack([((m @ np.linalg.svd(m)[2][0]) ** 2) for m in x])
-    np.testing.assert_allclose(scores(torch.as_tensor(x)), expected, rtol=1e-9)
+    np.testing.assert_allclose(outlier_scores(torch.as_tensor(x)), expected, rtol=1e-9)
     monkeypatch.setattr(robust_gradient, "MAX_DIAGONALISED_SIDE", 0)
-    np.testing.assert_allclose(scores(torch.as_tensor(x)), expected, rtol=1e-4)
+    np.testing.assert_allclose(outlier_scores(torch.as_tensor(x)), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2])

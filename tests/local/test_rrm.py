@@ -57,7 +57,7 @@ def test_clients_descend_on_the_draw_of_the_last_deployment(reg, executor, play,
     simulation = game(rule, 3, 5, 1.5, executor, seeds=(3, 5), availability=Scripted(counts), inertia=0.4,
                       contamination=Point(fraction=0.2, value=30.0))  # fmt: skip
     fresh = simulation.trainer.batches
-    fresh = Batches(fresh.data, fresh.work, fresh.contamination)
+    fresh = Batches(fresh.data, fresh.local_work, fresh.contamination)
     answered = np.full(2, 2.0)
     for played in play(simulation):
         before = played.before.model[:, 0].numpy()
@@ -65,7 +65,7 @@ def test_clients_descend_on_the_draw_of_the_last_deployment(reg, executor, play,
             answered = 0.4 * answered + 0.6 * before
         cohort = played.report.cohort
         ends: list[list[float]] = [[], []]
-        for position, row in enumerate(cohort.host.rows):
+        for position, row in enumerate(cohort.host_index.rows):
             replicate, client = divmod(int(row), 3)
             drawn = fresh.plan(cohort, played.t - played.t % 3).chunk(np.array([position]))
             batch = drawn.batch(0, 0, 1, torch.float64)

@@ -43,8 +43,8 @@ def direction_of(law, kept: float, horizon: int | None, d: int, p: int, length: 
         theta = torch.as_tensor(draw.standard_normal((1, d)))
         f = (1 - kept) * law(theta) + kept * f
         at = rule.point({**carry, "params": theta}, {})
-        found = rule.answer(carry, Draw({}, u, at, f, theta, u[:, 0]), u)[1]
-        carry = rule.history.push(carry, at, f)
+        found = rule.shift_gradient(carry, Draw({}, u, at, f, theta, u[:, 0]), u)[1]
+        carry = rule.history.with_deployment(carry, at, f)
     return found[0]
 
 
@@ -61,7 +61,7 @@ def test_the_slope_is_that_of_the_settled_law_for_every_memory(kept) -> None:
 
 def point(seed: int, t: int, number: int) -> float:
     key = rng.row_keys(torch.tensor(seed), rng.Purpose.POINT, torch.tensor(t))
-    return rng.normal(rng.fold(key, number), torch.arange(1), torch.float64).item()
+    return rng.normal(rng.fold_in(key, number), torch.arange(1), torch.float64).item()
 
 
 @pytest.mark.sampled(2)
@@ -78,7 +78,7 @@ def test_every_step_by_hand(horizon, executor, play, Scripted) -> None:
     seconds = 0
     for played in play(simulation):
         cohort, ends = played.report.cohort, [[], []]
-        for position, row in enumerate(cohort.host.rows):
+        for position, row in enumerate(cohort.host_index.rows):
             replicate, client = divmod(int(row), 3)
             chunk = simulation.trainer.batches.plan(cohort, played.t).chunk(np.array([position]))
             theta, known = played.before.model[replicate, 0].item(), past[row]

@@ -47,7 +47,7 @@ def model_of(build: Callable[[], nn.Module]) -> RowModel:
 def test_a_masked_row_is_the_narrow_network(name: str) -> None:
     build = BUILDERS[name]
     model = model_of(build)
-    chain = ChannelChain.of(model, samples())
+    chain = ChannelChain.trace_model(model, samples())
     assert chain.widths == WIDTHS[name]
     held = [torch.zeros(1, width, dtype=torch.bool) for width in chain.widths]
     for channels in held:
@@ -108,7 +108,7 @@ def mixture(between: nn.Module) -> Callable[[], nn.Module]:
 )  # fmt: skip
 def test_models_without_separate_channels_are_refused(build: Callable[[], nn.Module], said: str) -> None:
     def follow() -> None:
-        chain = ChannelChain.of(model, samples())
+        chain = ChannelChain.trace_model(model, samples())
         held = [(torch.arange(width) + layer)[None] % 3 > 0 for layer, width in enumerate(chain.widths)]
         check_chain(model, chain, held, samples())
 

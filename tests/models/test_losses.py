@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.core import ConfigError
 from fedsim.models import LOSSES, SVHNCNN, Linear, Mean, RowModel
+from fedsim.models.row_model import _scores_classes
 
 X, Y = torch.zeros(2, 6), torch.tensor([0, 2])
 
@@ -120,6 +121,14 @@ def test_a_mismatch_ends_before_the_first_round(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         RowModel(module, loss).check(pair(X, y), classes, "d")
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "scores"), [((4, 3), 3, True), ((4, 2), 3, False), ((4, 1), 2, True), ((4, 1), 3, False)]
+)
+def test_one_output_scores_two_classes_and_no_more(shape: tuple[int, int], classes: int, scores: bool) -> None:
+    labels = torch.zeros(4, dtype=torch.int64)
+    assert _scores_classes(torch.zeros(shape), labels, classes) == scores
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.models import CIFAR10CNN, CINIC10CNN, MLP, SVHNCNN, Linear, Mean, RowModel
 from fedsim.models.dropout import KeyedDropout
+from fedsim.models.lora import add_adapters
+from fedsim.models.text import Transformer
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: Linear(SMALL, 3),
@@ -156,6 +158,16 @@ def test_frozen_parameters_are_not_in_the_row_but_in_the_prediction() -> None:
     assert model.dimension == 4 * 3 + 3
     x = torch.randn(5, 6)
     torch.testing.assert_close(model.evaluate(model.initial([0])[0], x), module(x))
+
+
+def test_adapters_of_an_encoder_layer_count_in_evaluation() -> None:
+    module = add_adapters(Transformer((5,), 7, 8, 2, 1), 2, 4.0, "linear")
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    tokens = torch.arange(10).reshape(2, 5) % 7
+    with torch.no_grad():
+        torch.testing.assert_close(module.eval()(tokens), module.train()(tokens))
 
 
 def test_what_a_module_draws_beside_its_trained_parameters_is_no_stream_either() -> None:

@@ -115,6 +115,12 @@ def running(module: Own, x: Tensor) -> Tensor:
     return module.layer(x - module.seen)
 
 
+def with_the_largest_input(module: Own, x: Tensor) -> Tensor:
+    if module.training:
+        module.seen.copy_(torch.where(x.max() > 4, x.detach().amax(0), module.seen))  # X reaches 2
+    return module.layer(x)
+
+
 @pytest.mark.parametrize(
     ("module", "found"),
     [
@@ -123,10 +129,11 @@ def running(module: Own, x: Tensor) -> Tensor:
         (
             Own(counted_for_nobody),
             {
-                "isolated": "Own changes its attribute 'calls' in each forward pass",
+                "isolation_reason": "Own changes its attribute 'calls' in each forward pass",
                 "evaluation_isolated": "Own changes its attribute 'calls' in each forward pass",
             },
         ),
+        (Own(with_the_largest_input), {"statistics": ["seen"]}),
         (Own(running), {"statistics": ["seen", "count"], "mixes_samples": True}),
         (
             nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),

@@ -32,6 +32,19 @@ def test_sizes_are_those_published() -> None:
     assert parameters(CharLSTM(80)) == lstm
 
 
+def test_a_transformer_adds_the_embeddings_of_a_token_and_of_its_position() -> None:
+    torch.manual_seed(0)
+    model, tokens = Transformer((4,), 3, width=4, heads=2, layers=1).double(), torch.tensor([[0, 2, 1]])
+    expected = model(tokens)
+    with torch.no_grad():
+        model.token.weight += torch.arange(4.0)  # a constant would vanish in the normalisation
+        model.position.weight -= torch.arange(4.0)
+    torch.testing.assert_close(model(tokens), expected)
+    with torch.no_grad():
+        model.position.weight += torch.arange(4.0)
+    assert not torch.allclose(model(tokens), expected)
+
+
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("build", [CharLSTM, functools.partial(Transformer, (6,))])
 def test_a_language_model_sees_no_later_token(build: Any, every: bool) -> None:

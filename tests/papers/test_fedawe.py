@@ -19,7 +19,7 @@ from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import FedAvg, FedAvgAll, FedAWE, Strategy
-from fedsim.studies.reproduce.recipe import load
+from fedsim.studies.reproduce.recipe import load_recipe
 
 TWO = [0.0, 100.0]
 
@@ -146,11 +146,11 @@ def test_what_noise_leaves_where_probabilities_are_equal(Scripted, play) -> None
 
 def test_the_numbers_beside_figure_2_are_these_formulas() -> None:
     """|x^∞ − 50| off the diagonal, and on it the mean distance √(2/π) σ of a normal law with that variance."""
-    recipe = load("fedawe/fig2")
+    recipe = load_recipe("fedawe/fig2")
     (lr,) = (float(word.partition("=")[2]) for word in recipe.base if word.startswith("lr="))
     values = (0.1, 0.3, 0.5, 0.7, 0.9)
     for p1, p2 in itertools.product(values, repeat=2):
-        printed = recipe.printed("bias", {"p1": f"p1 = {p1}", "p2": f"p2 = {p2}"})
+        printed = recipe.paper_value("bias", {"p1": f"p1 = {p1}", "p2": f"p2 = {p2}"})
         end, _ = limit([p1, p2], TWO)
         noise = math.sqrt(2 / math.pi * lr / (2 - lr) * 2500 * 2 * (1 - p1) / (2 - p1))
         assert printed == pytest.approx(noise if p1 == p2 else abs(end - 50), abs=6e-4)

@@ -249,9 +249,12 @@ def test_theorem_1s_rates_are_those_of_its_recipe():
 
 @pytest.mark.parametrize("links", PAIRS)
 def test_lemma_1_holds_for_the_links_of_fig_2(links):
-    """ρ, the second eigenvalue of E W² = EW, is at most 1 − c⁴ (1 − (1 − c)^m)² / 8."""
+    """ρ, the second eigenvalue of E W² = EW, is at most 1 − c⁴ (1 − (1 − c)^m)² / 8, and the entries of E W² are, as in
+    the proof, at least c² (1 − (1 − c)^m) / m."""
     least, clients = min(PAIRS[links]), 100
-    rho = float(np.linalg.eigvalsh(of_the_paper(links).mixing)[-2])
+    mixing = of_the_paper(links).mixing
+    assert mixing.min() >= least**2 * (1 - (1 - least) ** clients) / clients
+    rho = float(np.linalg.eigvalsh(mixing)[-2])
     assert 0 < rho <= 1 - least**4 * (1 - (1 - least) ** clients) ** 2 / 8
 
 

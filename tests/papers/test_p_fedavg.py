@@ -292,6 +292,23 @@ def test_scaled_objectives_have_the_same_stable_point() -> None:
     assert remains == pytest.approx(0.71, abs=0.005)
 
 
+def test_a_stable_point_may_exist_above_proposition_2_8s_threshold() -> None:
+    """ε = 2 and −2, whose sizes average 2 (Assumption 2.3 bounds distances), above μ/L = 1: the signs cancel in Φ,
+    which is constant, so that one retraining reaches θ^PS = m̄."""
+    simulation = Simulation(
+        GaussianMean(2, std=0.0, means=[5.0, 15.0]),
+        lambda: Mean((1,), -1000.0),
+        clients=2,
+        strategy=PFedAvg(),
+        shift=Location(epsilons=[2.0, -2.0]),
+        local=SGD(lr=1.0, steps=1, batch_size=1, schedule=Constant()),
+        rounds=1,
+        execution=Execution(dtype="float64"),
+    )
+    assert float(simulation.run().state.model) == pytest.approx(10, abs=1e-9)
+    assert float(simulation.references["distance_to_ps"]) == pytest.approx(10, abs=1e-9)
+
+
 def test_example_2_7_prints_coefficients_of_risks_as_gradients() -> None:
     """Two clients with ε = ±½ and no mean: ∇f_i = (1 − ε_i) θ is θ/2, 3θ/2 and θ on average; printed are θ times the
     coefficients of the risks, ½ (1 − ε_i)² = 1/8, 9/8. Assumption 2.6 holds with ς = ½, and gradients are unbounded."""

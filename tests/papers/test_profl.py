@@ -142,7 +142,7 @@ def test_the_bound_on_the_sample_size_grows_without_limit_at_rest() -> None:
             moved = torch.full((1, history, 1), scale / math.sqrt(history), dtype=torch.float64)
             size = SampleSize(10**17, tolerance, 0.05, None)
             arguments = (one(0.001), one(1.4), one(2.0)[:, None], slope, moved, one(0.25), one(bend))
-            asked.append(size(history, *arguments, minimum=3).item())
+            asked.append(size(history, *arguments, min_samples=3).item())
         assert asked == sorted(asked)
         assert asked[-1] * 1e-12 == pytest.approx(limit, rel=1e-4)
 
@@ -235,7 +235,7 @@ def test_the_filter_cuts_the_clean_tail_on_which_the_second_term_lives() -> None
     estimator, found = CoefficientEstimator(1), []
     for mask in (everybody, kept):
         batch, weight = {"x": x[:, :, None], "y": y}, mask.double()
-        f = estimator.fit(batch, weight, torch.zeros(200, 1))
+        f = estimator.estimate(batch, weight, torch.zeros(200, 1))
         found.append(estimator.moment(batch, weight, f, losses).mean().item())
     assert found[1] / found[0] == pytest.approx(0.8, abs=0.05)
 
@@ -248,7 +248,7 @@ def test_the_second_terms_variance_is_that_of_the_features_kurtosis(rare: float,
     variance, fourth = 1 + rare * far**2, 3 + rare * (6 * far**2 + far**4)
     estimator, x = MeanEstimator("x", 1, known_variance=variance), torch.as_tensor(z)
     batch, weight = {"x": x[:, :, None]}, torch.ones_like(x)
-    u = estimator.moment(batch, weight, estimator.fit(batch, weight, torch.zeros(2000, 1)), theta * x)
+    u = estimator.moment(batch, weight, estimator.estimate(batch, weight, torch.zeros(2000, 1)), theta * x)
     assert u.mean().item() == pytest.approx(theta, rel=0.05)
     assert n * u.var().item() == pytest.approx(theta**2 * (fourth / variance**2 - 1), rel=0.2)
 

@@ -19,6 +19,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.data.datasets import Dataset, Digits
 from fedsim.data.partition import IID
+from fedsim.evaluation import EvaluationOptions
+from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.delayed_updates import DelayedUpdates
@@ -35,7 +37,7 @@ from fedsim.run.tracking.metrics_csv import MetricsCSV
 from fedsim.run.wiring import Compute
 from fedsim.shift import NoShift
 from fedsim.strategies import FedAvg
-from fedsim.trainer import Execution, Trainer, Trainers
+from fedsim.trainer import Execution, Trainer, TrainerFactory
 
 COLUMNS = {"round": "when", "seed": "who", "test_loss": "how"}
 
@@ -52,10 +54,10 @@ def test_a_run_folder_is_as_it_was_until_it_is_prepared(tmp_path: Path) -> None:
     for name in ("summary.json", "checkpoint.safetensors", "metrics.csv"):
         (tmp_path / name).write_text("of an older run\n")
     before = contents(tmp_path)
-    folder = RunFolder(tmp_path, COLUMNS, Progress.at_start(2), complete=False)
+    folder = RunFolder(tmp_path, COLUMNS, Progress.at_start(2), is_complete=False)
     assert contents(tmp_path) == before
     folder.prepare(None, {}, torch.device("cpu"), 1, {}, tmp_path / "checkpoint.safetensors")
-    folder.close(quietly=False)
+    folder.close(ignore_errors=False)
     assert sorted(contents(tmp_path)) == ["environment.json", "metrics.csv"]
 
 
@@ -70,14 +72,14 @@ def test_metrics_are_written_only_by_open(tmp_path: Path) -> None:
 
 def test_a_tracker_changes_neither_progress_nor_clock() -> None:
     run = built()
-    run.pace.seconds[:] = 7.0
+    run.round_clock.seconds[:] = 7.0
     progress = Progress(rounds=0, samples=[3, 3])
     before = dataclasses.asdict(progress)
-    memory = run.trainer.memory(run.initial_state().model)
+    memory = run.trainer.initial_memory(run.initial_state().model)
     checkpoints, guard = Checkpointer(None, 1, {}, memory), DivergenceGuard(run.federation, "FedAvg")
     Tracker(run, None, Tracking(progress="none"), checkpoints, guard, progress)
     assert dataclasses.asdict(progress) == before
-    assert run.pace.seconds.tolist() == [7.0, 7.0]
+    assert run.round_clock.seconds.tolist() == [7.0, 7.0]
 
 
 def test_a_trainer_leaves_the_allocator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +95,7 @@ def test_a_trainer_leaves_the_allocator_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ctypes, "CDLL", lambda name, *a, **k: Library() if name is None else genuine(name, *a, **k))
     monkeypatch.setattr("sys.platform", "linux")
     run = built()
-    Trainer(run.trainer.rule, run.model, run.shift, run.trainer.batches, run.execution)
+    Trainer(run.trainer.local_rule, run.model, run.shift, run.trainer.batches, run.execution)
     assert calls == []
     run.run(tracking=Tracking(progress="none"))
     assert calls, "the run itself configures the allocator"
@@ -117,7 +119,7 @@ def test_clock_work_delay_and_shift_are_set_up_by_who_composes() -> None:
     pace = RoundClock(SpyClock(), SpyWork(), run.trainer, run.traffic)
     delivery = DelayedUpdates(SpyDelay(), pace, run.strategy, run.trainer)
     contamination = run.training.contamination
-    trainers = Trainers(run.data, SpyShift(), run.model, contamination, run.execution)
+    trainers = TrainerFactory(run.data, SpyShift(), run.model, contamination, run.execution)
     assert calls == []
     pace.setup()
     delivery.setup()
@@ -129,12 +131,12 @@ def test_a_population_needs_no_model() -> None:
     """The first step of a setup stands alone, and leaves the parts as they are."""
     x = torch.arange(12.0)[:, None]
     dataset = Dataset("counts", x, x[:, 0], loss="squared")
-    parts = Parts.copied(dataset, partition=IID())
+    parts = Parts.from_copies(dataset, partition=IID())
     before = {field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)}
     compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
     population = Population.build(parts, 3, (0, 1), compute)
-    assert population.federation.replicates == 2
-    assert population.everybody is population.data
+    assert population.federation.num_replicates == 2
+    assert population.data_with_newcomers is population.data
     for table in population.tables:
         assert np.sort(table.order).tolist() == list(range(12))
         assert table.sizes.tolist() == [4, 4, 4]
@@ -149,7 +151,7 @@ def test_a_population_refuses_numbers_for_other_seeds() -> None:
             raise AssertionError("the samples were dealt out")
 
     x = torch.arange(12.0)[:, None]
-    parts = Parts.copied(
+    parts = Parts.from_copies(
         Dataset("counts", x, x[:, 0], loss="squared"), partition=Untouched(), strategy=FedAvg(server_lr=[0.5, 1.0])
     )
     compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
@@ -175,3 +177,28 @@ def test_steps_of_a_setup_cannot_be_written_into() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(step, name, None)
         assert getattr(run, name, None) is getattr(step, name)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (
+            "batch_size",
+            r"argument 'batch_size'; give it to the local rule: local=SGD\(batch_size=32\)$",
+        ),
+        ("stratgy", r"argument 'stratgy'; did you mean 'strategy'\?$"),
+    ],
+)
+def test_an_unknown_argument_of_a_simulation_says_where_it_belongs(argument: str, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Simulation(Digits(), Linear, **{argument: 8})
+
+
+def test_each_remedy_for_an_unknown_argument_works() -> None:
+    names = {"SGD": SGD, "EvaluationOptions": EvaluationOptions, "Execution": Execution}
+    for key, remedy in Setup.config_key_by_argument.items():
+        assert key not in inspect.signature(Simulation.__init__).parameters
+        code = remedy.split(": ", 1)[1]
+        if key != "out":  # an argument of run, not of a constructor
+            eval(f"dict({code})", names)
+    assert "out" in inspect.signature(Simulation.run).parameters

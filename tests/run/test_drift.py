@@ -14,8 +14,9 @@ from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.availability.clock import Events
 from fedsim.core import ConfigError
+from fedsim.core.errors import CheckpointError
 from fedsim.data.datasets import Dataset, GaussianMean
-from fedsim.data.drift import Abrupt, ByClient, Cyclic, Linear, RandomWalk
+from fedsim.data.drift import Abrupt, ByClient, Cyclic, Linear, RandomWalk, Replay
 from fedsim.data.partition import Dirichlet
 from fedsim.evaluation.personal import Personal
 from fedsim.local import PG, SGD
@@ -124,6 +125,17 @@ def test_training_and_evaluation_follow_a_loop_over_clients(moves, executor):
         assert np.abs(result.state.model.numpy()[r] - theta).max() < 1e-10
 
 
+def test_the_global_model_has_the_same_training_loss_as_a_personal_model_in_each_round():
+    history = Simulation(
+        blobs(), Softmax, clients=3, local=SGD(lr=0.1, steps=1), rounds=2, drift=Linear(0.7, moves="features"),
+        partition=Dirichlet(1.0, "per_class", validation=0.3), personal=Personal(over="all"),
+        evaluation=EVERY, execution=DOUBLE,
+    ).run(tracking=QUIET).history  # fmt: skip
+    for row in history:
+        assert row["global_training_loss"] == pytest.approx(row["train_loss"], abs=1e-12)
+    assert len({row["train_loss"] for row in history}) == 3
+
+
 def timeless(history):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
 
@@ -143,6 +155,7 @@ STILL = {
     "abrupt": lambda moves: Abrupt(0.0, [2], moves=moves),
     "random_walk": lambda moves: RandomWalk(0.0, moves=moves),
     "by_client": lambda moves: ByClient(0.0, moves=moves),
+    "replay": lambda moves: Replay({"round": [0, 1], "displacement": [1.0, 2.0]}, 0.0, moves=moves),
 }
 
 
@@ -229,6 +242,16 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(name, tmp_path):
     assert straight.history[-1]["dynamic_regret"] > 0
 
 
+@pytest.mark.slow
+def test_a_resumed_run_must_meet_the_same_record(tmp_path):
+    path = tmp_path / "drift.csv"
+    path.write_text("round,displacement\n0,0\n3,1\n")
+    mean_estimation(Replay(str(path)), rounds=2).run(tmp_path / "run", tracking=QUIET)
+    path.write_text("round,displacement\n0,0\n3,2\n")
+    with pytest.raises(CheckpointError, match=r"the recorded drift \(displacement\) changed since"):
+        mean_estimation(Replay(str(path)), rounds=4).run(tmp_path / "run", resume=True, tracking=QUIET)
+
+
 def rate_of_convergence(deploy, rate, steps, epsilon):
     """ρ of θ_{t+1} = ρ θ_t + (1 − ρ) m_t / (1 − ε): of E steps on data that react to each step, or once per round."""
     if deploy == "step":
@@ -294,7 +317,7 @@ def test_the_tracking_error_of_a_random_walk_has_its_variance(epsilon):
     drift = RandomWalk(std, references="none")
     simulation = mean_estimation(drift, shift, std=noise, rate=rate, seeds=seeds, rounds=rounds, clients=clients)
     state, squares = simulation.initial_state(), []
-    memory = simulation.memory_at_start(state)
+    memory = simulation.initial_memory(state)
     replicate = np.arange(len(seeds))
     for t in range(rounds):
         cohort = simulation.availability.sample(t)
@@ -344,7 +367,7 @@ def test_rows_of_different_rounds_have_the_samples_of_their_rounds():
         data, Softmax, clients=3, drift=drift, local=SGD(lr=0.1, steps=2, batch_size=3), seeds=[0, 1], execution=DOUBLE
     )
     batches, everybody = simulation.trainer.batches, np.ones((2, 3))
-    cohort = simulation.federation.cohort(everybody, everybody)
+    cohort = simulation.federation.make_cohort(everybody, everybody)
     rounds = np.array([3, 0, 7, 2, 3, 5])
     mixed = batches.plan(cohort, 9, rounds).chunk(np.arange(6))
     for step in range(2):
@@ -360,7 +383,7 @@ def test_a_batch_that_is_reused_keeps_the_law_of_its_draw():
         Linear(1.0), Location(0.5, deploy="round", redraw=4, references="none"), rate=1.0, rounds=8
     )
     batches, everybody = simulation.trainer.batches, np.ones((2, 2))
-    cohort = simulation.federation.cohort(everybody, everybody)
+    cohort = simulation.federation.make_cohort(everybody, everybody)
     values = [
         batches.plan(cohort, t).chunk(np.arange(4)).batch(0, 0, 4, torch.float64)["x"][0].item() for t in range(8)
     ]

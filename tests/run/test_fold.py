@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import signal
 from collections.abc import Callable, Sequence
@@ -73,12 +74,12 @@ def folded(
         for number, make in enumerate(makes)
     ]
     for job in jobs:
-        job.begin()
-    for _, outcome in Lockstep[None]()([Fold(jobs, federation).steps]):
+        job.start()
+    for _, outcome in Lockstep[None]()([Fold(jobs, federation).round_steps]):
         assert outcome is None
     for job in jobs:
-        if not job.ended:
-            job.end(run_to_completion(job.steps))
+        if not job.has_ended:
+            job.record_outcome(run_to_completion(job.steps))
     return [job.outcome for job in jobs]
 
 
@@ -88,6 +89,17 @@ def numbers(result: Any) -> np.ndarray:
 
 
 ASKED = {"availability": Bernoulli(Uniform(0.5)), "partition": Dirichlet(0.5, validation=0.2)}
+
+
+def test_a_folded_run_is_asked_what_a_run_is_asked():
+    """The same arguments with the same defaults, after the run itself."""
+
+    def arguments(of: Any) -> dict[str, Any]:
+        parameters = {name: parameter.default for name, parameter in inspect.signature(of).parameters.items()}
+        return {name: default for name, default in parameters.items() if name not in ("self", "run", "simulation")}
+
+    assert arguments(foldable_steps) == arguments(Simulation.run_steps)
+    assert arguments(FoldedRun) == arguments(Simulation.run_steps)
 
 
 @pytest.mark.sampled(1)
@@ -190,7 +202,7 @@ def test_stopped_by_a_signal_they_go_on_together_bit_for_bit(digits, tmp_path: P
     genuine = Trainer.run_local_steps
 
     def perform(self: Trainer, work: Any) -> Any:
-        if work.plan.t == 2:
+        if work.batch_plan.t == 2:
             signal.raise_signal(signal.SIGINT)
         return genuine(self, work)
 
@@ -224,7 +236,7 @@ def test_where_the_federation_fails_each_continues_alone(digits, tmp_path: Path,
     genuine = Trainer.run_local_steps
 
     def perform(self: Trainer, work: Any) -> Any:
-        if work.plan.t == 2 and len(work) > 10:
+        if work.batch_plan.t == 2 and len(work) > 10:
             raise RuntimeError("too many rows")
         return genuine(self, work)
 
@@ -253,4 +265,4 @@ def test_where_the_federation_fails_each_continues_alone(digits, tmp_path: Path,
     ids=str,
 )
 def test_what_cannot_be_folded(digits, settings, obstacle):
-    assert FoldedRun(one(digits, 0.1, (0,), **settings)).obstacle() == obstacle
+    assert FoldedRun(one(digits, 0.1, (0,), **settings)).unfoldable_reason() == obstacle

@@ -25,11 +25,11 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
         return put_back(number, handler)
 
     signals = StopSignals()
-    signals.listen()
+    signals.install_handlers()
     monkeypatch.setattr(stopping.signal, "signal", slowly)
     try:
         signals.restore_handlers(leaving)
-        assert signals.signal == signal.SIGTERM
+        assert signals.received_signal == signal.SIGTERM
         after = [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS]
         assert after[0] == before[0]
         assert after[1] == (signal.SIG_IGN if leaving else before[1])
@@ -41,10 +41,10 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
 def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS]
     one, other = StopSignals(), StopSignals()
-    one.listen()
-    other.listen()
-    one.restore_handlers(leaving=False)
+    one.install_handlers()
+    other.install_handlers()
+    one.restore_handlers(ignore_sigterm=False)
     signal.raise_signal(signal.SIGTERM)
-    assert (one.signal, other.signal) == (None, signal.SIGTERM)
-    other.restore_handlers(leaving=False)
+    assert (one.received_signal, other.received_signal) == (None, signal.SIGTERM)
+    other.restore_handlers(ignore_sigterm=False)
     assert [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS] == before

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from fedsim import Simulation, Tracking, load
-from fedsim.core.checksums import damaged_name, with_checksums
+from fedsim.core.checksums import add_checksums, find_damaged_entry
 from fedsim.core.errors import CheckpointError, ConfigError, OutputError
 from fedsim.core.files import replacement_file, write_json
 from fedsim.data.datasets import Digits
-from fedsim.run.run_files import CONSTANTS
+from fedsim.run.run_files import CONSTANTS_FILE
 
 QUIET = Tracking(progress="none", tensorboard=False)
 
@@ -53,7 +53,7 @@ def test_nothing_is_written_through_links(finished: Path, tmp_path: Path) -> Non
         victim.write_text("precious")
         (folder / f"{name}.partial").symlink_to(victim)
         victims[name] = victim
-    for name in ("summary.json", "environment.json", "clients.npz", CONSTANTS):
+    for name in ("summary.json", "environment.json", "clients.npz", CONSTANTS_FILE):
         (folder / name).unlink()
         (folder / name).symlink_to(tmp_path / f"victim-{name.partition('.')[0]}")
     simulation(3).run(folder, resume=True, tracking=QUIET)
@@ -84,12 +84,12 @@ def test_a_file_is_made_anew_in_the_place_of_a_link(tmp_path: Path) -> None:
 
 def test_every_changed_bit_of_frozen_parameters_is_noticed(finished: Path, tmp_path: Path) -> None:
     folder = copied(finished, tmp_path / "run")
-    whole = (folder / CONSTANTS).read_bytes()
+    whole = (folder / CONSTANTS_FILE).read_bytes()
     expected = load(folder).model()
     for number in range(0, 8 * len(whole), 8 * len(whole) // 150 + 1):
         changed = bytearray(whole)
         changed[number // 8] ^= 1 << (number % 8)
-        (folder / CONSTANTS).write_bytes(changed)
+        (folder / CONSTANTS_FILE).write_bytes(changed)
         try:
             found = load(folder).model()
         except CheckpointError:
@@ -99,11 +99,11 @@ def test_every_changed_bit_of_frozen_parameters_is_noticed(finished: Path, tmp_p
 
 def test_frozen_parameters_without_checksums_are_those_of_an_earlier_version() -> None:
     tensors = {"a": torch.ones(2)}
-    header = with_checksums({"format": "fedsim-constants"}, tensors)
-    assert damaged_name({}, tensors) is None
-    assert damaged_name(header, tensors) is None
-    assert damaged_name({"format": "fedsim-constants"}, tensors) == "the header"
-    assert damaged_name(header, {"a": torch.zeros(2)}) == "a"
+    header = add_checksums({"format": "fedsim-constants"}, tensors)
+    assert find_damaged_entry({}, tensors) is None
+    assert find_damaged_entry(header, tensors) is None
+    assert find_damaged_entry({"format": "fedsim-constants"}, tensors) == "the header"
+    assert find_damaged_entry(header, {"a": torch.zeros(2)}) == "a"
 
 
 def test_a_changed_digit_of_the_rows_is_noticed_on_resume(finished: Path, tmp_path: Path) -> None:

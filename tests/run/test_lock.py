@@ -205,14 +205,14 @@ def test_runs_in_lockstep_own_their_folders_too(tmp_path: Path) -> None:
 
     runs = [simulation_of(rounds=3, availability=Coins(1, look)) for _ in range(2)]
     ended = dict(
-        Lockstep()([lambda run=run, n=n: run.steps(tmp_path / str(n), False, QUIET) for n, run in enumerate(runs)])
+        Lockstep()([lambda run=run, n=n: run.run_steps(tmp_path / str(n), False, QUIET) for n, run in enumerate(runs)])
     )
     assert [ended[n].history[-1]["round"] for n in (0, 1)] == [3, 3]
     assert seen == [["0", "1"]] * 2
     assert not list(tmp_path.rglob(LOCK_FILE_NAME))
     mine = Lock(tmp_path / "0")
     ended = dict(
-        Lockstep()([lambda n=n: simulation_of(rounds=3).steps(tmp_path / str(n), False, QUIET) for n in (0, 1)])
+        Lockstep()([lambda n=n: simulation_of(rounds=3).run_steps(tmp_path / str(n), False, QUIET) for n in (0, 1)])
     )
     mine.release()
     assert "is in use by process" in str(ended[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedsim.data.datasets import GaussianMean, Quadratics
 from fedsim.data.partition import Natural
 from fedsim.local import PG, SGD, PoFL, ProFL
 from fedsim.models import Mean
+from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg
@@ -44,9 +46,9 @@ class Decomposing(SGD):
         self.routine, self.ill = routine, ill
 
     def memory(self, federation, dimension):
-        bad = torch.zeros(federation.replicates, federation.clients, dtype=federation.dtype)
+        bad = torch.zeros(federation.num_replicates, federation.clients, dtype=federation.dtype)
         bad[[seed == SEEDS[1] for seed in federation.seeds], 2] = 1
-        return {"bad": bad.flatten(), "seen": torch.zeros(federation.rows, dtype=federation.dtype)}
+        return {"bad": bad.flatten(), "seen": torch.zeros(federation.num_rows, dtype=federation.dtype)}
 
     def step(self, carry, batch, lr, objective):
         carry, loss = super().step(carry, batch, lr, objective)
@@ -101,7 +103,7 @@ def test_performative_rules_of_the_package_diverge_in_a_sentence(rule):
 
 def test_runs_that_go_together_lose_the_one_alone():
     fine, ill = simulation_of(Decomposing("eigh", 1.0)), simulation_of(Decomposing("eigh", 1.0))
-    ill.trainer.rule.ill = math.nan
+    ill.trainer.local_rule.ill = math.nan
     with pytest.raises(DivergenceError, match="round 2 of FedAvg, seed 8: clients 2"):
         run_together([fine, ill])
 
@@ -116,6 +118,20 @@ def test_an_aggregation_that_fails_is_named():
 
     with pytest.raises(DivergenceError, match=r"round 4 of Inverting: linalg\.inv.*singular.*lower lr"):
         simulation_of(SGD(lr=0.1, steps=2), strategy=Inverting(), rounds=6).run(tracking=QUIET)
+
+
+def test_a_model_that_cannot_be_evaluated_is_evaluated_as_another_replicates():
+    def evaluator(models):
+        if not torch.isfinite(models).all():
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return models
+
+    federation = SimpleNamespace(num_rows=12, num_replicates=3, device=torch.device("cpu"))
+    models = torch.tensor([[math.nan, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    result = DivergenceGuard(federation, "FedAvg").evaluate(evaluator, models, 7)
+    assert result.tolist() == [[2.0, 3.0], [2.0, 3.0], [4.0, 5.0]]
+    with pytest.raises(DivergenceError, match=r"models of FedAvg cannot be evaluated after round 7: .*; lower lr"):
+        DivergenceGuard(federation, "FedAvg").evaluate(evaluator, models[:1], 7)
 
 
 def test_what_counts_as_numerical():

@@ -99,8 +99,8 @@ def test_drift_is_how_far_local_work_leads_from_the_server_s_model(Scripted, pla
         for r in range(2):
             far = []
             for row in range(len(played.report.cohort)):
-                count = int(played.report.cohort.host.count[row])
-                if count and played.report.cohort.host.rows[row] // 5 == r:
+                count = int(played.report.cohort.host_index.multiplicity[row])
+                if count and played.report.cohort.host_index.rows[row] // 5 == r:
                     far += count * [float((played.report.end[row] - played.before.model[r]).norm())]
             expected = np.mean(far) if far else np.nan
             np.testing.assert_allclose(found[played.t + 1, r], expected, rtol=1e-10)

@@ -58,7 +58,7 @@ def by_hand(run: Simulation, move: Any = None, step: Any = None, rounds: int = R
     step = step or (lambda theta, gradient, x, lr: theta - lr * gradient)
     model = run.initial_state().model[0].clone()
     for t in range(rounds):
-        cohort = run.federation.cohort(np.ones((1, len(SIZES))), np.ones((1, len(SIZES))), t)
+        cohort = run.federation.make_cohort(np.ones((1, len(SIZES))), np.ones((1, len(SIZES))), t)
         plan, ends = run.trainer.batches.plan(cohort, t), []
         for client in range(len(SIZES)):
             chunk, theta = plan.chunk(np.array([client])), model.clone()
@@ -130,7 +130,7 @@ def test_a_shift_moves_each_clients_batch_as_it_is(name: str) -> None:
     run = simulation(**shift(moving(MOVES[name])))
     result = run.run(tracking=QUIET)
     torch.testing.assert_close(result.state.model[0], by_hand(run, MOVES[name]), rtol=0, atol=1e-10)
-    assert run.shift.unpadded == (name != "plain")
+    assert run.shift.runs_unpadded == (name != "plain")
     owners, theta, losses = run.dataset.owners, result.state.model[0], []
     for client in range(len(SIZES)):
         own = owners == client
@@ -182,7 +182,7 @@ def test_a_local_rule_meets_each_clients_batch_as_it_is(name: str) -> None:
 
     run = simulation(**local(step))
     torch.testing.assert_close(run.run(tracking=QUIET).state.model[0], by_hand(run, step=how), rtol=0, atol=1e-10)
-    assert ("loop" in run.trainer.choice.executor) == (name != "plain")
+    assert ("loop" in run.trainer.executor_choice.executor) == (name != "plain")
 
 
 def test_the_reason_is_logged_and_another_executor_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -383,7 +383,7 @@ class Mine(Strategy[Any]):
 
     def aggregate(self, state: Any, report: Any, t: int) -> Any:
         mean = report.cohort.mean(report.innovation)
-        return replace(state, model=report.cohort.unless_empty(state.model - mean, state.model))
+        return replace(state, model=report.cohort.where_nonempty(state.model - mean, state.model))
 
 
 def strategy(aggregate: Any, **attributes: Any) -> Any:
@@ -419,7 +419,7 @@ def by_largest(self: Any, state: Any, report: Any, t: int) -> Any:
 
 
 def sorted_rows(self: Any, state: Any, report: Any, t: int) -> Any:
-    first = report.innovation[torch.searchsorted(report.cohort.replicate, torch.arange(len(state.model)))]
+    first = report.innovation[torch.searchsorted(report.cohort.replicate_index, torch.arange(len(state.model)))]
     return replace(state, model=state.model - first)
 
 
@@ -494,7 +494,7 @@ STRATEGIES: dict[str, tuple[Any, str | None]] = {
     "a counter in a global": (in_a_global, "make it a field of its State"),
     "the round before in a global": (by_round_in_a_global, "make it a field of its State"),
     "a counter that matters late": (counting_to_a_thousand, r"\(calls\).*make it a field of its State"),
-    "no number where nobody came": (empty_nan, "the model is not finite after a round in which nobody took part"),
+    "no number where nobody came": (empty_nan, "the model is not finite after a round in which no clients took part"),
     "another shape in round 2": (other_shape_later, r"model must stay .* in the next state"),
     "plain": (Mine.aggregate, None),
 }
@@ -678,7 +678,7 @@ def test_a_partition_by_its_own_generator_or_by_what_it_is_given_is_welcome() ->
     by_given = split(lambda self, s, m, draw: np.array_split(draw.permutation(s.count), m))
     by_seed = split(lambda self, s, m, draw: np.array_split(np.random.default_rng(3).permutation(s.count), m))
     for own in (by_given, by_seed, split(lambda self, s, m, draw: [list(p) for p in _in_turn(s, m)])):
-        one, other = (simulation(partition=own).tables[0].order for _ in range(2))
+        one, other = (simulation(partition=own).client_tables[0].order for _ in range(2))
         assert np.array_equal(one, other)
 
 

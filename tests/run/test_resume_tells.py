@@ -158,7 +158,7 @@ def test_another_version_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "begun with" not in caplog.text
     header |= {"versions": json.dumps(json.loads(header["versions"]) | {"torch": "1.13"})}
     tensors = load_file(folder / NAME)
-    save_file(tensors, folder / NAME, checksums.with_checksums(header, tensors))
+    save_file(tensors, folder / NAME, checksums.add_checksums(header, tensors))
     small(classes(), 2).run(folder, resume=True, tracking=QUIET)
     assert caplog.text.count(f"started with torch 1.13, not {torch.__version__}: further results may differ") == 1
 

@@ -20,7 +20,7 @@ from fedsim.local import SGD
 from fedsim.models import MLP, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.clients import read
-from fedsim.run.tracking.environment import environment
+from fedsim.run.tracking.environment import environment_facts
 from fedsim.run.tracking.metrics_csv import MetricsCSV, read_metrics
 
 SEEDS, ROUNDS, EVALUATED = (2, 7), 5, (0, 2, 4, 5)
@@ -108,7 +108,7 @@ def test_environment_json_says_where_the_run_was_made(finished):
     assert {"command", "started", "device", "gpu", "cpus", "threads", "platform", "python", "commit"} <= set(found)
     assert found["device"].split(":")[0] in ("cpu", "cuda")
     assert found["ranks"] == 1
-    assert environment(torch.device("cpu"))["ranks"] == 1  # of a report that no run belongs to
+    assert environment_facts(torch.device("cpu"))["ranks"] == 1  # of a report that no run belongs to
 
 
 def test_clients_npz_says_how_good_the_model_is_for_whom_and_who_was_there(finished):

@@ -123,7 +123,7 @@ def test_seeds_are_different_replicates():
     federation = Simulation(Digits(), MLP, clients=4, partition=IID(), seeds=[0, 1])
     start = federation.initial_state().model
     assert not torch.equal(start[0], start[1])
-    assert not np.array_equal(federation.tables[0].order, federation.tables[1].order)
+    assert not np.array_equal(federation.client_tables[0].order, federation.client_tables[1].order)
 
 
 def drawing_its_own(shape, classes):
@@ -213,7 +213,7 @@ def test_a_run_folder_that_is_a_file_is_refused(tmp_path):
 @pytest.mark.parametrize("epsilon", [1.0, 1.3])
 @pytest.mark.parametrize("variance", [0.0, 0.04])
 def test_a_mean_sensitivity_of_one_is_refused(epsilon, variance):
-    """There is no performatively stable point then; rounding in centring the drawn ε_i must not hide it."""
+    """Runs approach no performatively stable point then; rounding in centring the drawn ε_i must not hide it."""
     for seed in range(30):
         with pytest.raises(ConfigError, match=r"shift\.epsilon"):
             gaussian(shift=Location(epsilon, variance, seed=seed))

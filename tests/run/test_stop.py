@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from resumable import QUIET, simulation_of
+from resumable import QUIET, Coins, simulation_of
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedsim
@@ -21,7 +23,7 @@ from fedsim.availability.clock import Devices
 from fedsim.core import ConfigError
 from fedsim.evaluation.personal import Personal
 from fedsim.run import tracker
-from fedsim.run.run_files import BEST_MODELS
+from fedsim.run.run_files import BEST_MODELS_FILE
 from fedsim.run.tracking import Tracking
 
 T = 12
@@ -100,7 +102,7 @@ def test_patience_against_a_naive_count(values: list[list[float]], patience: int
     history, ended = [], None
     for t, row in enumerate(values):
         history += [{"round": t, "seed": r, "loss": value} for r, value in enumerate(row)]
-        if rule.reason(history, 0.0, "loss") is not None:
+        if rule.stop_reason(history, 0.0, "loss") is not None:
             ended = t
             break
     assert ended == last_round(values, patience, over)
@@ -111,9 +113,9 @@ def test_a_replicate_that_was_given_up_is_not_waited_for() -> None:
     history = [{"round": t, "seed": r, "loss": v} for t, *pair in rows for r, v in enumerate(pair)]
     for over in ("all", "mean"):
         rule = Stop(target={"loss": 0.7}, over=over)
-        assert rule.reason(history[:4], 0.0, None) is None
-        assert rule.reason(history, 0.0, None) is not None
-    assert Stop(target={"loss": 0.7}).targets(history)["targets"]["loss"]["rounds"] == [2, None]
+        assert rule.stop_reason(history[:4], 0.0, None) is None
+        assert rule.stop_reason(history, 0.0, None) is not None
+    assert Stop(target={"loss": 0.7}).target_summary(history)["targets"]["loss"]["rounds"] == [2, None]
 
 
 @pytest.mark.slow
@@ -160,8 +162,8 @@ def test_a_replicate_that_was_given_up_lets_no_virtual_time_go_by() -> None:
     ]
     for over in ("all", "mean"):
         rule = Stop(virtual_seconds=3.0, over=over)
-        assert rule.reason(history[:4], 0.0, None) is None
-        assert "virtual seconds were over" in (rule.reason(history, 0.0, None) or "")
+        assert rule.stop_reason(history[:4], 0.0, None) is None
+        assert "virtual seconds were over" in (rule.stop_reason(history, 0.0, None) or "")
 
 
 def test_targets_say_the_virtual_seconds_too(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_it_is_chosen_on_validation_samples_where_there_are_some(tmp_path: Path)
     best = fedsim.load(tmp_path / "held").summary["best"]
     assert best["metric"] == "global_validation_accuracy"
     simulation_of(rounds=4).run(tmp_path / "none", tracking=QUIET)
-    assert not (tmp_path / "none" / BEST_MODELS).exists()
+    assert not (tmp_path / "none" / BEST_MODELS_FILE).exists()
     assert "best" not in fedsim.load(tmp_path / "none").summary
 
 
@@ -226,8 +228,21 @@ def test_the_best_model_of_a_resumed_run_is_that_of_the_uninterrupted(at: int, t
     simulation_of(rounds=at, stop=stop).run(tmp_path / "parts", tracking=QUIET)
     parts = simulation_of(rounds=T, stop=stop).run(tmp_path / "parts", resume=True, tracking=QUIET)
     assert parts.extra["best"] == whole.extra["best"]
-    one, other = (load_file(tmp_path / name / BEST_MODELS)["model"] for name in ("whole", "parts"))
+    one, other = (load_file(tmp_path / name / BEST_MODELS_FILE)["model"] for name in ("whole", "parts"))
     assert torch.equal(one, other)
+
+
+def test_a_crash_leaves_the_best_models_up_to_the_last_checkpoint(whole: Any, tmp_path: Path) -> None:
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    stop, every_third = Stop(metric="train_loss"), replace(QUIET, checkpoint_every=3)
+    with pytest.raises(RuntimeError, match="power cut"):
+        simulation_of(stop=stop, availability=Coins(4, crash)).run(tmp_path, tracking=every_third)
+    with safe_open(tmp_path / BEST_MODELS_FILE, framework="pt") as file:
+        record = json.loads(file.metadata()["best"])
+    losses = numbers(whole, "train_loss")[:4]
+    assert (record["rounds"], record["values"]) == (losses.argmin(0).tolist(), losses.min(0).tolist())
 
 
 def test_a_best_file_that_is_ahead_of_its_checkpoint_changes_nothing(tmp_path: Path) -> None:
@@ -235,10 +250,10 @@ def test_a_best_file_that_is_ahead_of_its_checkpoint_changes_nothing(tmp_path: P
     stop = Stop(metric="train_loss")
     simulation_of(rounds=T, stop=stop).run(tmp_path / "whole", tracking=QUIET)
     simulation_of(rounds=5, stop=stop).run(tmp_path / "parts", tracking=QUIET)
-    ahead = (tmp_path / "whole" / BEST_MODELS).read_bytes()
-    (tmp_path / "parts" / BEST_MODELS).write_bytes(ahead)
+    ahead = (tmp_path / "whole" / BEST_MODELS_FILE).read_bytes()
+    (tmp_path / "parts" / BEST_MODELS_FILE).write_bytes(ahead)
     simulation_of(rounds=T, stop=stop).run(tmp_path / "parts", resume=True, tracking=QUIET)
-    assert (tmp_path / "parts" / BEST_MODELS).read_bytes() == ahead
+    assert (tmp_path / "parts" / BEST_MODELS_FILE).read_bytes() == ahead
 
 
 def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
@@ -246,12 +261,12 @@ def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
 ) -> None:
     stop = Stop(metric="train_loss")
     simulation_of(rounds=2, stop=stop).run(tmp_path, tracking=QUIET)
-    content = bytearray((tmp_path / BEST_MODELS).read_bytes())
+    content = bytearray((tmp_path / BEST_MODELS_FILE).read_bytes())
     content[-1] ^= 4
-    (tmp_path / BEST_MODELS).write_bytes(content)
+    (tmp_path / BEST_MODELS_FILE).write_bytes(content)
     result = simulation_of(rounds=4, stop=stop).run(tmp_path, resume=True, tracking=QUIET)
     assert (
-        f"{BEST_MODELS} cannot be read (it is damaged: the checksum of model differs); the best model is searched"
+        f"{BEST_MODELS_FILE} cannot be read (it is damaged: the checksum of model differs); the best model is searched"
         in caplog.text
     )
     assert min(result.extra["best"]["rounds"]) > 2
@@ -260,7 +275,7 @@ def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
 def test_a_new_run_in_an_old_folder_has_no_old_best(tmp_path: Path) -> None:
     simulation_of(rounds=3, stop=Stop(metric="train_loss")).run(tmp_path, tracking=QUIET)
     simulation_of(rounds=2).run(tmp_path, tracking=QUIET)
-    assert not (tmp_path / BEST_MODELS).exists()
+    assert not (tmp_path / BEST_MODELS_FILE).exists()
 
 
 @pytest.mark.parametrize(

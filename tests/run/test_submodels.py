@@ -64,7 +64,7 @@ class Given(Capacity):
         sets = torch.zeros(len(SIZES), HIDDEN, dtype=torch.bool)
         for client, channels in enumerate(self.held[t % len(self.held)]):
             sets[client, channels] = True
-        return [sets], cohort.client
+        return [sets], cohort.client_index
 
 
 HELD = ([[0, 1, 2, 3, 4, 5], [0, 1, 2], [0], [3, 4]], [[5], [5, 2], [1, 2, 3], [0, 1, 2, 3, 4, 5]])
@@ -162,7 +162,7 @@ def test_replicates_and_resumed_runs_agree(options: dict[str, Any], tmp_path: Pa
 def cohort_of(clients: int, seeds: tuple[int, ...] = (0,), t: int = 0, sizes: np.ndarray | None = None) -> Cohort:
     sizes = np.ones(len(seeds) * clients) if sizes is None else sizes
     ones = np.ones((len(seeds), clients))
-    return Federation(seeds, clients, sizes).cohort(ones, ones, t)
+    return Federation(seeds, clients, sizes).make_cohort(ones, ones, t)
 
 
 def held(capacity: Widths, cohort: Cohort, width: int, t: int = 0) -> Tensor:

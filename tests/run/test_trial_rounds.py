@@ -3,27 +3,48 @@ run ends in the round in which it first shows."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from test_parts_of_users import QUIET, Mine, simulation
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsim import ConfigError
+from fedsim import ConfigError, Simulation
 from fedsim.availability import Availability
 from fedsim.availability.clock import Delay, Devices, Work
 from fedsim.availability.clock.clock import Times
 from fedsim.core.errors import RunError
+from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.local.schedules import Schedule
+from fedsim.run.rehearsal import _check_schedule
+from fedsim.run.sample_contract import SampleTrial, _has_single_samples
+from fedsim.run.trial_rounds import replicates_to_try
 from fedsim.shift import Shift
 from fedsim.strategies import State
 from fedsim.uplink import Stage
 
 SEEDS = (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "single"),
+    [([5, 8], 4, True), ([6, 8], 4, False), ([1, 8], 4, True), ([5, 8], 1, True), ([5, 8], None, False)],
+)
+def test_parts_are_tried_on_one_sample_where_a_batch_of_the_run_has_one(
+    sizes: list[int], batch_size: int | None, single: bool
+) -> None:
+    """The last batch of five samples in batches of four holds one."""
+    batches = SimpleNamespace(local_work=SimpleNamespace(batch_size=batch_size))
+    run: Any = SimpleNamespace(
+        federation=SimpleNamespace(num_samples=np.array([sizes])), trainer=SimpleNamespace(batches=batches)
+    )
+    assert _has_single_samples(run) == single
 
 
 def part(base: Any, *arguments: Any, **methods: Any) -> Any:
@@ -132,6 +153,10 @@ ROUNDS_OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
         })(references="none")},
         "shift=Part draws from a global random stream while it is set up",
     ),
+    "a stage by the number of threads": (
+        {"uplink": [part(Stage, __call__=lambda self, rows, link: rows / torch.get_num_threads())]},
+        r"uplink=\w+: what the server receives in round 0 differs when PyTorch has \d threads?; a result",
+    ),
     "two threads of counts": (
         {"delay": part(Delay, rounds=lambda self, t, virtual: np.full(len(virtual), -1))},
         "must return whole numbers of at least 0, and returns -1",
@@ -143,6 +168,17 @@ ROUNDS_OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+def test_a_schedule_is_tried_in_the_last_round() -> None:
+    """Otherwise a table of factors that is one too short would end the run before its last round."""
+    short = SGD(steps=2, schedule=part(Schedule, factor=lambda self, t, k, steps, per_pass=1: ([1.0] * 29)[t]))
+    batches = SimpleNamespace(longest=[2])
+    run: Any = SimpleNamespace(trainer=SimpleNamespace(local_rule=short, batches=batches), rounds=29)
+    _check_schedule(run)
+    run.rounds = 30
+    with pytest.raises(ConfigError, match="schedule=Part raised IndexError: list index out of range"):
+        _check_schedule(run)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ROUNDS_OF_PARTS)
 def test_a_part_is_named_by_the_stage_that_shows_it(name: str) -> None:
@@ -150,6 +186,51 @@ def test_a_part_is_named_by_the_stage_that_shows_it(name: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         simulation(seeds=SEEDS, rounds=8, **own).run(tracking=QUIET)
     assert "\n" not in str(raised.value)
+
+
+OF_ALL_SEEDS = {  # parts that are right for one seed alone
+    "draws of all seeds at once": {"availability": part(
+        Availability,
+        probabilities=lambda self, t: np.full(self.population.shape, 0.5),
+        counts=lambda self, t: np.random.default_rng(t).integers(0, 2, self.population.shape),
+    )},
+    "one generator for both replicates of a seed": {"availability": part(
+        Availability,
+        setup=lambda self, population: (
+            Availability.setup(self, population),
+            setattr(self, "streams", {seed: np.random.default_rng(seed) for seed in population.seeds}),
+            setattr(self, "paths", [self.streams[s].random((9, population.clients)) for s in population.seeds]),
+        )[0],
+        probabilities=lambda self, t: np.full(self.population.shape, 0.5),
+        counts=lambda self, t: (np.stack([path[t] for path in self.paths]) < 0.5).astype(int),
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", OF_ALL_SEEDS)
+def test_replicates_with_rates_of_their_own_are_tried_alone_too(name: str) -> None:
+    """They are two jobs of a sweep that are folded into one federation, among others."""
+    rates = SGD(lr=[0.05, 0.02, 0.1, 0.05], steps=2, batch_size=6)
+    with pytest.raises(ConfigError, match=ALONE):
+        simulation(seeds=(0, 1, 0, 1), rounds=4, local=rates, **OF_ALL_SEEDS[name]).run(tracking=QUIET)
+
+
+def test_both_another_seed_and_another_replicate_of_the_first_are_tried() -> None:
+    tried = {(0,): [0], (3, 3): [0, 1], (0, 1, 2, 3): [0, 1], (0, 1, 0, 1): [0, 1, 2], (4, 4, 4, 2, 4): [0, 1, 3]}
+    assert {seeds: replicates_to_try(seeds) for seeds in tried} == tried
+
+
+@pytest.mark.slow
+def test_a_harmless_part_runs_with_rates_of_its_own() -> None:
+    settings = {"local": SGD(lr=[0.05, 0.02, 0.1], steps=2, batch_size=6), "seeds": (0, 1, 0), "rounds": 4}
+    own = simulation(strategy=part(Mine), **settings).run(tracking=QUIET)
+    alone = simulation(strategy=part(Mine), **settings | {"local": rule_of(0.1), "seeds": (0,)}).run(tracking=QUIET)
+    assert torch.allclose(own.state.model[2], alone.state.model[0], rtol=1e-10, atol=0)
+
+
+def rule_of(lr: float) -> SGD:
+    return SGD(lr=lr, steps=2, batch_size=6)
 
 
 class Everybody(Availability):
@@ -232,3 +313,19 @@ def test_what_a_strategy_may_not_return_is_refused(name: str) -> None:
     methods, message = STATES[name]
     with pytest.raises(ConfigError, match=message):
         simulation(strategy=part(Mine, **methods), seeds=SEEDS).run(tracking=QUIET)
+
+
+def test_a_trial_moves_trained_parameters_and_leaves_running_statistics() -> None:
+    """Statistics that are moved may become negative variances, which no model has."""
+
+    def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+
+    run = Simulation(Digits(), normalised, clients=3, rounds=1)
+    state = run.initial_state()
+    trial = SampleTrial(run, state, run.initial_memory(state))
+    rows, models = trial.carry["params"], run.model.initial(run.federation.seeds)
+    trained = run.model.trained
+    assert torch.equal(rows[:, trained:], models[:, trained:].expand(3, -1))
+    assert rows.shape[1] > trained
+    assert not torch.isclose(rows[:, :trained], models[:, :trained]).all(1).any()

@@ -3,12 +3,14 @@
     python tests/run/user_parts.py                          # one line per part, and a summary
     python tests/run/user_parts.py --count 60 --seed 1      # a sample
     python tests/run/user_parts.py --only "schedule"        # those whose kind or name matches
+    python tests/run/user_parts.py --folded                 # jobs of one seed, alone and folded into one federation
 
 The parts are source text in `user_parts_sources`. Each is loaded as a new module for each simulation, as in a new
 process, and trained on five clients of two seeds in double precision. A verdict is `right` (all of these agree: other
 global seeds, clients one at a time and in two threads, a second simulation of the same objects, another simulation in
 lockstep, a resumed run, each seed alone, and a FedAvg by hand or the part of fedsim that it should equal), `refused`
-(one sentence before anything is written), `stopped` (one sentence in a later round), `WRONG` or `TRACEBACK`.
+(one sentence before anything is written), `stopped` (one sentence in a later round), `told` (with --folded: the jobs
+were not folded, for a reason in the log, and a class counts its objects), `WRONG` or `TRACEBACK`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import logging
 import random
 import re
@@ -42,10 +45,12 @@ from fedsim.data.datasets import Dataset
 from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.trainer import Execution
+from fedsim.run.fold import Fold, Job, foldable_steps
+from fedsim.run.together import Lockstep
+from fedsim.trainer import Execution, run_to_completion
 
 SOURCES = Path(__file__).parent / "user_parts_sources"
-GOOD = ("right", "refused", "stopped")
+GOOD = ("right", "refused", "stopped", "told")
 SIZES = (9, 2, 5, 13, 1)
 SEEDS, ROUNDS, HALF = (0, 1), 8, 4
 QUIET = Tracking(progress="none", tensorboard=False)
@@ -112,9 +117,11 @@ def data() -> Dataset:
     return Dataset("unequal", torch.as_tensor(x), torch.as_tensor(y), loss="squared", owners=torch.as_tensor(owners))
 
 
-def simulation(parts: dict[str, Any], seeds: tuple[int, ...] = SEEDS, **execution: Any) -> Simulation:
+def simulation(
+    parts: dict[str, Any], seeds: tuple[int, ...] = SEEDS, lr: float | list[float] = 0.1, **execution: Any
+) -> Simulation:
     settings: dict[str, Any] = {
-        "local": SGD(lr=0.1, steps=2, batch_size=6), "rounds": ROUNDS, "clients": len(SIZES), "seeds": seeds,
+        "local": SGD(lr=lr, steps=2, batch_size=6), "rounds": ROUNDS, "clients": len(SIZES), "seeds": seeds,
         "execution": Execution(dtype="float64", **execution),
         "evaluation": EvaluationOptions(every=HALF, client_samples=99),
     }  # fmt: skip
@@ -201,7 +208,7 @@ def chunk_of(run: Simulation, replicate: int, client: int, t: int) -> Any:
     """The batches of one client of one seed."""
     counts = np.zeros((len(SEEDS), len(SIZES)))
     counts[replicate, client] = 1
-    cohort = run.federation.cohort(counts, np.ones_like(counts), t)
+    cohort = run.federation.make_cohort(counts, np.ones_like(counts), t)
     return run.trainer.batches.plan(cohort, t).chunk(np.array([0]))
 
 
@@ -256,11 +263,11 @@ def ways(case: Case, folder: Path) -> dict[str, tuple[Callable[[], Numbers], flo
     }
 
 
-def verdict(case: Case) -> tuple[str, str]:
+def verdict(case: Case, of: Callable[[Case, Path], tuple[str, str]] | None = None) -> tuple[str, str]:
     """The word, and what is to be said of it."""
     folder = Path(tempfile.mkdtemp())
     try:
-        return _verdict(case, folder)
+        return (of or _verdict)(case, folder)
     except ConfigError as error:
         if "\n" in str(error) or (folder / "run").exists():
             return "TRACEBACK", f"several lines, or a folder: {error}"
@@ -304,11 +311,75 @@ def _verdict(case: Case, folder: Path) -> tuple[str, str]:
     return ("WRONG", "; ".join(problems)) if problems else ("right", "")
 
 
+def folded(module: ModuleType, jobs: list[tuple[int, float]]) -> list[Any]:
+    """What comes of jobs of a seed and a learning rate each that are folded into one federation. As in
+    hydra/launcher=lockstep, one process builds all objects, those of the federation after those of the jobs."""
+    waiting = [Job(foldable_steps(simulation(module.make(), (seed,), lr))) for seed, lr in jobs]
+    for job in waiting:
+        job.start()
+    if waiting[0].waiting_run is not None and waiting[0].waiting_run.unfoldable_reason() is None:
+        seeds, rates = zip(*jobs, strict=True)
+        shared = rates[0] if len(set(rates)) == 1 else list(rates)
+        for _, error in Lockstep[None]()([Fold(waiting, lambda: simulation(module.make(), seeds, shared)).round_steps]):
+            assert error is None, error
+    else:
+        for job in waiting:
+            job.resume(False)
+    for job in waiting:
+        if not job.has_ended:
+            try:
+                job.record_outcome(run_to_completion(job.steps))
+            except Exception as error:
+                job.record_outcome(error)
+    return [job.outcome for job in waiting]
+
+
+def fold_verdict(case: Case, folder: Path) -> tuple[str, str]:
+    """A part in jobs of one seed, each alone in a new process and folded with others: of other seeds, and of the same
+    seed with another learning rate."""
+    problems, said = [], io.StringIO()
+    handler = logging.StreamHandler(said)
+    for name, jobs in (("seeds", [(0, 0.1), (5, 0.1)]), ("rates", [(0, 0.1), (0, 0.3)])):
+        if name == "rates" and "local" in case.load(folder).make():
+            continue  # which has the rate that it was written with
+        seed_all(0)
+        with at_information(handler):
+            outcomes = folded(case.load(folder), jobs)
+        for number, outcome in enumerate(outcomes):
+            seed, lr = jobs[number]
+            try:
+                alone = numbers(simulation(case.load(folder).make(), (seed,), lr).run(tracking=QUIET))
+            except (ConfigError, RunError, DivergenceError) as error:
+                if number == 0 and isinstance(error, ConfigError):
+                    raise
+                continue
+            if isinstance(outcome, (ConfigError, RunError)):
+                continue
+            differs = repr(outcome) if isinstance(outcome, Exception) else difference(alone, numbers(outcome), 1e-8)
+            problems += [f"{name}, job {number}: {differs}"] if differs else []
+    if problems and "two objects made of the same settings differ" in said.getvalue():
+        return "told", said.getvalue()  # not folded; the numbers are those of a class that counts its objects
+    return ("WRONG", "; ".join(problems)) if problems else ("right", "")
+
+
+@contextlib.contextmanager
+def at_information(handler: logging.Handler) -> Iterator[None]:
+    """Within the block what folds log goes to the handler."""
+    logger = logging.getLogger("fedsim.run.fold")
+    before, disabled = logger.level, logging.root.manager.disable
+    logger.setLevel(logging.INFO), logger.addHandler(handler), logging.disable(logging.NOTSET)
+    try:
+        yield
+    finally:
+        logger.setLevel(before), logger.removeHandler(handler), logging.disable(disabled)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, help="how many, drawn; all of them unless given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="regular expression")
+    parser.add_argument("--folded", action="store_true", help="jobs that are folded, in place of the other ways")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
@@ -316,7 +387,7 @@ def main() -> None:
     words: Counter[str] = Counter()
     for case in chosen:
         if re.search(given.only, case.label):
-            word, message = verdict(case)
+            word, message = verdict(case, fold_verdict if given.folded else None)
             word = "FALSE REFUSAL" if case.harmless and word != "right" and word in GOOD else word
             words[word] += 1
             print(f"{word:13} {case.label:70} {message[:300]}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import runpy
 import subprocess
@@ -87,7 +88,7 @@ def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
     run_command("algorithms", ["strategy=fedavgm", "topk"])
     said = capsys.readouterr().out
     assert said.startswith(
-        "strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i, weighed by w_i;"
+        "strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i, weighted by w_i;"
     )
     assert "\nuplink=topk: top-k: only the k largest coordinates of every row are sent\n\nSends the k numbers" in said
     assert "remembers  ef14: a row of each client\n" in said
@@ -220,18 +221,26 @@ def test_tests_that_only_name_a_class_do_not_count(tmp_path: Path) -> None:
     assert compares(reached("test_c", file))
 
 
+NUM_PROCESSES = 12
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(KINDS))
-def test_the_test_of_a_formula_notices_a_thousandth(name: str) -> None:
-    """An algorithm whose every result is off by 10⁻³ fails one of its tests (3 to 12 s each)."""
-    root, kind = Path(__file__).parents[2], KINDS[name]
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need fork")
+@pytest.mark.parametrize("part", range(NUM_PROCESSES))
+def test_the_test_of_a_formula_notices_a_thousandth(part: int) -> None:
+    """An algorithm whose every result is off by 10⁻³ fails one of its tests."""
+    root, names = Path(__file__).parents[2], sorted(KINDS)[part::NUM_PROCESSES]
     environment = os.environ | {
-        "BROKEN": f"{kind.__module__}:{name}",
         "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests" / "scripts"))),
         "OMP_NUM_THREADS": "1",
     }
-    tests = [f"{file}::{test}" for test, file in formula_files(name)]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "broken_algorithm", "-p", "no:cacheprovider", *tests]
+    tests_by_kind = {
+        f"{KINDS[name].__module__}:{name}": [f"{file}::{test}" for test, file in formula_files(name)] for name in names
+    }
+    command = [sys.executable, str(Path(__file__).parent / "broken_algorithm.py"), json.dumps(tests_by_kind)]
     ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=800)
-    assert ended.returncode == 1, f"{name} may be broken: {' '.join(tests)}"
-    assert "\nFAILED " in ended.stdout, ended.stdout
+    outcomes = json.loads(ended.stdout)
+    assert list(outcomes) == list(tests_by_kind)
+    for kind, (code, output) in outcomes.items():
+        assert code == 1, f"{kind} may be broken: {' '.join(tests_by_kind[kind])}"
+        assert "\nFAILED " in output, output

@@ -16,7 +16,7 @@ from PIL import Image
 
 import fedsim
 from fedsim.evaluation.columns import COLUMN_DESCRIPTIONS
-from fedsim.studies.reproduce.ledger import papers as ledgers
+from fedsim.studies.reproduce.ledger import papers_with_ledger as ledgers
 from fedsim.studies.reproduce.recipe import recipe_folder
 
 ROOT = Path(__file__).parents[2]
@@ -303,7 +303,7 @@ def test_the_page_has_each_item_statement_and_comparison(paper: str, scripts, co
     escaped = scripts["papers"].escaped
     text = "\n".join(module.section(read))
     read.ledger.check_covered({name: recipe.comparisons for name, recipe in read.recipes.items()})
-    for item in read.ledger.items:
+    for item in read.ledger.paper_items:
         assert f"| **{escaped(item)}** " in text, item
     for statement in read.ledger.statements:
         assert f"| **{escaped(statement.item)}** {escaped(statement.place)} | {escaped(statement.states)} |" in text

@@ -22,6 +22,7 @@ FIGURES = {benchmark.script: benchmark.tiny for benchmark in BENCHMARKS.values()
 TESTED = {  # by a test of their own
     "algorithms_page.py": "test_algorithms_page.py",
     "bare_names.py": "test_scripts_run.py",
+    "bench_frozen.py": "test_scripts_run.py",
     "benches.py": "test_performance_page.py",
     "calibration_page.py": "test_results_pages.py",
     "claims_page.py": "test_results_pages.py",
@@ -101,6 +102,14 @@ def test_the_tables_name_no_script_that_is_gone() -> None:
 
 def test_names_that_cannot_be_guessed_do_not_become_more() -> None:
     assert "bindings are bare words" in run("bare_names.py")
+
+
+@pytest.mark.slow
+def test_rounds_with_and_without_cached_layers_are_timed() -> None:
+    sizes = {"width": 8, "layers": 2, "rounds": 1, "epochs": 1, "repeat": 1}
+    printed = run("bench_frozen.py", *(part for name, size in sizes.items() for part in (f"--{name}", str(size))))
+    *_, ratio, ratio_of_rounds = map(float, printed.splitlines()[-1].split())
+    assert min(ratio, ratio_of_rounds) > 0
 
 
 @pytest.mark.slow

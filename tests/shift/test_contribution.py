@@ -123,7 +123,7 @@ def test_stored_samples_weigh_by_their_groups_fractions():
     module = nn.Linear(64, 10).double()
     module.weight.data, module.bias.data = theta[:640].reshape(10, 64), theta[640:]
     for row in (0, M + 2):
-        numbers, size = simulation.data.share(row), int(simulation.federation.sizes[row])
+        numbers, size = simulation.data.share(row), int(simulation.federation.num_samples[row])
         x, y = data.train_x[numbers].double(), data.train_y[numbers]
         losses = nn.functional.cross_entropy(module(x.flatten(1)), y, reduction="none").detach().numpy()
         held = [k for k in range(10) if (y == k).any()]
@@ -159,10 +159,10 @@ def test_padded_samples_stay_out(way):
     simulation = simulation_of(Digits(), Linear, Contribution("loss"), local=rule, **options)
     federation = simulation.federation
     start = torch.sin(torch.arange(M * 650.0)).double().reshape(M, 650)
-    everybody = federation.cohort(np.ones((1, M)), np.ones((1, M)))
+    everybody = federation.make_cohort(np.ones((1, M)), np.ones((1, M)))
     together = simulation.trainer.run(start, everybody, 0, start[:1]).end
     for client in range(M):
-        alone = federation.cohort(np.eye(M)[client][None], np.ones((1, M)))
+        alone = federation.make_cohort(np.eye(M)[client][None], np.ones((1, M)))
         end = simulation.trainer.run(start[client : client + 1], alone, 0, start[:1]).end
         torch.testing.assert_close(end[0], together[client], rtol=0, atol=1e-10)
 

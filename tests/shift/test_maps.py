@@ -106,10 +106,10 @@ def test_a_rule_meets_samples_moved_by_the_formula(case, deploy):
     rule, shift = Recording(lr=0.1, steps=3, batch_size=4), make()
     shift.deploy = deploy
     simulation = simulation_of(build(), model, shift, rule, execution=double("loop", workers=1), loss=loss)
-    cohort = simulation.federation.cohort(np.ones((1, M)), np.ones((1, M)))
+    cohort = simulation.federation.make_cohort(np.ones((1, M)), np.ones((1, M)))
     start = start_of(simulation, M)
     deployed = torch.cos(start[:1])
-    rule, shift = simulation.trainer.rule, simulation.shift
+    rule, shift = simulation.trainer.local_rule, simulation.shift
     rule.seen.clear()
     end = simulation.trainer.run(start, cohort, 1, deployed).end
     base = simulation.trainer.batches.plan(cohort, 1)

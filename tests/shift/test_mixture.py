@@ -35,7 +35,7 @@ def game(rule, rounds, std=0.0, executor="vmap", seeds=SEEDS, epsilons=EPSILONS,
 
 def lags(seed: int, client: int, number: int, size: int) -> np.ndarray:
     """By the shares, for all of a batch's samples."""
-    key = rng.fold(rng.row_keys(torch.tensor(seed), rng.Purpose.MIXTURE, torch.tensor(client)), number)
+    key = rng.fold_in(rng.row_keys(torch.tensor(seed), rng.Purpose.MIXTURE, torch.tensor(client)), number)
     uniform = rng.uniform(key, torch.arange(size), torch.float64).numpy()
     return np.searchsorted(np.cumsum(SHARES)[:-1], uniform, side="right")
 
@@ -58,7 +58,7 @@ def test_every_sample_answers_its_own_past_model(deploy, inertia, executor, play
             for r in range(2):
                 whole[r] = inertia * whole[r] + (1 - inertia) * before[r]
                 server[r] = [whole[r], *server[r][:2]]
-        for position, row in enumerate(played.report.cohort.host.rows):
+        for position, row in enumerate(played.report.cohort.host_index.rows):
             replicate, client = divmod(int(row), 3)
             chunk = simulation.trainer.batches.plan(played.report.cohort, played.t).chunk(np.array([position]))
             theta = before[replicate]
@@ -90,7 +90,7 @@ def test_the_law_is_the_mixture_of_the_last_laws(given) -> None:
     np.testing.assert_allclose(mixture.weights, weights, atol=1e-15)
     past = torch.sin(torch.arange(len(mixture)) + 1.0).double()[:, None]
     batch = {"x": torch.zeros(size, 1, dtype=torch.float64), "client": torch.tensor(0)}
-    moved = mixture.move(lambda b, theta: b | {"x": b["x"] + 2 * theta}, batch, past, torch.tensor(7))["x"][:, 0]
+    moved = mixture.shift_batch(lambda b, theta: b | {"x": b["x"] + 2 * theta}, batch, past, torch.tensor(7))["x"][:, 0]
     z = 2 * past[:, 0].numpy()
     mean, variance = weights @ z, weights @ (z - weights @ z) ** 2
     fourth = weights @ (z - mean) ** 4

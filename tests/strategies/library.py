@@ -76,7 +76,7 @@ def with_(kind: type[Naive], **settings) -> type[Naive]:
 
 def compare(simulation, kind: type[Naive], play, tolerance: float = 1e-10) -> list[Naive]:
     """Play the simulation beside the naive version; the versions, as they are in the end."""
-    starts, rate = simulation.initial_state().model.numpy(), simulation.trainer.rule.schedule.factor
+    starts, rate = simulation.initial_state().model.numpy(), simulation.trainer.local_rule.schedule.factor
     learners = [Learner(simulation.dataset, lr, rate) for lr in LRS]
     naive = [kind(x, one, seed) for x, one, seed in zip(starts, learners, SEEDS, strict=True)]
     fields = {field.name for field in dataclasses.fields(simulation.initial_state()) if hasattr(naive[0], field.name)}

@@ -51,7 +51,7 @@ class Loop:
 
     def seconds(self, i, t):
         one = np.array([self.replicate * CLIENTS + i])
-        return self.steps(i, t) * SIZES[i] * self.clock.times(t, one, 0, 0).sample[0]
+        return self.steps(i, t) * SIZES[i] * self.clock.times(t, one, 0, 0).sample[0] + self.clock.pauses(t, one)[0]
 
     def order(self, t):
         everybody = self.replicate * CLIENTS + np.arange(CLIENTS)
@@ -201,6 +201,7 @@ CLOCKS = {
     "jitter": {"jitter": 1.0, "server": 0.01},
     "two at a time": {"jitter": 1.0, "concurrency": 2},
     "failures": {"jitter": 0.5, "failure": 0.4},
+    "pauses": {"jitter": 0.5, "failure": 0.4, "rejoin": 0.3},
 }
 
 
@@ -211,7 +212,7 @@ def check(regression, name, counts=EVERYBODY, work=None, **clock):
     given = {"work": work} if work else {}
     simulation = regression(strategy(), counts, clock=Events(SPEEDS, **own, **clock), **given)
     simulation.rounds = UPDATES
-    models, times, pace = [], [], simulation.pace
+    models, times, pace = [], [], simulation.round_clock
     aggregate = simulation.strategy.aggregate
 
     def noting(state, report, t):
@@ -223,7 +224,7 @@ def check(regression, name, counts=EVERYBODY, work=None, **clock):
     simulation.strategy.aggregate = noting
     start = simulation.initial_state().model.numpy()
     simulation.run(tracking=QUIET)
-    rate = simulation.trainer.rule.schedule.factor
+    rate = simulation.trainer.local_rule.schedule.factor
     for r in range(len(SEEDS)):
         learner = Learner(simulation.dataset, LRS[r], rate)
         loop = kind(start[r], learner, r, pace.clock, counts[:, r], uneven=work is not None).run()
@@ -263,7 +264,7 @@ def test_work_computed_at_the_start_or_when_it_is_needed_is_the_same(regression)
         rule = {"batch_size": 2}
         simulation = regression(FedAsync(), EVERYBODY, "step", clock=Events(SPEEDS, jitter=1.0), rule=rule)
         calls, run = [], simulation.trainer.run_local_steps
-        simulation.delivery.lazy = lazy
+        simulation.delayed_updates.is_computed_lazily = lazy
         simulation.trainer.run_local_steps = lambda work: calls.append(len(work)) or run(work)
         return simulation.run(tracking=QUIET).state.model, calls
 

@@ -57,7 +57,7 @@ def test_the_echoes_of_a_client_add_up_to_the_round_it_is_in(counts):
     state = strategy.initial(torch.zeros(replicates, 1, dtype=torch.float64), federation)
     echoes = np.zeros(replicates * clients)
     for t in range(rounds):
-        cohort = federation.cohort(counts[t], np.ones((replicates, clients)))
+        cohort = federation.make_cohort(counts[t], np.ones((replicates, clients)))
         start = strategy.start(state, cohort)
         before = state.last_seen.numpy().copy()
         state = strategy.aggregate(state, report_of(cohort, start, torch.zeros_like(start)), t)
@@ -101,7 +101,7 @@ def test_without_innovation_the_client_models_are_multiplied_by_the_mixing_matri
     federation = federation_of(replicates, clients)
     state = strategy.initial(torch.zeros(replicates, clients, dtype=torch.float64), federation)
     state.models.copy_(torch.eye(clients, dtype=torch.float64).repeat(replicates, 1))
-    cohort = strategy.cohort(state, federation.cohort(mask, np.full(mask.shape, 0.5)))
+    cohort = strategy.cohort(state, federation.make_cohort(mask, np.full(mask.shape, 0.5)))
     start = strategy.start(state, cohort)
     after = strategy.aggregate(state, report_of(cohort, start, torch.zeros_like(start)), 0)
     for mixing, active in zip(after.models.reshape(replicates, clients, clients), mask > 0, strict=True):
@@ -233,7 +233,7 @@ def test_known_probabilities_make_the_expected_step_that_of_full_participation(p
     outcomes = np.array(list(itertools.product((0, 1), repeat=m)), dtype=np.int8)
     chance = torch.as_tensor(np.where(outcomes, p, 1 - np.array(p)).prod(1))
     federation = federation_of(len(outcomes), m)
-    cohort = federation.cohort(outcomes, np.broadcast_to(p, outcomes.shape))
+    cohort = federation.make_cohort(outcomes, np.broadcast_to(p, outcomes.shape))
     x, innovations = torch.tensor([1.0, -3.0], dtype=torch.float64), torch.arange(2.0 * m, dtype=torch.float64)
     innovations = innovations.reshape(m, 2).cos()
     weights = torch.arange(1.0, m + 1, dtype=torch.float64)
@@ -242,7 +242,9 @@ def test_known_probabilities_make_the_expected_step_that_of_full_participation(p
     for kind, factors in expected.items():
         strategy = kind(server_lr=server_lr, weighting=weighting)
         state = strategy.initial(x.repeat(len(outcomes), 1), federation)
-        after = strategy.aggregate(state, report_of(cohort, x.repeat(len(cohort), 1), innovations[cohort.client]), 0)
+        after = strategy.aggregate(
+            state, report_of(cohort, x.repeat(len(cohort), 1), innovations[cohort.client_index]), 0
+        )
         torch.testing.assert_close(chance @ after.model, x - server_lr * factors @ innovations, rtol=0, atol=1e-11)
 
 

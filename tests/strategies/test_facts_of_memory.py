@@ -58,7 +58,7 @@ def test_scaffold_with_one_step_remembers_the_gradient_where_it_was_taken(play, 
     simulation = regression(Scaffold(), rule={"steps": 1})
     learner = Learner(simulation.dataset, 1.0, SCHEDULES["constant"][1])
     for played in play(simulation):
-        for row in played.report.cohort.host.rows:
+        for row in played.report.cohort.host_index.rows:
             g = learner.innovation(row % CLIENTS, played.before.model[row // CLIENTS].numpy(), 0, steps=1)
             np.testing.assert_allclose(played.after.memory[row], g, atol=1e-10)
 
@@ -89,10 +89,10 @@ def test_scaffolds_c_is_the_mean_of_the_clients_control_variates(dtype, play, re
 
 def reported(federation: Federation, counts: np.ndarray, innovation: np.ndarray, lr: float = 1.0) -> Report:
     """A report in which the heard clients bring the given innovations [R·m, d]."""
-    cohort = federation.cohort(counts, np.ones_like(counts, dtype=float))
+    cohort = federation.make_cohort(counts, np.ones_like(counts, dtype=float))
     start = torch.zeros((len(cohort), innovation.shape[1]), dtype=federation.dtype)
     end = start - torch.as_tensor(innovation, dtype=federation.dtype)[cohort.rows]
-    rates = torch.full((federation.replicates,), lr, dtype=federation.dtype)
+    rates = torch.full((federation.num_replicates,), lr, dtype=federation.dtype)
     return Report(cohort, start, {"params": end}, start[:, 0], rates, start[:, 0] + lr, np.ones(len(cohort)))
 
 
@@ -178,7 +178,7 @@ def test_f3ast_takes_the_most_urgent_of_the_available(k, weighting):
         counts = (draw.random((2, clients)) < draw.random()).astype(int)
         state = strategy.initial(torch.zeros(2, 1, dtype=torch.float64), federation)
         state.frequency = torch.as_tensor(frequency.reshape(-1))
-        chosen = strategy.cohort(state, federation.cohort(counts, np.ones((2, clients)))).host.rows
+        chosen = strategy.cohort(state, federation.make_cohort(counts, np.ones((2, clients)))).host_index.rows
         expected = []
         for r in range(2):
             w = shares[r] if weighting == "data" else np.full(clients, 1 / clients)
@@ -195,8 +195,8 @@ def test_f3ast_meets_newcomers_first():
     strategy = F3AST(k=1)
     state = strategy.initial(torch.zeros(1, 1), federation)
     state.frequency = torch.tensor([1e-6, 0.5, 0.0, 0.0])
-    chosen = strategy.cohort(state, federation.cohort(np.array([[1, 1, 0, 1]]), np.ones((1, 4))))
-    assert chosen.host.rows.tolist() == [3]
+    chosen = strategy.cohort(state, federation.make_cohort(np.array([[1, 1, 0, 1]]), np.ones((1, 4))))
+    assert chosen.host_index.rows.tolist() == [3]
 
 
 P = np.array([0.15, 0.4, 0.7, 1.0])

@@ -86,7 +86,7 @@ def test_mimic_on_one_curvature_is_full_participation_whoever_comes(Scripted):
 
 def test_in_mimics_first_round_everybody_takes_part(federated, play):
     first, second, *_ = play(federated(MimiC()))
-    assert (first.report.cohort.host.count == 1).all()
+    assert (first.report.cohort.host_index.multiplicity == 1).all()
     assert len(first.report.cohort) == len(SEEDS) * CLIENTS > len(second.report.cohort)
 
 

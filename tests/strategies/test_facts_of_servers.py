@@ -35,9 +35,9 @@ U = [-1.0, 0.5, 3.0, 4.0]
 
 def told(strategy: Strategy, state, federation: Federation, counts, innovation, probabilities=1.0, t=0):
     """The state after a round in which those who are there have moved by these rows [m, d]."""
-    cohort = federation.cohort(np.array(counts), np.broadcast_to(probabilities, np.shape(counts)), t)
+    cohort = federation.make_cohort(np.array(counts), np.broadcast_to(probabilities, np.shape(counts)), t)
     start = cohort.broadcast(state.model)
-    own = torch.as_tensor(innovation)[cohort.client]
+    own = torch.as_tensor(innovation)[cohort.client_index]
     nothing = torch.zeros(len(cohort), dtype=start.dtype)
     return strategy.aggregate(state, Report(cohort, start, {"params": start - own}, nothing, nothing, nothing, 0), t)
 
@@ -74,7 +74,7 @@ def test_afls_saddle_leans_towards_who_is_worse_off_everywhere() -> None:
         execution=Execution(dtype="float64"),
     )  # fmt: skip
     saddle = u.mean() + (b[1] - b[0]) / (u[1] - u[0])
-    strategy, cohort = simulation.strategy, simulation.federation.cohort(np.ones((1, 2)), np.ones((1, 2)), 0)
+    strategy, cohort = simulation.strategy, simulation.federation.make_cohort(np.ones((1, 2)), np.ones((1, 2)), 0)
     state = strategy.initial(torch.full((1, 1), saddle, dtype=torch.float64), simulation.federation)
     state.mixture.copy_(torch.tensor([u[1] - saddle, saddle - u[0]], dtype=torch.float64) / 2)
     kept = state.mixture.clone()
@@ -171,7 +171,10 @@ def test_power_of_choice_without_choice_draws_by_data() -> None:
     state = strategy.initial(torch.zeros(replicates, 1), federation)
     state.losses.copy_(torch.tensor([0.1, 5.0, 9.0]).repeat(replicates))
     everyone = np.ones((replicates, 3))
-    share = np.bincount(strategy.cohort(state, federation.cohort(everyone, everyone, 4)).host.rows % 3) / replicates
+    share = (
+        np.bincount(strategy.cohort(state, federation.make_cohort(everyone, everyone, 4)).host_index.rows % 3)
+        / replicates
+    )
     law = sizes / 10
     assert (np.abs(share - law) < 5 * np.sqrt(law * (1 - law) / replicates)).all()
 

@@ -112,7 +112,7 @@ def populations(strategy, size: int = 1, **options) -> Simulation:
 def means_of(simulation: Simulation, held: str = "training") -> torch.Tensor:
     """[R, m, d] of every client's points."""
     x = simulation.dataset.train_x
-    tables = [t if held == "training" else t.validation for t in simulation.tables]
+    tables = [t if held == "training" else t.validation for t in simulation.client_tables]
     parts = [[x[torch.as_tensor(p).long()] for p in np.split(t.order, t.offsets[1:-1])] for t in tables]
     return torch.stack([torch.stack([part.mean(0) for part in one]) for one in parts])
 
@@ -174,7 +174,7 @@ def test_own_models_and_newcomers_first_ones_are_chosen_by_training_data(tmp_pat
     result = simulation.run(tmp_path)
     state, z = result.state, simulation.dataset.train_x
     for r, means in enumerate(means_of(simulation)):
-        table = simulation.tables[r].validation
+        table = simulation.client_tables[r].validation
         held = [z[torch.as_tensor(p).long()] for p in np.split(table.order, table.offsets[1:-1])]
         own = [state.clusters[r][(state.clusters[r] - mean).abs().sum(1).argmin()] for mean in means]
         losses = [(0.5 * (row - part).square().sum(1)).mean().item() if len(part) else np.nan
@@ -189,7 +189,7 @@ def test_own_models_and_newcomers_first_ones_are_chosen_by_training_data(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"k": 2, "spread": 0.0}, r"spread=0 lets all models begin, and stay, alike"),
+        ({"k": 2, "spread": 0.0}, r"spread=0 makes all models start equal and stay equal"),
         ({"k": 0}, r"k=0"),
         ({"spread": -1.0}, r"spread=-1"),
         ({"average": "both"}, r"average="),
@@ -202,4 +202,4 @@ def test_what_makes_no_sense_is_refused_by_name(settings, said):
 
 def test_the_bytes_of_k_models_go_down_and_of_one_up():
     traffic = populations(IFCA(3)).traffic
-    assert (traffic.down, traffic.up) == (3 * 8, 8)
+    assert (traffic.bytes_down, traffic.bytes_up) == (3 * 8, 8)

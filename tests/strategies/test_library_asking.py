@@ -112,7 +112,7 @@ def test_afl_stands_still_where_two_clients_are_equally_bad():
 def test_afl_goes_on_when_all_who_are_there_count_for_nothing(federated, play):
     """A mixture of nobody moves nothing, and stays one: a sum of 0 has one point on its simplex."""
     simulation = federated(AFL(0.9, 0.3, average=False), counts=everybody())
-    cohort = simulation.federation.cohort(everybody()[0], everybody()[0], 0)
+    cohort = simulation.federation.make_cohort(everybody()[0], everybody()[0], 0)
     values, before = torch.ones(len(cohort), dtype=torch.float64), torch.zeros(len(cohort), dtype=torch.float64)
     assert (project_onto_simplex(cohort, values, before) == 0).all()
     assert project_onto_simplex(cohort, values * math.nan, before + 1 / CLIENTS).isnan().all()
@@ -123,7 +123,7 @@ def test_mime_lite_without_momentum_is_fedavg_and_with_one_full_step_is_centrali
     torch.testing.assert_close(models(MimeLite(momentum=0.0)), models(FedAvg()), rtol=0, atol=1e-13)
     simulation = federated(MimeLite(1.0, 0.9), counts=everybody(), work={"steps": 1})
     data, x = simulation.dataset, simulation.initial_state().model[0].clone().requires_grad_()
-    optimiser = torch.optim.SGD([x], lr=simulation.trainer.rule.rates[0], momentum=0.9)
+    optimiser = torch.optim.SGD([x], lr=simulation.trainer.local_rule.rates[0], momentum=0.9)
     for played in play(simulation):
         error = (data.train_x @ x[:-1] + x[-1] - data.train_y).square() / 2
         loss = sum(error[data.owners == i].mean() for i in range(CLIENTS)) / CLIENTS
@@ -141,10 +141,10 @@ def test_what_clients_answer_knows_the_columns_that_stay_with_them(federated, pl
     *_, last = play(simulation)
     cohort = last.report.cohort
     found = simulation.federation.full_data_oracle(cohort, last.after.model)
-    own = cohort.gather(simulation.trainer.remembered.clients["own columns"])
+    own = cohort.gather(simulation.trainer.last_initial_memory.clients["own columns"])
     data = simulation.dataset
     assert found.gradient.shape == (len(cohort), 3)
-    for row, (client, replicate) in enumerate(zip(cohort.client, cohort.replicate, strict=True)):
+    for row, (client, replicate) in enumerate(zip(cohort.client_index, cohort.replicate_index, strict=True)):
         mine = data.owners == client
         error = data.train_x[mine] @ last.after.model[replicate] + own[row] - data.train_y[mine]
         torch.testing.assert_close(found.loss[row], error.square().mean() / 2)

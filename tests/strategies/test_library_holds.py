@@ -14,7 +14,7 @@ from fedsim import Execution
 from fedsim.availability.clock import Devices, UniformWork
 from fedsim.core import Memory, Ranks
 from fedsim.evaluation.evaluated_models import EvaluatedModels
-from fedsim.run.rehearsal import dry_run
+from fedsim.run.rehearsal import rehearse_run
 from fedsim.strategies import (
     AFACD,
     AFACS,
@@ -23,6 +23,7 @@ from fedsim.strategies import (
     IFCA,
     MIFA,
     QFFL,
+    AdaptiveWindow,
     AmplifiedFedAvg,
     AmplifiedScaffold,
     CAFed,
@@ -31,12 +32,14 @@ from fedsim.strategies import (
     FedAvgM,
     FedBuff,
     FedDC,
+    FedDrift,
     FedDyn,
     FedExP,
     FedLaAvg,
     FedNova,
     FedStale,
     FedVARP,
+    Flash,
     Focus,
     MimeLite,
     MimiC,
@@ -50,6 +53,7 @@ LIBRARY = {
     "fedavgm": lambda: FedAvgM(0.7, 0.5),
     "fednova": lambda: FedNova(0.8, "data"),
     "fedexp": lambda: FedExP(0.001),
+    "flash": lambda: Flash(0.3, 0.6, 0.9, 0.1),
     "feddyn": lambda: FedDyn(0.3, "data"),
     "q_ffl": lambda: QFFL(2.0),
     "afl": lambda: AFL(0.9, 0.3),
@@ -74,6 +78,8 @@ LIBRARY = {
     "power_of_choice": lambda: PowerOfChoice(1, 2),
     "oort": lambda: Oort(1, weighting="data"),
     "ifca": lambda: IFCA(2, 1.5, weighting="data"),
+    "feddrift": lambda: FedDrift(0.001, 3, 1, weighting="data"),
+    "adaptive_window": lambda: AdaptiveWindow(0.9, 1.0, 3, 1.0, weighting="data"),
     "ca_fed": lambda: CAFed(0.8, smoothness=0.4, weighting="data"),
 }
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -108,9 +114,9 @@ def test_a_strategy_holds_what_all_must_hold(name, whole, federated):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", sorted(LIBRARY.keys() - {"area", "ifca"}))
+@pytest.mark.parametrize("name", sorted(LIBRARY.keys() - {"area", "ifca", "feddrift"}))
 def test_clients_mean_is_that_of_the_models_they_received_last(name, federated, play):
-    """Everybody begins with x^0; AREA's and IFCA's clients have models of their own, see there."""
+    """Everybody begins with x^0; clients of AREA, IFCA and FedDrift have models of their own, see there."""
     simulation = federated(LIBRARY[name]())
     strategy, federation = simulation.strategy, simulation.federation
     models = EvaluatedModels(["client_mean"], strategy, federation, simulation.model.columns)
@@ -120,7 +126,7 @@ def test_clients_mean_is_that_of_the_models_they_received_last(name, federated, 
     for played in play(simulation):
         cohort = played.report.cohort
         models.receive(memory, played.after, cohort)
-        for row, count in zip(cohort.host.rows, cohort.host.count, strict=True):
+        for row, count in zip(cohort.host_index.rows, cohort.host_index.multiplicity, strict=True):
             r, i = divmod(int(row), CLIENTS)
             has[r][i] = played.after.model[r] if count else has[r][i]
         wanted = torch.stack([torch.stack(own).mean(0) for own in has])
@@ -143,7 +149,7 @@ def test_it_keeps_the_contract_that_somebodys_own_strategy_is_held_to(name, fede
     strategy.__class__ = type("Own", (type(strategy),), {"__module__": "mypackage"})
     simulation = federated(strategy, execution=Execution(executor="loop", dtype="float64"))
     state = simulation.initial_state()
-    dry_run(simulation, state, simulation.trainer.memory(state.model))
+    rehearse_run(simulation, state, simulation.trainer.initial_memory(state.model))
 
 
 @dataclass(frozen=True)
@@ -153,27 +159,38 @@ class Threads(Ranks):
     slots: list = field(default_factory=lambda: [None, None], repr=False)
     barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=60), repr=False)
 
-    def gather(self, value):
+    def all_gather_objects(self, value):
         self.slots[self.rank] = value
         self.barrier.wait()
         gathered = list(self.slots)
         self.barrier.wait()
         return gathered
 
-    def sum(self, values):
-        return values.copy_(sum(self.gather(values.clone())))
+    def all_reduce_sum(self, values):
+        return values.copy_(sum(self.all_gather_objects(values.clone())))
 
-    def rows(self, values, lengths):
-        return torch.cat(self.gather(values))
+    def all_gather_rows(self, values, lengths):
+        return torch.cat(self.all_gather_objects(values))
 
     def broadcast_object(self, value):
-        return self.gather(value)[0]
+        return self.all_gather_objects(value)[0]
 
 
 FIRST = Threads(0, 2)
 BOTH = (FIRST, dataclasses.replace(FIRST, rank=1))
 # vmapped steps cannot run in threads
-LOOPED = ("q_ffl", "afl", "mime_lite", "focus", "debiasing", "fedlaavg", "power_of_choice", "ca_fed", "ifca")
+LOOPED = (
+    "q_ffl",
+    "afl",
+    "mime_lite",
+    "focus",
+    "debiasing",
+    "fedlaavg",
+    "power_of_choice",
+    "ca_fed",
+    "ifca",
+    "feddrift",
+)
 EXECUTORS = dict.fromkeys(LOOPED, "loop")
 
 
@@ -184,10 +201,10 @@ def divided(federated, name: str, **options) -> list[dict[str, torch.Tensor]]:
     def work(simulation, state) -> None:
         ranks = simulation.federation.ranks
         try:
-            memory = simulation.trainer.memory(state.model)
+            memory = simulation.trainer.initial_memory(state.model)
             for t in range(simulation.rounds):
                 strategy = LIBRARY[name]()
-                cohort = simulation.pace(strategy.cohort(state, simulation.availability.sample(t)), t)
+                cohort = simulation.round_clock(strategy.cohort(state, simulation.availability.sample(t)), t)
                 report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
                 state = strategy.aggregate(state, report, t)
                 addresses = [value.data_ptr() for value in fields(state).values()]

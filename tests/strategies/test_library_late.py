@@ -230,14 +230,14 @@ def test_memory_elsewhere_changes_nothing(models, place):
 def test_there_are_as_many_rows_as_are_under_way(federated):
     simulation = federated(FedBuff(2), delay=Written())
     state, strategy = simulation.initial_state(), simulation.strategy
-    memory = simulation.trainer.memory(state.model)
+    memory = simulation.trainer.initial_memory(state.model)
     busy = set()
     for t in range(5):
-        active = simulation.delivery.not_in_flight(simulation.availability.sample(t), memory)
-        assert not busy & set(active.host.virtual.tolist())
+        active = simulation.delayed_updates.without_in_flight(simulation.availability.sample(t), memory)
+        assert not busy & set(active.host_index.virtual_clients.tolist())
         report = simulation.trainer.run(strategy.start(state, active), active, t, state.model, memory)
-        state = strategy.aggregate(state, simulation.delivery(report, memory), t)
-        began = {v: t + TAKES[t].reshape(-1)[v] for v in active.host.virtual.tolist()}
+        state = strategy.aggregate(state, simulation.delayed_updates(report, memory), t)
+        began = {v: t + TAKES[t].reshape(-1)[v] for v in active.host_index.virtual_clients.tolist()}
         due = dict(zip(memory.in_flight["virtual"].tolist(), memory.in_flight["due"].tolist(), strict=True))
         assert {v: at for v, at in began.items() if at > t}.items() <= due.items()
         assert all(at > t for at in due.values())

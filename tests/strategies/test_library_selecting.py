@@ -213,7 +213,9 @@ def test_debiasing_ends_where_clients_count_alike_and_fedavg_where_they_come_oft
 
 def test_fedlaavg_asks_everybody_in_turn(federated, play):
     """All are there, one of four takes part: the one that did so longest ago; who begins is drawn for each seed."""
-    asked = [played.report.cohort.client.tolist() for played in play(federated(FedLaAvg(0.25), counts=everybody()))]
+    asked = [
+        played.report.cohort.client_index.tolist() for played in play(federated(FedLaAvg(0.25), counts=everybody()))
+    ]
     for turns in zip(*asked, strict=True):
         assert sorted(turns[:4]) == [0, 1, 2, 3]
         assert turns[4] == turns[0]
@@ -226,9 +228,9 @@ def test_only_the_candidates_are_asked_and_only_the_chosen_train(federated, play
     played = list(play(simulation))
     simulation.federation.full_data_oracle = ask
     for some, one in zip(asked, played, strict=True):
-        assert np.bincount(some.host.rows // CLIENTS).tolist() == [2, 2]
-        assert np.bincount(one.report.cohort.host.rows // CLIENTS).tolist() == [1, 1]
-        assert set(one.report.cohort.host.rows) < set(some.host.rows)
+        assert np.bincount(some.host_index.rows // CLIENTS).tolist() == [2, 2]
+        assert np.bincount(one.report.cohort.host_index.rows // CLIENTS).tolist() == [1, 1]
+        assert set(one.report.cohort.host_index.rows) < set(some.host_index.rows)
 
 
 @pytest.mark.parametrize("kind", [Debiasing, AmplifiedScaffold])

@@ -25,6 +25,7 @@ WORDS = ("1101 0111 0000 1111", "1011 1110 0101 1001")
 COUNTS = np.array([[list(map(int, word)) for word in one.split()] for one in WORDS]).swapaxes(0, 1)  # [T, R, m]
 MODEL = partial(LoRAMLP, hidden=(5,), rank=2, alpha=3.0)
 LAYERS = ("layers.1", "layers.3")
+FACTORS = ("lora_A", "lora_B")
 
 
 def samples() -> Dataset:
@@ -65,8 +66,13 @@ def weight(module: nn.Module, name: str) -> torch.Tensor:
 
 def trained_by_hand(simulation: Simulation, row: torch.Tensor, client: int) -> nn.Module:
     """The client's model after its local steps from a row."""
-    module, data = module_of(simulation, row), simulation.data.dataset
-    adapters = [p for name, p in module.named_parameters() if name.endswith(("lora_A", "lora_B")) and p.requires_grad]
+    return trained(simulation, module_of(simulation, row), client)
+
+
+def trained(simulation: Simulation, module: nn.Module, client: int, factors=FACTORS) -> nn.Module:
+    """A client's model after its local steps on these factors alone."""
+    data = simulation.data.dataset
+    adapters = [p for name, p in module.named_parameters() if name.endswith(factors) and p.requires_grad]
     optimiser = torch.optim.SGD(adapters, lr=0.4)
     mine = data.owners == client
     for _ in range(3):
@@ -175,10 +181,10 @@ def test_clients_neither_train_nor_send_residuals(executor, simulation_of, play)
     for played in play(simulation, 2):
         for name in LAYERS:
             residual = columns[f"{name}.lora_residual"]
-            assert torch.equal(residual.of(played.report.end), residual.of(played.report.start))
+            assert torch.equal(residual.select(played.report.end), residual.select(played.report.start))
     sent = sum(p.numel() for n, p in simulation.model.training_module.named_parameters() if n[-1] in "AB")
     received = sum(p.numel() for n, p in simulation.model.training_module.named_parameters() if "residual" in n)
-    assert (simulation.traffic.up, simulation.traffic.down) == (8 * sent, 8 * (sent + received))
+    assert (simulation.traffic.bytes_up, simulation.traffic.bytes_down) == (8 * sent, 8 * (sent + received))
 
 
 def test_frozen_weights_are_in_no_row(simulation_of):

@@ -63,7 +63,7 @@ def test_it_sees_one_replicate_at_a_time_and_keeps_what_it_remembers(run, play):
     for t, one in enumerate(played):
         for r, counts in enumerate(COUNTS[t]):
             if any(counts):
-                own = one.report.cohort.by_replicate(one.report.innovation)[r]
+                own = one.report.cohort.split_by_replicate(one.report.innovation)[r]
                 velocity[r] = velocity[r] / 2 + own.mean(0)
         torch.testing.assert_close(one.after.velocity, velocity)
 
@@ -71,11 +71,11 @@ def test_it_sees_one_replicate_at_a_time_and_keeps_what_it_remembers(run, play):
 def test_what_a_local_rule_remembers_is_read_by_name(run, play):
     class Personal(Strategy[State]):
         def aggregate(self, state, report, t):
-            own = report.remembered("personal")
-            return State(report.cohort.unless_empty(report.cohort.mean(own), state.model))
+            own = report.client_memory("personal")
+            return State(report.cohort.where_nonempty(report.cohort.mean(own), state.model))
 
     simulation = run(Personal(), local=APFL(lr=0.1, epochs=1))
-    state, memory = simulation.initial_state(), simulation.trainer.memory(simulation.initial_state().model)
+    state, memory = simulation.initial_state(), simulation.trainer.initial_memory(simulation.initial_state().model)
     cohort = simulation.availability.sample(0)
     report = simulation.trainer.run(simulation.strategy.start(state, cohort), cohort, 0, state.model, memory)
     mean = torch.stack([memory.clients["personal"][[0, 2]].mean(0), memory.clients["personal"][[3, 4, 5]].mean(0)])
@@ -86,7 +86,7 @@ def test_what_a_local_rule_remembers_is_read_by_name(run, play):
 def test_what_nobody_remembers_is_refused_by_name(run, play):
     class Asks(PerReplicate):
         def next_model(self, model, rows, memory, t):
-            return rows.remembered("personel").mean(0)
+            return rows.client_memory("personel").mean(0)
 
     with pytest.raises(ConfigError, match="did you mean 'personal'"):
         list(play(run(Asks(), local=APFL(lr=0.1, epochs=1))))

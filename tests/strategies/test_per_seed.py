@@ -14,7 +14,7 @@ import fedsim.strategies as library
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Full, Uniform
 from fedsim.core import ConfigError, Federation
-from fedsim.core.per_seed import NumberOrListPerSeed, PerSeed, per_seed
+from fedsim.core.per_seed import NumberOrListPerSeed, PerSeed, as_per_seed
 from fedsim.local import APFL, SGD
 from fedsim.run.together import run_together
 from fedsim.run.tracking import Tracking
@@ -214,13 +214,13 @@ def test_numbers_reckon_as_each_alone_would():
 def test_numbers_of_replicates_meet_no_rows_of_clients():
     """Nor do they become an object in an array."""
     number = PerSeed((0.5, 0.25))
-    with pytest.raises(ValueError, match=r"each of 2 replicates meets a tensor \[3, 4\].*cohort\.of_rows"):
+    with pytest.raises(ValueError, match=r"each of 2 replicates meets a tensor \[3, 4\].*cohort\.expand_per_seed"):
         number * torch.ones(3, 4)
     with pytest.raises(TypeError):
         np.ones(2) * number
     federation = Federation((0, 1), 3, np.ones(6))
-    cohort = federation.cohort(np.array([[1, 1, 0], [0, 0, 1]]), np.ones((2, 3)))
-    assert cohort.of_rows(number) == PerSeed((0.5, 0.5, 0.25))
-    assert cohort.of_rows(0.5) == 0.5
+    cohort = federation.make_cohort(np.array([[1, 1, 0], [0, 0, 1]]), np.ones((2, 3)))
+    assert cohort.expand_per_seed(number) == PerSeed((0.5, 0.5, 0.25))
+    assert cohort.expand_per_seed(0.5) == 0.5
     assert str(number) == "[0.5, 0.25]"
-    assert per_seed([4.0]) == 4.0
+    assert as_per_seed([4.0]) == 4.0

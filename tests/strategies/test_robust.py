@@ -27,6 +27,13 @@ from fedsim.strategies import (
 )
 
 
+@pytest.mark.parametrize("f", range(4))
+def test_how_many_rows_a_rule_needs(f):
+    """Blanchard et al. 2017 for Krum, El Mhamdi et al. 2018 for Bulyan; the others need a majority of honest rows."""
+    needed = {Krum: 2 * f + 3, MultiKrum: 2 * f + 3, Bulyan: 4 * f + 3, Median: 2 * f + 1, TrimmedMean: 2 * f + 1}
+    assert {rule: rule().min_rows(f) for rule in needed} == needed
+
+
 def median(rows, f):
     columns = []
     for column in zip(*rows, strict=True):
@@ -173,9 +180,9 @@ class NaiveRobust(Naive):
             mixed = [rows[j] for j in order]
             rows = [np.mean(mixed[a : a + self.bucket], axis=0) for a in range(0, len(mixed), self.bucket)]
         if len(rows) >= self.least and rows:
-            self.model = self.model - self.eta * self.combined(rows)
+            self.model = self.model - self.eta * self.combined_rows(rows)
 
-    def combined(self, rows):
+    def combined_rows(self, rows):
         return self.rule(rows, self.bad)
 
 
@@ -185,7 +192,7 @@ class NaiveCentred(NaiveRobust):
     def begin(self):
         self.centre = np.zeros_like(self.model)
 
-    def combined(self, rows):
+    def combined_rows(self, rows):
         for _ in range(2):
             self.centre = self.centre + np.mean([cut(row - self.centre, 0.1) for row in rows], axis=0)
         return self.centre

@@ -10,7 +10,7 @@ from naive_strategies import SEEDS
 
 from fedsim import Execution
 from fedsim.core import ConfigError
-from fedsim.run.rehearsal import dry_run
+from fedsim.run.rehearsal import rehearse_run
 from fedsim.strategies import (
     CentredClipping,
     FedAvg,
@@ -98,7 +98,7 @@ def test_replicates_are_alone_as_together_and_the_contract_is_kept(models, feder
     strategy.__class__ = type("Own", (RobustServer,), {"__module__": "mypackage"})
     simulation = federated(strategy, execution=Execution(executor="loop", dtype="float64"))
     state = simulation.initial_state()
-    dry_run(simulation, state, simulation.trainer.memory(state.model))
+    rehearse_run(simulation, state, simulation.trainer.initial_memory(state.model))
 
 
 def test_what_a_mean_cannot_be_taken_from_is_refused():

@@ -73,7 +73,7 @@ def test_with_geometric_work_it_is_proxskip_with_its_coins(regression, play, reg
     for r, lr in enumerate(LRS):
         coins = []
         for one in played:
-            steps = one.report.cohort.host.steps.reshape(len(SEEDS), CLIENTS)[r]
+            steps = one.report.cohort.host_index.steps.reshape(len(SEEDS), CLIENTS)[r]
             assert (steps == steps[0]).all()
             seen.add(int(steps[0]))
             coins += [False] * int(steps[0] - 1) + [True]
@@ -97,10 +97,10 @@ def test_with_geometric_work_it_is_proxskip_with_its_coins(regression, play, reg
 
 def test_numbers_of_steps_follow_the_geometric_law(regression):
     """Mean s and variance s (s − 1), to 5 σ; replicates draw apart."""
-    pace = regression(FedAvg(), everybody(), work=GeometricWork(), execution=DOUBLE).pace
+    pace = regression(FedAvg(), everybody(), work=GeometricWork(), execution=DOUBLE).round_clock
     virtual = np.arange(2 * CLIENTS)
-    load = dataclasses.replace(pace.batches.load(pace.batches.federation.cohort(np.ones((2, 4)), np.ones((2, 4)))))
-    drawn = np.stack([pace.work.steps(t, virtual, load) for t in range(2000)])[:, [0, CLIENTS]]
+    load = dataclasses.replace(pace.batches.load(pace.batches.federation.make_cohort(np.ones((2, 4)), np.ones((2, 4)))))
+    drawn = np.stack([pace.work_model.steps(t, virtual, load) for t in range(2000)])[:, [0, CLIENTS]]
     assert drawn.min() == 1
     assert abs(drawn.mean() - STEPS) < 5 * np.sqrt(STEPS * (STEPS - 1) / drawn.size)
     assert abs((drawn == 1).mean() - 1 / STEPS) < 5 * 0.5 / np.sqrt(drawn.size)
@@ -123,7 +123,7 @@ def test_at_the_optimum_it_rests_whatever_is_drawn_and_fedavg_does_not(regressio
         if isinstance(strategy, Scaffnew):
             state.control.copy_(slopes.repeat(2, 1))
         for t in range(4):
-            cohort = simulation.pace(simulation.availability.sample(t), t)
+            cohort = simulation.round_clock(simulation.availability.sample(t), t)
             report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model)
             state = strategy.aggregate(state, report, t)
         moved[type(strategy).__name__] = (state.model - best).abs().max().item()
@@ -132,7 +132,7 @@ def test_at_the_optimum_it_rests_whatever_is_drawn_and_fedavg_does_not(regressio
 
 
 def test_what_it_cannot_run_under_is_refused(regression):
-    with pytest.raises(ConfigError, match=r"strategy=scaffnew is for everybody in every round; use availability=full"):
+    with pytest.raises(ConfigError, match=r"strategy=scaffnew needs full participation; use availability=full"):
         regression(Scaffnew())
     with pytest.raises(ConfigError, match=r"probability=1\.5 must lie between 0 and 1"):
         Scaffnew(1.5)

@@ -87,7 +87,7 @@ def by_hand(
     servers = [module_of(simulation, build, row) for row in simulation.model.initial(federation.seeds)]
     everyone = np.ones((len(servers), clients))
     for t in range(ROUNDS):
-        plan = simulation.trainer.batches.plan(federation.cohort(everyone, everyone), t)
+        plan = simulation.trainer.batches.plan(federation.make_cohort(everyone, everyone), t)
         for r, server in enumerate(servers):
             states = []
             for i in range(clients):

@@ -421,7 +421,7 @@ def by_hand(spec: Spec, simulation: Simulation, skips: bool = False) -> tuple[li
         for t in range(ROUNDS):
             everyone = np.zeros((len(spec.seeds), len(spec.sizes)))
             everyone[r] = 1
-            plan = simulation.trainer.batches.plan(federation.cohort(everyone, everyone), t)
+            plan = simulation.trainer.batches.plan(federation.make_cohort(everyone, everyone), t)
             states = []
             for i in np.flatnonzero(spec.counts[t, r]):
                 reset()

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
-from fedsim.local import SGD
+from fedsim.local import SGD, Adam, LocalRule, Momentum, PerStep
 from fedsim.models import CINIC10CNN, MLP, SVHNCNN, Linear
 
 SIZES = (1, 9, 4, 3, 8)
@@ -119,6 +119,23 @@ MODELS = {
 PUBLISHED = {
     "as in SVHN": functools.partial(SVHNCNN, shape=SHAPE, classes=3),
     "as in CINIC-10": functools.partial(CINIC10CNN, shape=SHAPE, classes=3, dropout=0.3),
+}
+CONVOLUTIONS = {
+    "as in SVHN": (PUBLISHED["as in SVHN"], True),
+    "as in CINIC-10": (PUBLISHED["as in CINIC-10"], True),
+    "strides": (lambda: sized(nn.Conv2d(2, 3, (2, 3), stride=(1, 2), padding=(1, 0))), True),
+    "dilated, no bias": (lambda: sized(nn.Conv2d(2, 3, 2, dilation=2, bias=False), nn.AvgPool2d(2)), True),
+    "one after another": (lambda: sized(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 1)), True),
+    "groups": (lambda: sized(nn.Conv2d(2, 4, 3, groups=2)), False),
+    "reflected": (lambda: sized(nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")), False),
+    "padded by name": (lambda: sized(nn.Conv2d(2, 3, 3, padding="same")), False),
+}  # fmt: skip
+WORK: dict[str, Any] = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "schedule": PerStep(0.9)}
+OPTIMISERS: dict[str, LocalRule] = {
+    "momentum": Momentum(0.8, weight_decay=0.1, **WORK),
+    "nesterov": Momentum(0.8, nesterov=True, weight_decay=0.1, state="client", **WORK),
+    "adam": Adam(0.8, 0.9, weight_decay=0.1, state="client", **WORK),
+    "adamw": Adam(weight_decay=0.1, decoupled=True, **WORK),
 }
 
 

@@ -47,8 +47,8 @@ def ended(build, rule: LocalRule, execution: Execution, **options):
     """The model before and after, and what clients remember."""
     simulation = simulation_of(functools.partial(build), copy.deepcopy(rule), execution=execution, **options)
     start = simulation.initial_state().model
-    memory = simulation.trainer.memory(start)
-    simulation.trainer.memory = lambda model: memory
+    memory = simulation.trainer.initial_memory(start)
+    simulation.trainer.initial_memory = lambda model: memory
     return start, simulation.run().state.model, memory.clients
 
 
@@ -85,7 +85,7 @@ def test_convolutions_as_patches_agree_too(monkeypatch: pytest.MonkeyPatch) -> N
     build = NETWORKS["convolutions"]
     start, loop, _ = ended(build, RULES["nesterov"], rounded("loop"))
     for module in (fused_executor, model_stack):
-        monkeypatch.setattr(module, "channels_last", lambda model: False)
+        monkeypatch.setattr(module, "prefers_channels_last", lambda model: False)
     _, fused, _ = ended(build, RULES["nesterov"], rounded("fused"))
     assert 0 < (fused - loop).norm() < (loop - start).norm() / 32
 
@@ -113,7 +113,7 @@ def casts_of_a_step(build, executor: str) -> Casts:
     for steps in (1, 2):
         rule = SGD(lr=0.1, steps=steps, batch_size=7)
         simulation = simulation_of(functools.partial(build), rule, execution=rounded(executor), seeds=(3,))
-        cohort = simulation.federation.cohort(np.array([[0, 1, 0, 0, 0]]), np.ones((1, 5)))
+        cohort = simulation.federation.make_cohort(np.array([[0, 1, 0, 0, 0]]), np.ones((1, 5)))
         model = simulation.initial_state().model
         with Casts() as casts:
             simulation.trainer.run(model, cohort, 0, model)
@@ -200,7 +200,7 @@ def test_what_is_slower_here_is_said(monkeypatch, caplog, precision, trial_is_on
         return winner
 
     monkeypatch.setattr(trial, "FASTEST_EXECUTOR_NAMES", {})
-    monkeypatch.setattr(trial, "fastest_name", fastest)
+    monkeypatch.setattr(trial, "fastest_contender", fastest)
     with caplog.at_level(logging.WARNING):
         simulation = simulation_of(MODELS["mlp"][0], execution=rounded(precision=precision, trial=trial_is_on))
         simulation.run()

@@ -21,7 +21,7 @@ def test_a_shared_derivative_is_not_touched_by_borrowed_work() -> None:
         Pricing(clients=3, dimension=1), Mean, clients=3, shift=shift, local=local, availability=UniformK(1)
     )
     state = simulation.initial_state()
-    memory = simulation.trainer.memory(state.model)
+    memory = simulation.trainer.initial_memory(state.model)
 
     def work(t: int, with_memory: object) -> None:
         cohort = simulation.strategy.cohort(state, simulation.availability.sample(t))
@@ -32,7 +32,7 @@ def test_a_shared_derivative_is_not_touched_by_borrowed_work() -> None:
         work(t, memory)
     before = {name: value.clone() for name, value in memory.named_tensors().items()}
     for t in range(6, 12):  # other clients are there
-        work(t, memory.read_only())
+        work(t, memory.read_only_copy())
     assert all(torch.equal(before[name], value) for name, value in memory.named_tensors().items())
     work(6, memory)
     assert not all(torch.equal(before[name], value) for name, value in memory.named_tensors().items())
@@ -41,7 +41,7 @@ def test_a_shared_derivative_is_not_touched_by_borrowed_work() -> None:
 def test_what_the_server_remembers_is_lent_as_a_copy() -> None:
     """Whoever works on borrowed memory may write into it in place."""
     memory = Memory(server={"deployments": torch.zeros(2, 3)})
-    lent = memory.read_only()
+    lent = memory.read_only_copy()
     lent.server["deployments"] += 1
     assert not memory.server["deployments"].any()
     assert not lent.writable

@@ -16,7 +16,7 @@ from fedsim.core import ConfigError
 from fedsim.local import SGD
 from fedsim.trainer import choose, replay, vmap_executor
 from fedsim.trainer.captures import GraphReplay
-from fedsim.trainer.cuda_graph import check_graphs
+from fedsim.trainer.cuda_graph import check_graph_capture
 
 
 class StandIn:
@@ -47,8 +47,8 @@ class StandIn:
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in = StandIn()
     monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 2)
-    monkeypatch.setattr(choose, "check_graphs", lambda *parts: None)
-    monkeypatch.setattr(vmap_executor, "capturing", lambda device: stand_in)
+    monkeypatch.setattr(choose, "check_graph_capture", lambda *parts: None)
+    monkeypatch.setattr(vmap_executor, "graph_capturer", lambda device: stand_in)
     return stand_in
 
 
@@ -106,7 +106,7 @@ def test_what_is_held_is_bounded_and_the_oldest_goes_first(device: StandIn) -> N
     function = GraphReplay(lambda x: x * 2, 0, capture=device, most_bytes=8 * 10)
 
     def held() -> list[int]:
-        return [len(kept.inputs[0]) for kept in function._recorded.values()]
+        return [len(kept.inputs[0]) for kept in function._recordings.values()]
 
     def asked(n: int) -> None:
         x = torch.rand(n)
@@ -131,7 +131,7 @@ def test_what_is_too_large_is_not_captured_and_said_once(device: StandIn, caplog
             x = torch.rand(n)
             assert torch.equal(function(x), x * 2)
     assert caplog.text.count("cannot be captured and runs operation by operation (it would hold") == 1
-    assert sorted(type(kept).__name__ for kept in function._recorded.values()) == [
+    assert sorted(type(kept).__name__ for kept in function._recordings.values()) == [
         "RecordedGraph",
         "Recording",
         "Recording",
@@ -170,12 +170,12 @@ def test_what_cannot_be_traced_is_done_as_ever_and_said(device: StandIn, caplog:
 
 def test_a_lack_of_memory_lets_go_of_what_was_captured(device: StandIn) -> None:
     trainer = means(SGD(**WORK), compile="graph").trainer
-    assert isinstance(trainer.executor._answer_and_step, GraphReplay)
+    assert isinstance(trainer.executor._shift_and_step_function, GraphReplay)
     before = trainer.executor
     trainer._halve_chunk(6)
     assert trainer.executor is not before
-    assert trainer.choice.chunk == 3
-    assert trainer.choice.describe() == "vmap executor, up to 3 rows at once (captured as CUDA graphs)"
+    assert trainer.executor_choice.chunk == 3
+    assert trainer.executor_choice.describe() == "vmap executor, up to 3 rows at once (captured as CUDA graphs)"
 
 
 def test_where_there_is_no_gpu_or_nothing_to_capture_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +183,10 @@ def test_where_there_is_no_gpu_or_nothing_to_capture_it_is_refused(monkeypatch: 
         means(SGD(**WORK), compile="graph")
     simulation = labelled(SGD(**WORK), "never")
     monkeypatch.setattr(simulation.model, "device", torch.device("cuda", 0))
-    check_graphs(SGD(**WORK), simulation.model, simulation.shift)
-    check_graphs(Promised(**WORK), simulation.model, simulation.shift)
+    check_graph_capture(SGD(**WORK), simulation.model, simulation.shift)
+    check_graph_capture(Promised(**WORK), simulation.model, simulation.shift)
     with pytest.raises(ConfigError, match=r"^trainer\.compile=graph captures steps that do the same operations"):
-        check_graphs(Counting(**WORK), simulation.model, simulation.shift)
+        check_graph_capture(Counting(**WORK), simulation.model, simulation.shift)
 
 
 @pytest.mark.usefixtures("device")

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsim import ConfigError, EvaluationOptions, Execution
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.core.columns import AVERAGED, ParameterPartition
+from fedsim.core.columns import AVERAGED_COLUMNS_ENTRY, ParameterPartition
 from fedsim.local import SGD, FedRep
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
 from fedsim.run.tracking import Tracking
@@ -46,7 +46,7 @@ def by_hand(simulation: Any, home: set[str], mu: float = 0.0) -> tuple[dict[str,
     server = {name: v.clone() for name, v in clients[0].state_dict().items() if name not in home}
     for t in range(ROUNDS):
         plan = simulation.trainer.batches.plan(
-            simulation.federation.cohort(np.ones((1, len(SIZES))), np.ones((1, len(SIZES)))), t
+            simulation.federation.make_cohort(np.ones((1, len(SIZES))), np.ones((1, len(SIZES)))), t
         )
         for i, client in enumerate(clients):
             client.load_state_dict(client.state_dict() | server)
@@ -108,13 +108,13 @@ def test_statistics_that_travel_are_weighted_as_the_strategy_weights(weighting: 
 
     simulation.trainer.run_local_steps = noted  # type: ignore[method-assign]
     memories: list[Any] = []
-    initial = simulation.trainer.memory
-    simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]  # type: ignore[func-returns-value,method-assign]
+    initial = simulation.trainer.initial_memory
+    simulation.trainer.initial_memory = lambda model: memories.append(initial(model)) or memories[-1]  # type: ignore[func-returns-value,method-assign]
     simulation.run()
     weights = torch.tensor(SIZES, dtype=torch.float64) if weighting == "data" else torch.ones(len(SIZES)).double()
     statistics = ends[-1][:, simulation.model.columns.averaged]
     expected = (weights[:, None] / weights.sum() * statistics).sum(0)
-    (travelled,) = [m.server[AVERAGED][0] for m in memories if AVERAGED in m.server][:1]
+    (travelled,) = [m.server[AVERAGED_COLUMNS_ENTRY][0] for m in memories if AVERAGED_COLUMNS_ENTRY in m.server][:1]
     torch.testing.assert_close(travelled, expected, rtol=0, atol=1e-12)
     assert not torch.allclose(statistics[0], statistics[1])
 
@@ -127,7 +127,7 @@ def in_turns(
     clients = [module_of(simulation, build, row) for _ in SIZES]
     server = {name: v.clone() for name, v in clients[0].state_dict().items() if name not in home}
     for t, there in enumerate(counts):
-        plan = simulation.trainer.batches.plan(simulation.federation.cohort(there, there), t)
+        plan = simulation.trainer.batches.plan(simulation.federation.make_cohort(there, there), t)
         states = []
         for position, i in enumerate(np.flatnonzero(there[0])):
             client = clients[i]
@@ -169,13 +169,13 @@ def test_who_is_away_keeps_what_stays_and_an_empty_round_moves_nothing(
         local=SGD(**work) if head_steps is None else FedRep(head_steps, **work),
         execution=Execution(dtype="float64", executor=executor), evaluation=EvaluationOptions(every=len(SOME)),
     )  # fmt: skip
-    memory, initial = simulation.trainer.memory, {}
+    memory, initial = simulation.trainer.initial_memory, {}
 
     def seen(model: torch.Tensor) -> Any:
         initial["memory"] = memory(model)
         return initial["memory"]
 
-    simulation.trainer.memory = seen  # type: ignore[method-assign]
+    simulation.trainer.initial_memory = seen  # type: ignore[method-assign]
     result = simulation.run()
     server, clients = in_turns(simulation, home, head_steps, SOME)
     order = [*simulation.model.shapes, *simulation.model.statistics]
@@ -242,7 +242,7 @@ def test_rows_are_put_together_as_they_were_taken_apart() -> None:
     columns = ParameterPartition(torch.tensor([0, 3, 4]), torch.tensor([1]), torch.tensor([2, 5]))
     rows = torch.arange(12.0).reshape(2, 6)
     assert torch.equal(
-        columns.join(columns.shared_part(rows), rows[:, columns.private], rows[:, columns.averaged]), rows
+        columns.merge_parts(columns.select_shared(rows), rows[:, columns.private], rows[:, columns.averaged]), rows
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -27,12 +29,12 @@ from ways_of_running import (
     train,
 )
 
-from fedsim import Simulation
+from fedsim import Execution, Simulation
 from fedsim.core import Report
 from fedsim.data.datasets import CropFlip, Dataset
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.trainer.choose import ExecutorChoice
+from fedsim.trainer.choose import CPU_CHUNK_BYTES, ExecutorChoice, _choice_with_chunk
 
 
 def naive(simulation: Simulation, build, loss, start: torch.Tensor, cohort, t: int, lr, **options):
@@ -200,6 +202,21 @@ def test_dropout_masks_belong_to_a_client_a_step_and_a_round():
         share = (ends > 0).double().mean().item()
         assert abs(share - 0.5) < 5 * 0.5 / ends.numel() ** 0.5
     assert not (kept[0] == kept[1]).all(1).any()
+
+
+def test_vmap_takes_as_many_rows_at_once_as_fit_into_its_budget() -> None:
+    for dimension in (1_000_000, 7_850, 10**9):
+        model: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, dimension=dimension)
+        unused: Any = None
+        rows = _choice_with_chunk("vmap", "", Execution(), model, unused, unused, batch=640).chunk
+        row_bytes = 4 * (dimension + 640)
+        assert rows == 1 or rows * row_bytes <= CPU_CHUNK_BYTES
+        assert (rows + 1) * row_bytes > CPU_CHUNK_BYTES
+
+
+def test_a_choice_of_grouped_rows_names_its_threads() -> None:
+    choice = ExecutorChoice("grouped", 64, 3, "by trial", rows_per_stack=16)
+    assert choice.describe() == "grouped executor, up to 16 rows at once in each of 3 threads (by trial)"
 
 
 @pytest.mark.parametrize(("rows", "mode"), [(1, "row by row in 3 threads"), (2, "up to 2 rows at once")])

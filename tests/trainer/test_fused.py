@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
-from stackable_models import MODELS, PUBLISHED, SHAPE, SIZES, Mixing, Twice, double, paired, simulation_of, sized
-from torch import nn
+from stackable_models import (
+    CONVOLUTIONS,
+    MODELS,
+    OPTIMISERS,
+    PUBLISHED,
+    SHAPE,
+    SIZES,
+    Mixing,
+    Twice,
+    double,
+    paired,
+    simulation_of,
+)
 
 from fedsim.availability import UniformK
 from fedsim.core import ConfigError
 from fedsim.data.datasets import GaussianMean
-from fedsim.local import APFL, SGD, Adam, LocalRule, Momentum, PerFedAvg, PerStep
+from fedsim.local import APFL, SGD, Adam, Momentum, PerFedAvg
 from fedsim.models import MLP, Mean
 from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
@@ -44,15 +54,6 @@ def test_any_module_ends_where_the_loop_ends(name, options):
         assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
 
 
-WORK: dict[str, Any] = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "schedule": PerStep(0.9)}
-OPTIMISERS: dict[str, LocalRule] = {
-    "momentum": Momentum(0.8, weight_decay=0.1, **WORK),
-    "nesterov": Momentum(0.8, nesterov=True, weight_decay=0.1, state="client", **WORK),
-    "adam": Adam(0.8, 0.9, weight_decay=0.1, state="client", **WORK),
-    "adamw": Adam(weight_decay=0.1, decoupled=True, **WORK),
-}
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "optimiser"), sorted(paired(tuple(OPTIMISERS)), key=lambda pair: pair.values[1]))
 def test_optimisers_end_where_the_loop_ends(name, optimiser):
@@ -64,8 +65,8 @@ def test_optimisers_end_where_the_loop_ends(name, optimiser):
     ends = []
     for way in (double("loop", workers=1), double("fused"), double("fused", chunk=3, workers=2)):
         simulation = simulation_of(functools.partial(MODELS[name][0]), rule, execution=way, **given)
-        memory = simulation.trainer.memory(simulation.initial_state().model)
-        simulation.trainer.memory = lambda model, memory=memory: memory  # where it can be looked at
+        memory = simulation.trainer.initial_memory(simulation.initial_state().model)
+        simulation.trainer.initial_memory = lambda model, memory=memory: memory  # where it can be looked at
         ends.append((simulation.run(), memory.clients))
     (loop, own), *others = ends
     assert bool(own) == (rule.state == "client")
@@ -74,18 +75,6 @@ def test_optimisers_end_where_the_loop_ends(name, optimiser):
         torch.testing.assert_close(mine, own, rtol=0, atol=1e-11)
         for left, right in zip(result.history, loop.history, strict=True):
             assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-11)
-
-
-CONVOLUTIONS = {
-    "as in SVHN": (PUBLISHED["as in SVHN"], True),
-    "as in CINIC-10": (PUBLISHED["as in CINIC-10"], True),
-    "strides": (lambda: sized(nn.Conv2d(2, 3, (2, 3), stride=(1, 2), padding=(1, 0))), True),
-    "dilated, no bias": (lambda: sized(nn.Conv2d(2, 3, 2, dilation=2, bias=False), nn.AvgPool2d(2)), True),
-    "one after another": (lambda: sized(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 1)), True),
-    "groups": (lambda: sized(nn.Conv2d(2, 4, 3, groups=2)), False),
-    "reflected": (lambda: sized(nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")), False),
-    "padded by name": (lambda: sized(nn.Conv2d(2, 3, 3, padding="same")), False),
-}  # fmt: skip
 
 
 @pytest.mark.sampled(3)
@@ -102,9 +91,9 @@ def test_convolutions_may_be_stacked(name, rule, monkeypatch):
         rule.eps = 1e-3  # a fitted sample's gradient is rounding, and would be divided by its size
     loop = simulation_of(model, rule, execution=double("loop", workers=1)).run()
     for module in (fused_executor, model_stack):
-        monkeypatch.setattr(module, "channels_last", lambda model: False)
+        monkeypatch.setattr(module, "prefers_channels_last", lambda model: False)
     fused = simulation_of(model, rule, execution=double("fused"))
-    assert (fused.trainer.choice.stack > 1) == expected
+    assert (fused.trainer.executor_choice.rows_per_stack > 1) == expected
     result = fused.run()
     torch.testing.assert_close(result.state.model, loop.state.model, rtol=0, atol=1e-12)
     for left, right in zip(result.history, loop.history, strict=True):
@@ -155,10 +144,10 @@ def test_personal_models_end_where_the_loop_ends(name, options):
     ends = []
     for way in ways:
         simulation = simulation_of(functools.partial(build), rule, execution=way, **away)
-        memory = simulation.trainer.memory(simulation.initial_state().model)
-        simulation.trainer.memory = lambda model, memory=memory: memory  # where it can be looked at
+        memory = simulation.trainer.initial_memory(simulation.initial_state().model)
+        simulation.trainer.initial_memory = lambda model, memory=memory: memory  # where it can be looked at
         ends.append((simulation.run(), memory.clients))
-        assert simulation.trainer.choice.executor == way.executor
+        assert simulation.trainer.executor_choice.executor == way.executor
     *fused, (loop, own) = ends
     assert not torch.equal(own["personal"][0], own["personal"][1])
     assert not rule.adaptive or own["alpha"].std() > 1e-5
@@ -206,7 +195,7 @@ def test_what_is_chosen(case):
     model, rule, options, executor = CHOICES[case]
     simulation = simulation_of(model, rule, **{"execution": double(trial=False)} | options)
     simulation.run()
-    assert simulation.trainer.choice.executor == executor
+    assert simulation.trainer.executor_choice.executor == executor
 
 
 def test_what_is_more_than_plain_descents_is_refused():

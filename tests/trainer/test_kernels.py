@@ -38,7 +38,7 @@ def of_a_round(model, local) -> Counter[str]:
     simulation = Simulation(Digits(), model, clients=20, local=local, rounds=4, execution=Execution("fused"))
     strategy, trainer = simulation.strategy, simulation.trainer
     state = simulation.initial_state()
-    memory = trainer.memory(state.model)
+    memory = trainer.initial_memory(state.model)
     for t in range(3):
         cohort = strategy.cohort(state, simulation.availability.sample(t))
         start = strategy.start(state, cohort)

@@ -123,7 +123,7 @@ def fedavg_by_hand(simulation: Simulation, build: Callable[[], nn.Module], loss:
     nn.utils.vector_to_parameters(simulation.model.initial((0,))[0], server.parameters())
     everyone = np.ones((1, len(SIZES)))
     for t in range(ROUNDS):
-        plan, ends = simulation.trainer.batches.plan(simulation.federation.cohort(everyone, everyone), t), []
+        plan, ends = simulation.trainer.batches.plan(simulation.federation.make_cohort(everyone, everyone), t), []
         for i in range(len(SIZES)):
             client, chunk = copy.deepcopy(server), plan.chunk(np.array([i]))
             optimizer = torch.optim.SGD(client.parameters(), RATE)
@@ -182,5 +182,5 @@ def test_scores_whose_classes_come_last_are_told_by_the_loss() -> None:
 
 
 def test_a_known_loss_needs_to_be_told_which_dimension_holds_the_classes() -> None:
-    with pytest.raises(ConfigError, match="cannot be told which dimension holds the classes"):
+    with pytest.raises(ConfigError, match="is not clear which dimension holds the classes"):
         Simulation(masks(CLASSES), Segments, clients=3, partition=Natural())

@@ -64,8 +64,8 @@ class Counting(SGD):
     knows_round = True
 
     def memory(self, federation, dimension):
-        number = torch.zeros(federation.rows, dtype=torch.int64, device=federation.device)
-        trace = torch.zeros(federation.rows, dimension, dtype=federation.dtype, device=federation.device)
+        number = torch.zeros(federation.num_rows, dtype=torch.int64, device=federation.device)
+        trace = torch.zeros(federation.num_rows, dimension, dtype=federation.dtype, device=federation.device)
         return {"steps": number, "seen": number - 1, "trace": trace}
 
     def step(self, carry, batch, lr, objective):
@@ -104,8 +104,8 @@ def test_memory_is_each_clients_own_and_survives_rounds_without_it(way, rule, Sc
     local, strategy = rule(lr=0.3, epochs=1, batch_size=4), FedProx(mu=0.0) if given else FedAvg()
     simulation = simulation_of(local=local, availability=Scripted(counts), strategy=strategy, execution=WAYS[way])
     alike = simulation_of(local=SGD(lr=0.3, epochs=1, batch_size=4), availability=Scripted(counts), strategy=FedAvg())
-    memory = simulation.trainer.memory(simulation.initial_state().model)
-    simulation.trainer.memory = lambda model: memory  # so that the rounds below leave theirs here
+    memory = simulation.trainer.initial_memory(simulation.initial_state().model)
+    simulation.trainer.initial_memory = lambda model: memory  # so that the rounds below leave theirs here
     per_pass = np.maximum(np.array(SIZES) // 4, 1)
     for played, plain in zip(play(simulation), play(alike), strict=True):
         torch.testing.assert_close(played.after.model, plain.after.model, rtol=0, atol=1e-12)
@@ -122,7 +122,7 @@ def test_memory_is_each_clients_own_and_survives_rounds_without_it(way, rule, Sc
 
 class Remembering(FedAvg):
     def start(self, state, cohort):
-        return {"params": cohort.broadcast(state.model), "steps": cohort.count}
+        return {"params": cohort.broadcast(state.model), "steps": cohort.multiplicity}
 
 
 def test_names_that_collide_are_refused_before_the_first_round():
@@ -133,7 +133,7 @@ def test_names_that_collide_are_refused_before_the_first_round():
 
     class Answered(Counting):
         def memory(self, federation, dimension):
-            return {"answered": torch.zeros(federation.rows)}
+            return {"answered": torch.zeros(federation.num_rows)}
 
     stream = {"dataset": GaussianMean(clients=5), "model": Mean, "shift": Location(0.5, inertia=0.5)}
     with pytest.raises(ConfigError, match="both remember 'answered'"):
@@ -152,8 +152,8 @@ def test_an_interrupted_run_remembers(rule, deploy, tmp_path):
             availability=Bernoulli(Uniform(0.5), Sine()), strategy=FedAWE(), shift=Location(0.7, 0.1, deploy=deploy,
             inertia=0.6),
         )  # fmt: skip
-        memories, initial = [], simulation.trainer.memory
-        simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]
+        memories, initial = [], simulation.trainer.initial_memory
+        simulation.trainer.initial_memory = lambda model: memories.append(initial(model)) or memories[-1]
         result = simulation.run(tmp_path / folder, resume=resume, tracking=QUIET)
         return result, memories[0].named_tensors()
 
@@ -189,7 +189,7 @@ def test_data_answer_with_inertia(way, deploy, Scripted, play):
     for played in play(simulation):
         model = played.before.model[0, 0].item()
         server = inertia * server + (1 - inertia) * model  # deployed in every round, also where nobody came
-        for position, client in enumerate(played.report.cohort.host.rows):
+        for position, client in enumerate(played.report.cohort.host_index.rows):
             chunk = simulation.trainer.batches.plan(played.report.cohort, played.t).chunk(np.array([position]))
             theta = model
             for step in range(3):
@@ -203,7 +203,7 @@ def test_data_answer_with_inertia(way, deploy, Scripted, play):
 def test_nothing_is_remembered_without_need():
     for shift in (None, Location(0.5), Location(0.5, deploy="round")):
         simulation = simulation_of(Mean, dataset=GaussianMean(clients=5), local=SGD(steps=1), shift=shift)
-        assert simulation.trainer.memory(simulation.initial_state().model).named_tensors() == {}
+        assert simulation.trainer.initial_memory(simulation.initial_state().model).named_tensors() == {}
 
 
 @pytest.mark.parametrize("value", [1, 1.0, -0.1, 1.5])
@@ -242,8 +242,8 @@ def test_gradients_sample_by_sample_are_plain_autograds(way, rule):
     local = rule(lr=0.1, steps=1, batch_size=None)
     simulation = simulation_of(model, local=local, ridge=ridge, execution=WAYS[way])
     federation = simulation.federation
-    cohort = federation.cohort(np.ones((2, 5)), np.ones((2, 5)))
-    start = simulation.initial_state().model[cohort.replicate]
+    cohort = federation.make_cohort(np.ones((2, 5)), np.ones((2, 5)))
+    start = simulation.initial_state().model[cohort.replicate_index]
     start = start + 0.1 * torch.sin(torch.arange(start.numel(), dtype=torch.float64)).reshape_as(start)
     report = simulation.trainer.run(start, cohort, 0, start[:2])
     plan = simulation.trainer.batches.plan(cohort, 0)

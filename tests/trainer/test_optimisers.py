@@ -60,7 +60,7 @@ def test_an_optimiser_is_torchs_own(name: str, model: Any) -> None:
     expected: list[nn.Module] | None = None
     for way, execution in WAYS.items():
         simulation = simulation_of(model, local=rule, execution=Execution(dtype="float64", **execution))
-        assert (simulation.trainer.choice.stack > 1) == (way == "fused" and model is linear)
+        assert (simulation.trainer.executor_choice.rows_per_stack > 1) == (way == "fused" and model is linear)
         result = simulation.run()
         expected = expected or by_hand(simulation, model, optimizer_of, keep="kept" in name)
         for r, server in enumerate(expected):

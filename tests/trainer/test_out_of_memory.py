@@ -18,7 +18,7 @@ from fedsim.local import APFL, SGD, PoFL
 from fedsim.models import Mean
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE
-from fedsim.trainer.device_memory import out_of_memory
+from fedsim.trainer.device_memory import is_out_of_memory
 
 
 def small_device(simulation: Simulation, room: int) -> list[int]:
@@ -61,7 +61,7 @@ def test_halved_chunks_give_the_numbers_of_large_ones(regression_of, Regression,
         simulation = simulation_of(regression_of, Regression, execution=execution, **options)
         seen = [] if room is None else small_device(simulation, room)
         state, memory = simulation.initial_state(), None
-        memory = simulation.trainer.memory(state.model)
+        memory = simulation.trainer.initial_memory(state.model)
         reports = []
         for t in range(simulation.rounds):
             cohort = simulation.strategy.cohort(state, simulation.availability.sample(t))
@@ -81,7 +81,7 @@ def test_halved_chunks_give_the_numbers_of_large_ones(regression_of, Regression,
     simulation, seen = halved[3:]
     assert seen[:3] == [5, 2, 2]  # 14 rows in three chunks of at most six; then in halves
     assert max(seen[1:]) == 2
-    assert simulation.trainer.choice.chunk == 2
+    assert simulation.trainer.executor_choice.chunk == 2
     told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
     assert len(told) == 1
     assert "chunks of 5 rows become 2" in told[0]
@@ -132,14 +132,14 @@ def test_another_error_is_no_lack_of_memory(regression_of, Regression):
     simulation.trainer.executor.run = broken
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         simulation.run()
-    assert simulation.trainer.choice.chunk == 6
+    assert simulation.trainer.executor_choice.chunk == 6
 
 
 def test_what_the_cpu_says_is_recognised():
     """An allocation that no machine can make, for real."""
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60, dtype=torch.uint8)
-    assert out_of_memory(raised.value)
+    assert is_out_of_memory(raised.value)
 
 
 def test_what_does_not_run_in_chunks_ends_the_command_with_two_lines(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def test_the_rate_goes_through_the_named_functions_in_this_order(tmp_path: Path)
     finally:
         sys.setprofile(None)
     assert called == [name for _, names in lines for name in names]
-    assert simulation.trainer.rates.tolist() == [0.25]
+    assert simulation.trainer.base_learning_rates.tolist() == [0.25]
 
 
 def test_the_configuration_of_the_rule_takes_the_rate_of_all_rules() -> None:

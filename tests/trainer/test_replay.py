@@ -19,7 +19,7 @@ from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
 from fedsim.trainer import Execution, replay
-from fedsim.trainer.replay import Recording, Replay, reproduces
+from fedsim.trainer.replay import Recording, Replay, reproduces_result
 
 WORK = {"lr": 0.05, "steps": 3, "batch_size": 4}
 
@@ -90,7 +90,7 @@ def test_few_recordings_serve_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(result.state.model, plain.state.model)
     assert [row["samples"] for row in result.history] == [row["samples"] for row in plain.history]
     met = {simulation.trainer.executor.padded_size(round(row["active_clients"])) for row in result.history}
-    assert len(simulation.trainer.executor._answer_and_step._recorded) <= 12
+    assert len(simulation.trainer.executor._shift_and_step_function._recordings) <= 12
     assert met <= {0, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40}
 
 
@@ -109,7 +109,7 @@ def test_shapes_are_recorded_apart() -> None:
         calls.append(len(x))
         return {"y": x * 2 + torch.ones_like(x), **more}, nothing
 
-    replayed = Replay(doubled, worth=1)
+    replayed = Replay(doubled, recording_cost=1)
     for n in (2, 2, 2, 3, 3, 3, 2, 3):
         x = torch.rand(n)
         out, nothing = replayed(x, {"z": x + 1}, None)
@@ -133,7 +133,7 @@ def test_what_is_written_in_place_or_handed_out_is_made_anew() -> None:
         return x + 1, torch.ones_like(x)
 
     for function in (summed, handed):
-        replayed = Replay(function, worth=0)
+        replayed = Replay(function, recording_cost=0)
         for value in (1.0, 2.0, 3.0):
             first, ones = replayed(torch.full((2,), value))
             assert torch.equal(first, torch.full((2,), value + (function is handed)))
@@ -148,7 +148,7 @@ def test_what_cannot_be_traced_is_done_as_ever() -> None:
     def signed(x: torch.Tensor) -> torch.Tensor:
         return x if float(x.sum()) > 0 else -x
 
-    replayed = Replay(signed, worth=1)
+    replayed = Replay(signed, recording_cost=1)
     for value in (1.0, -1.0, -2.0, 3.0):
         assert torch.equal(replayed(torch.tensor([value])), torch.tensor([abs(value)]))
 
@@ -181,7 +181,7 @@ def test_classes_of_others_are_replayed_if_they_say_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 0)
 
     def replays(simulation: Simulation) -> bool:
-        return isinstance(simulation.trainer.executor._answer_and_step, Replay)
+        return isinstance(simulation.trainer.executor._shift_and_step_function, Replay)
 
     assert replays(means(SGD(**WORK)))
     assert not replays(means(SGD(**WORK), compile="never"))
@@ -216,9 +216,9 @@ def test_recordings_call_functions_of_torch_and_give_the_same_bits() -> None:
 
 def test_only_a_function_that_gives_the_same_bits_takes_the_place_of_an_operator() -> None:
     a, b = torch.randn(2, 4, 3)
-    assert reproduces(torch.add, ((a, b), {}), a + b)
-    assert not reproduces(torch.sub, ((a, b), {}), a + b)
-    assert not reproduces(torch.add, ((a, b), {}), (a + b).double())
-    assert not reproduces(torch.add, ((a, b), {}), (a + b).T.contiguous().T)
-    assert not reproduces(torch.add, ((a,), {}), a)
-    assert not reproduces(torch.split, ((a, 2), {}), a)
+    assert reproduces_result(torch.add, ((a, b), {}), a + b)
+    assert not reproduces_result(torch.sub, ((a, b), {}), a + b)
+    assert not reproduces_result(torch.add, ((a, b), {}), (a + b).double())
+    assert not reproduces_result(torch.add, ((a, b), {}), (a + b).T.contiguous().T)
+    assert not reproduces_result(torch.add, ((a,), {}), a)
+    assert not reproduces_result(torch.split, ((a, 2), {}), a)

@@ -20,7 +20,7 @@ from fedsim.core import CheckpointError, ConfigError
 from fedsim.local import APFL, PerFedAvg, PFedMe
 from fedsim.models.selectors import ByName, Normalisation
 from fedsim.run import Stop
-from fedsim.run.run_files import BEST_MODELS, CHECKPOINT, CONSTANTS
+from fedsim.run.run_files import BEST_MODELS_FILE, CHECKPOINT_FILE, CONSTANTS_FILE
 from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAWE
 from fedsim.studies.results import export_cli as export
@@ -43,7 +43,7 @@ def loss_of(module: nn.Module, state: dict[str, Tensor]) -> float:
 def test_the_last_model_of_any_module(name: str, tmp_path: Path) -> None:
     result = simulation_of(ZOO[name], rounds=1).run(tmp_path, tracking=QUIET)
     run = fedsim.load(tmp_path)
-    assert (tmp_path / CONSTANTS).exists() == (name in UNMOVED)
+    assert (tmp_path / CONSTANTS_FILE).exists() == (name in UNMOVED)
     for seed in (0, 1):
         expected = pytest.approx(result.history[-2 + seed]["test_loss"], abs=1e-10)
         assert loss_of(ZOO[name](), run.model(seed)) == expected
@@ -185,14 +185,16 @@ def test_a_changed_bit_is_told_where_a_model_is_loaded_and_only_where_it_matters
     simulation.run(tmp_path, tracking=QUIET)
     run = fedsim.load(tmp_path)
     whole = run.model(0)
-    mine = f"clients.{json.loads(header_of(tmp_path / CHECKPOINT)['model'])['own'][0]}"
-    with_a_changed_bit(tmp_path / CHECKPOINT, mine)
+    mine = f"clients.{json.loads(header_of(tmp_path / CHECKPOINT_FILE)['model'])['own'][0]}"
+    with_a_changed_bit(tmp_path / CHECKPOINT_FILE, mine)
     assert all(torch.equal(value, whole[name]) for name, value in fedsim.load(tmp_path).model(0).items())
-    with pytest.raises(CheckpointError, match=rf"{CHECKPOINT} is damaged: {mine} has changed since it was written"):
+    with pytest.raises(
+        CheckpointError, match=rf"{CHECKPOINT_FILE} is damaged: {mine} has changed since it was written"
+    ):
         run.client_model(0, 0)
-    with_a_changed_bit(tmp_path / CHECKPOINT, "model")
-    with_a_changed_bit(tmp_path / BEST_MODELS, "model")
-    for which, name in (("last", CHECKPOINT), ("best", BEST_MODELS)):
+    with_a_changed_bit(tmp_path / CHECKPOINT_FILE, "model")
+    with_a_changed_bit(tmp_path / BEST_MODELS_FILE, "model")
+    for which, name in (("last", CHECKPOINT_FILE), ("best", BEST_MODELS_FILE)):
         with pytest.raises(CheckpointError, match=f"{name} is damaged: model has changed since it was written"):
             run.model(0, which)
         with pytest.raises(CheckpointError, match=f"{name} is damaged"):

@@ -31,7 +31,7 @@ from fedsim.data.samples.work import Workload
 from fedsim.local import SGD, Inverse, InverseSqrt, PerFedAvg
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
-from fedsim.trainer.rates import rate_sums
+from fedsim.trainer.rates import learning_rate_sums
 
 
 @pytest.mark.sampled(4)
@@ -131,7 +131,7 @@ def test_nobody_and_a_single_client_are_cohorts_too(way):
     simulation = simulation_of(labelled(), Linear, SGD(lr=0.1, epochs=1, batch_size=BATCH), execution=WAYS[way])
     federation = simulation.federation
     full = train(simulation)
-    nobody = federation.cohort(np.zeros((2, len(SIZES))), np.ones((2, len(SIZES))))
+    nobody = federation.make_cohort(np.zeros((2, len(SIZES))), np.ones((2, len(SIZES))))
     report = train(simulation, nobody)
     assert report.end.shape == report.innovation.shape == (0, simulation.model.dimension)
     assert report.loss.shape == report.lr_sum.shape == (0,)
@@ -139,7 +139,7 @@ def test_nobody_and_a_single_client_are_cohorts_too(way):
     for row in (0, 2, len(SIZES) + 1):
         counts = np.zeros(2 * len(SIZES))
         counts[row] = 1
-        only = train(simulation, federation.cohort(counts.reshape(2, -1), np.ones((2, len(SIZES)))))
+        only = train(simulation, federation.make_cohort(counts.reshape(2, -1), np.ones((2, len(SIZES)))))
         torch.testing.assert_close(only.end[0], full.end[row], rtol=0, atol=1e-12)
         torch.testing.assert_close(only.loss[0], full.loss[row], rtol=0, atol=1e-12)
     lonely = simulation_of(labelled((7,)), Linear, SGD(lr=0.1, steps=2, batch_size=3), clients=1, execution=WAYS[way])
@@ -155,7 +155,7 @@ def test_who_else_takes_part_does_not_matter(way, schedule):
     simulation = simulation_of(labelled(), Dropping, rule, execution=WAYS[way])
     full = train(simulation)
     counts = np.array(SIZES) < [[5], [4]]  # without the largest, which take the most steps
-    some = simulation.federation.cohort(counts, np.ones(counts.shape))
+    some = simulation.federation.make_cohort(counts, np.ones(counts.shape))
     report = train(simulation, some)
     torch.testing.assert_close(report.end, full.end[some.rows], rtol=0, atol=1e-12)
     torch.testing.assert_close(report.loss, full.loss[some.rows], rtol=0, atol=1e-12)
@@ -225,5 +225,5 @@ def test_a_rule_that_weighs_no_gradients_says_so_in_an_empty_round_too():
     """So that rows of several rounds have the same parts."""
     rule, rates = PerFedAvg(steps=2, keep_inner=True), torch.zeros(0, 0)
     nothing = Workload(*(np.zeros(0, dtype=np.int64) for _ in range(4)), short_last=False)
-    assert rate_sums(rule, rates, nothing)[1] is None
-    assert rate_sums(SGD(steps=2), rates, nothing)[1].shape == (0,)
+    assert learning_rate_sums(rule, rates, nothing)[1] is None
+    assert learning_rate_sums(SGD(steps=2), rates, nothing)[1].shape == (0,)

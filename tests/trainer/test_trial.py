@@ -13,7 +13,7 @@ from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.trainer import trial
-from fedsim.trainer.trial import MAX_TIMED_ROWS, MIN_STEP_SECONDS, fastest_name
+from fedsim.trainer.trial import MAX_TIMED_ROWS, MIN_STEP_SECONDS, fastest_contender
 
 CPU = torch.device("cpu")
 
@@ -58,19 +58,19 @@ def per_row(seconds: float, once: float = 0.0):
 )
 def test_the_quickest_wins(monkeypatch, seconds, winner):
     clock = Clock(monkeypatch, **seconds)
-    assert fastest_name(clock.contenders(), 100, CPU) == winner
+    assert fastest_contender(clock.contenders(), 100, CPU) == winner
 
 
 def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(MIN_STEP_SECONDS / MAX_TIMED_ROWS / 2), loop=per_row(0.0))
-    assert fastest_name(clock.contenders(), 1000, CPU) == "vmap"
+    assert fastest_contender(clock.contenders(), 1000, CPU) == "vmap"
     assert max(clock.rows["vmap"]) == MAX_TIMED_ROWS
     assert not clock.rows["loop"]
 
 
 def test_the_hopeless_are_not_timed_again(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(0.1), loop=per_row(1.0), fused=per_row(0.11))
-    assert fastest_name(clock.contenders(), 4, CPU, min_count=2) == "vmap"
+    assert fastest_contender(clock.contenders(), 4, CPU, min_count=2) == "vmap"
     assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [7, 2, 7]
     assert {rows for seen in clock.rows.values() for rows in seen} == {2}
 
@@ -78,10 +78,10 @@ def test_the_hopeless_are_not_timed_again(monkeypatch):
 def test_who_needs_longer_for_few_rows_than_others_for_all_is_not_given_all(monkeypatch):
     """Gradients sample by sample, row by row: a look at 64 rows takes half a minute."""
     clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.4))
-    assert fastest_name(clock.contenders(), 64, CPU) == "vmap"
+    assert fastest_contender(clock.contenders(), 64, CPU) == "vmap"
     assert clock.rows["loop"] == [1, 1]
     clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.09))  # below three times 64 rows of vmap
-    assert fastest_name(clock.contenders(), 64, CPU) == "vmap"
+    assert fastest_contender(clock.contenders(), 64, CPU) == "vmap"
     assert max(clock.rows["loop"]) == MAX_TIMED_ROWS
 
 
@@ -89,15 +89,15 @@ def test_a_moment_of_noise_does_not_decide(monkeypatch):
     """The stated one's first looks took four times as long: cold memory, somebody else's work."""
     hiccups = iter([0.1, 0.4, 0.4, 0.4, *[0.1] * 9])
     clock = Clock(monkeypatch, vmap=lambda rows: next(hiccups), loop=lambda rows: 0.15)
-    assert fastest_name(clock.contenders(), 1, CPU) == "vmap"
+    assert fastest_contender(clock.contenders(), 1, CPU) == "vmap"
 
 
 def test_who_works_alone_is_not_charged_for_others(monkeypatch):
     """Rows in one thread: somebody else's second beside every look leaves the order as it is."""
     clock = Clock(monkeypatch, vmap=per_row(0.02), loop=per_row(0.01))
     clock.others = 1.0
-    assert fastest_name(clock.contenders(), 1, CPU, per_thread=True) == "loop"
-    assert fastest_name(clock.contenders(), 1, CPU) == "vmap"
+    assert fastest_contender(clock.contenders(), 1, CPU, per_thread=True) == "loop"
+    assert fastest_contender(clock.contenders(), 1, CPU) == "vmap"
 
 
 class Normalised(nn.Sequential):
@@ -126,7 +126,7 @@ def told(monkeypatch):
         return answers
 
     monkeypatch.setattr(trial, "FASTEST_EXECUTOR_NAMES", {})
-    monkeypatch.setattr(trial, "fastest_name", answer)
+    monkeypatch.setattr(trial, "fastest_contender", answer)
     return told
 
 
@@ -136,7 +136,7 @@ def test_a_trial_leaves_nothing_behind(told, winner):
     asked = told(winner)
     found, named = simulation_of(), simulation_of(execution=Execution(winner))
     assert torch.equal(found.run().state.model, named.run().state.model)
-    assert found.trainer.choice.executor == found.trainer.choice.executor == winner
+    assert found.trainer.executor_choice.executor == found.trainer.executor_choice.executor == winner
     assert asked == [["vmap", "fused", "loop"]]
 
 
@@ -161,7 +161,7 @@ def test_a_resumed_run_goes_on_with_what_was_found(told, tmp_path):
     before = len(asked)
     resumed = simulation_of()
     assert torch.equal(resumed.run(tmp_path, resume=True).state.model, whole.state.model)
-    assert resumed.trainer.choice.executor == "loop"
+    assert resumed.trainer.executor_choice.executor == "loop"
     assert len(asked) == before
     assert simulation_of(execution=Execution("vmap")).run(tmp_path, resume=True)  # who names one gets it
 
@@ -181,7 +181,7 @@ def test_where_there_is_nothing_to_try(told, monkeypatch, case):
     asked = told("none")
     simulation = simulation_of(model, **options)
     simulation.run()
-    assert simulation.trainer.choice.executor == executor
+    assert simulation.trainer.executor_choice.executor == executor
     assert not asked
 
 

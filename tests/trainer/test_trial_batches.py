@@ -32,7 +32,7 @@ def test_a_client_has_the_same_samples_alone_as_beside_others() -> None:
         together = trial().batch(step, 0, 3, torch.float64)
         for client, size in enumerate(SIZES[:, step]):
             if size:
-                alone = trial().of_client(client, step, torch.float64)
+                alone = trial().batch_of_client(client, step, torch.float64)
                 assert alone["x"].shape == (size, 2)
                 assert "weight" not in alone
                 for name in ("x", "y", "client", "key"):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim import ConfigError, Execution
 from fedsim.local import SGD
+from fedsim.models.user_loss import resolve_loss
 
 WORK = SGD(lr=RATE, epochs=2, batch_size=5, drop_last=False)  # clients of 7, 5 and 9 samples: batches of 5, 4 and 2
 
@@ -129,6 +130,15 @@ class TwoHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return {"one": self.one(x), "two": self.two(x)} if self.training or self.always else self.one(x)
+
+
+@pytest.mark.parametrize(("loss", "mixes"), [(Focal(), False), (per_sample_of_the_batch, True), (vicreg, True)])
+def test_whether_a_loss_mixes_samples_is_found_out(loss: Any, mixes: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    batch = {"x": torch.randn(6, 3, generator=draw), "y": torch.arange(6) % 3}
+    output = torch.randn(6, 3, generator=draw)
+    resolved = resolve_loss(loss, output, batch, "test", torch.device("cpu"), torch.float32)
+    assert resolved.mixes_samples == mixes
 
 
 def both_heads(output: Any, batch: dict[str, Tensor]) -> Tensor:

@@ -66,8 +66,8 @@ def simulation_of(dataset: Dataset, model, rule, **options) -> Simulation:
 
 def everyone(simulation: Simulation):
     federation = simulation.federation
-    ones = np.ones((federation.replicates, federation.clients))
-    return federation.cohort(ones, ones)
+    ones = np.ones((federation.num_replicates, federation.clients))
+    return federation.make_cohort(ones, ones)
 
 
 def train(simulation: Simulation, cohort=None, t: int = 2) -> Report:
@@ -75,7 +75,7 @@ def train(simulation: Simulation, cohort=None, t: int = 2) -> Report:
     cohort = everyone(simulation) if cohort is None else cohort
     width = torch.arange(simulation.model.dimension, dtype=torch.float64)
     start = 0.3 * torch.sin(1.7 * width + cohort.rows[:, None] + 1.0)
-    deployed = torch.linspace(1, 2, simulation.federation.replicates)[:, None] * torch.cos(width)
+    deployed = torch.linspace(1, 2, simulation.federation.num_replicates)[:, None] * torch.cos(width)
     return simulation.trainer.run(start.to(simulation.model.dtype), cohort, t, deployed.to(simulation.model.dtype))
 
 

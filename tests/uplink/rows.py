@@ -35,11 +35,11 @@ def through(chain: Uplink, rows: torch.Tensor, cohort, memory: Memory) -> torch.
 def arrived(chain: Uplink, counts: np.ndarray = COUNTS, federation: Federation = FEDERATION) -> list[dict]:
     """Round by round: virtual client → what the server gets of it."""
     memory, found = Memory(), []
-    chain.remember(memory, federation, torch.zeros(federation.replicates, D, dtype=torch.float64))
+    chain.remember(memory, federation, torch.zeros(federation.num_replicates, D, dtype=torch.float64))
     for t, count in enumerate(counts):
-        cohort = federation.cohort(count, np.ones(count.shape), t)
-        got = through(chain, torch.as_tensor(sent(t))[cohort.virtual], cohort, memory)
-        found.append(dict(zip(cohort.virtual.tolist(), got.numpy(), strict=True)))
+        cohort = federation.make_cohort(count, np.ones(count.shape), t)
+        got = through(chain, torch.as_tensor(sent(t))[cohort.virtual_clients], cohort, memory)
+        found.append(dict(zip(cohort.virtual_clients.tolist(), got.numpy(), strict=True)))
     return found
 
 

@@ -15,13 +15,13 @@ from fedsim.availability.availability import Availability
 from fedsim.local import Momentum
 from fedsim.uplink import QSGD, Clip, GaussianNoise, TopK, TreeNoise
 from fedsim.uplink.accounting import (
-    ADD_OR_REMOVE,
-    KNOWN,
-    POISSON,
+    KNOWN_SAMPLING,
+    NEIGHBOURS_ADD_OR_REMOVE,
+    NEIGHBOURS_REPLACE_ONE,
+    NEIGHBOURS_ZERO_OUT,
+    POISSON_SAMPLING,
     RELATION_DESCRIPTIONS,
-    REPLACE,
     WITHOUT_REPLACEMENT,
-    ZERO_OUT,
 )
 
 DELTA = 1e-5
@@ -77,7 +77,7 @@ def test_secret_coins(q: float, count_noise: float | None, rounds: int) -> None:
     assert said.epsilon == pytest.approx(wanted, rel=1e-9)
     assert said.delta == pytest.approx(DELTA + (1 + math.exp(wanted)) * empty)
     assert 0.6 * wanted < by_pld(event, rounds, "add") <= wanted
-    assert (said.mechanism.relation, said.mechanism.sampling) == (ADD_OR_REMOVE, POISSON)
+    assert (said.mechanism.relation, said.mechanism.sampling) == (NEIGHBOURS_ADD_OR_REMOVE, POISSON_SAMPLING)
 
 
 @pytest.mark.parametrize(("k", "count_noise"), [(2, 1.2), (5, None), (5, 1.2), (10, None)])
@@ -89,7 +89,7 @@ def test_k_of_m(k: int, count_noise: float | None) -> None:
     assert z == pytest.approx(1.0)
     event = dp.SampledWithoutReplacementDpEvent(10, k, dp.GaussianDpEvent(z))
     assert said.epsilon == pytest.approx(by_rdp(event, 6, "replace"), rel=1e-9)
-    assert (said.mechanism.relation, said.mechanism.sampling) == (REPLACE, WITHOUT_REPLACEMENT)
+    assert (said.mechanism.relation, said.mechanism.sampling) == (NEIGHBOURS_REPLACE_ONE, WITHOUT_REPLACEMENT)
 
 
 def test_noise_in_each_row() -> None:
@@ -97,7 +97,7 @@ def test_noise_in_each_row() -> None:
     said = Case(noise(**options), coins(0.3), SUM, 5).simulation().privacy(5)
     assert said.epsilon == pytest.approx(by_rdp(dp.GaussianDpEvent(1.5), 5, "replace"), rel=1e-9)
     assert 0.9 * said.epsilon < by_pld(dp.GaussianDpEvent(3.0), 5, "replace") <= said.epsilon  # it doubles by itself
-    assert (said.mechanism.relation, said.mechanism.sampling) == (REPLACE, KNOWN)
+    assert (said.mechanism.relation, said.mechanism.sampling) == (NEIGHBOURS_REPLACE_ONE, KNOWN_SAMPLING)
     assert "the server is trusted with the counts" in said.statement
 
 
@@ -109,7 +109,7 @@ def test_a_tree_in_which_each_client_takes_part_once(groups: int) -> None:
     nodes = math.ceil(math.log2(groups + 1))
     assert said.epsilon == pytest.approx(by_rdp(dp.GaussianDpEvent(3.0), nodes), rel=1e-9)
     assert by_pld(dp.GaussianDpEvent(3.0), nodes) <= said.epsilon
-    assert said.mechanism.relation == ZERO_OUT
+    assert said.mechanism.relation == NEIGHBOURS_ZERO_OUT
 
 
 def test_a_tree_in_which_somebody_comes_again_claims_nothing() -> None:
@@ -174,10 +174,10 @@ def test_nothing_is_claimed_where_the_sum_has_not_the_noise(name: str) -> None:
 @pytest.mark.parametrize(
     ("availability", "sampling"),
     [
-        (coins(0.9), POISSON),
-        (lambda: Bernoulli(OwnBase()), KNOWN),
-        (lambda: Bernoulli(trajectory=OwnTrajectory()), KNOWN),
-        (lambda: Own(1), KNOWN),
+        (coins(0.9), POISSON_SAMPLING),
+        (lambda: Bernoulli(OwnBase()), KNOWN_SAMPLING),
+        (lambda: Bernoulli(trajectory=OwnTrajectory()), KNOWN_SAMPLING),
+        (lambda: Own(1), KNOWN_SAMPLING),
     ],
 )
 def test_coins_of_ones_own_may_follow_the_data_and_amplify_nothing(availability, sampling) -> None:
@@ -190,10 +190,10 @@ def test_clients_that_remember_are_not_amplified_without_replacement() -> None:
     plain = Case(noise(multiplier=2.0), lambda: UniformK(4), MEAN, 3)
     feedback = Case(lambda: [TopK(k=1, feedback="ef14"), GaussianNoise(multiplier=2.0)], lambda: UniformK(4), MEAN, 3)
     assert plain.simulation().privacy(3).mechanism.sampling == WITHOUT_REPLACEMENT
-    assert feedback.simulation().privacy(3).mechanism.sampling == KNOWN
+    assert feedback.simulation().privacy(3).mechanism.sampling == KNOWN_SAMPLING
     run = plain.simulation()
-    run.trainer.rule = Momentum(lr=0.1, state="client")
-    assert run.privacy(3).mechanism.sampling == KNOWN
+    run.trainer.local_rule = Momentum(lr=0.1, state="client")
+    assert run.privacy(3).mechanism.sampling == KNOWN_SAMPLING
 
 
 @pytest.mark.parametrize("name", CORRECT)

@@ -23,7 +23,7 @@ def naive_topk(row, v, t, k=3):
 
 
 def naive_randk(row, v, t, k=3, scale=D / 3):
-    bits = rng.bits(drawn(v, t), torch.arange(D))[0].tolist()
+    bits = rng.random_bits(drawn(v, t), torch.arange(D))[0].tolist()
     kept = sorted(range(D), key=lambda j: -bits[j])[:k]
     return np.array([scale * row[j] if j in kept else 0.0 for j in range(D)])
 
@@ -126,6 +126,7 @@ def test_topk_and_sign_lose_what_they_may():
         ([Sign(scaled=False)], 125),
         ([TopK(k=10), QSGD(3)], 4 + 40 + 4),  # three bits each
         ([TopK(k=10), Sign()], 125 + 4),
+        ([Sign(), QSGD(3)], 375 + 4 + 4),  # three bits for each of all signs, and two numbers
     ],
 )
 def test_bytes_of_a_thousand_numbers(stages, bytes_sent):
@@ -160,7 +161,7 @@ def test_ef21_under_mifa_steps_along_the_mean_of_all_that_is_remembered(run, pla
     simulation = run(TopK(k=1, feedback="ef21"), strategy=MIFA())
     g = torch.zeros(len(SEEDS) * M, 4, dtype=torch.float64)
     for played in play(simulation):
-        g[played.report.cohort.virtual] = played.report.innovation
+        g[played.report.cohort.virtual_clients] = played.report.innovation
         expected = played.before.model - g.unflatten(0, (len(SEEDS), M)).mean(1)
         torch.testing.assert_close(played.after.model, expected, rtol=0, atol=1e-13)
 

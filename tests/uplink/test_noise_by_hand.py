@@ -27,7 +27,7 @@ def node(seed: int, *numbers: int) -> np.ndarray:
     """[d] a node of the tree of a seed: at its level and place."""
     key = rng.row_keys(torch.tensor([seed]), rng.Purpose.UPLINK, torch.tensor([-1]), -1, 0)
     for number in numbers:
-        key = rng.fold(key, torch.tensor([number]))
+        key = rng.fold_in(key, torch.tensor([number]))
     return rng.normal(key[:, None], torch.arange(D), torch.float64)[0].numpy()
 
 

@@ -74,7 +74,7 @@ def test_noise_is_that_of_each_client_and_round(per):
 def test_the_sum_of_a_round_has_the_same_noise_however_many_come(n):
     """Its variance is (z C)² within five standard errors, over 4000 columns."""
     d, federation = 4000, Federation((1,), 40, np.ones(40), dtype=torch.float64)
-    cohort = federation.cohort((np.arange(40) < n)[None] * 1, np.ones((1, 40)))
+    cohort = federation.make_cohort((np.arange(40) < n)[None] * 1, np.ones((1, 40)))
     got = through(
         bound_to(GaussianNoise(2.0, multiplier=1.5), 0.5, federation), torch.zeros(n, d).double(), cohort, Memory()
     )
@@ -96,7 +96,7 @@ def test_the_trees_noise_in_all_that_arrived_is_that_of_few_nodes():
     after = [0, 0]
     for t in range(7):
         counts = np.array([[1, t % 2], [int(t != 3), 1 - t % 2 if t != 3 else 0]])
-        cohort = federation.cohort(counts, np.ones((2, 2)), t)
+        cohort = federation.make_cohort(counts, np.ones((2, 2)), t)
         total = total + cohort.sum(through(chain, torch.zeros(len(cohort), d).double(), cohort, memory))
         after = [k + int(own.any()) for k, own in zip(after, counts, strict=True)]
         for r, k in enumerate(after):
@@ -154,9 +154,11 @@ def test_the_mechanism_is_that_of_the_sampling(name, monkeypatch):
     said = made.privacy(100)
     ((about, delta, rounds),) = met
     assert (about.sampling, about.sum_multiplier, delta, rounds) == (sampling, z, 1e-5, 100)
-    assert (about.relation == accounting.REPLACE) == (sampling == "without_replacement" or "per" in options)
+    assert (about.relation == accounting.NEIGHBOURS_REPLACE_ONE) == (
+        sampling == "without_replacement" or "per" in options
+    )
     if sampling == "without_replacement":
-        assert (about.clients, about.drawn) == (10, 4)
+        assert (about.clients, about.num_drawn) == (10, 4)
     if sampling == "poisson":  # of an empty round, with one client less, a hundred times
         q, least = (0.3, 0.7**9) if name == "secret coins" else (0.7, 0.8**5 * 0.3**4)
         assert about.q == q

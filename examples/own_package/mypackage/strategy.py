@@ -39,6 +39,6 @@ class ServerMomentum(Strategy[Velocity]):
         velocity = self.momentum * state.velocity + cohort.mean(report.innovation)
         return replace(
             state,
-            model=cohort.unless_empty(state.model - self.server_lr * velocity, state.model),
-            velocity=cohort.unless_empty(velocity, state.velocity),
+            model=cohort.where_nonempty(state.model - self.server_lr * velocity, state.model),
+            velocity=cohort.where_nonempty(velocity, state.velocity),
         )

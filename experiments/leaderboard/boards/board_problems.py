@@ -27,8 +27,8 @@ class Saturating(Shift):
 
     def __init__(self, gamma: float = 3.0, scale: float = 3.0, **options: Any) -> None:
         super().__init__(**options)
-        self.gamma = checks.not_negative("shift.gamma", gamma)
-        self.scale = checks.positive("shift.scale", scale)
+        self.gamma = checks.check_not_negative("shift.gamma", gamma)
+        self.scale = checks.check_positive("shift.scale", scale)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         """For one client: x [B, …], θ [d]."""
@@ -49,7 +49,7 @@ class Kinked(Shift):
 
     def __init__(self, gamma: float = 4.0, kink: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
-        self.gamma = checks.not_negative("shift.gamma", gamma)
+        self.gamma = checks.check_not_negative("shift.gamma", gamma)
         self.kink = float(kink)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:

@@ -8,16 +8,16 @@ import sys
 from fedsim.core.errors import ConfigError
 
 COMMAND_DESCRIPTIONS = {
-    "info": "versions, devices, threads, extras, and where data are looked for",
-    "data": "what each data set needs and whether it is there; `fedsim data NAME` gets it",
+    "info": "versions, devices, threads, extras, and the folders searched for data",
+    "data": "what each data set needs and whether its files are available; `fedsim data NAME` downloads it",
     "judge": "whether a strategy's advantage is due to its mechanism, to tuning, or to the seeds",
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
-    "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, what they remember, send and assume",
-    "audit": "the ε that a private run claims, beside a lower bound from simulated attacks with canary clients",
-    "tune": "the values of settings with which a run performs best: successive halving, seeds, standard errors",
-    "watch": "the runs of a folder on a local page: curves that grow, last values, which runs are still going",
-    "why": "how much availability, client drift, heterogeneity and other causes take from a run's performance",
-    "export": "a model of a run as .safetensors or .pt, by the names its module has",
+    "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, memory, communication and assumptions",
+    "audit": "the ε that a private run claims, and a lower bound from simulated attacks with canary clients",
+    "tune": "the settings with which a run performs best, by successive halving over several seeds",
+    "watch": "the runs of a folder on a local page: live curves, last values, which runs are still running",
+    "why": "by how much availability, client drift, heterogeneity and other causes reduce a run's performance",
+    "export": "a model of a run as .safetensors or .pt, with the parameter names of its module",
 }
 
 # Words whose modules lie elsewhere: they read finished runs, and the command line imports nothing that does.

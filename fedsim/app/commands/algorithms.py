@@ -29,8 +29,8 @@ from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.availability import Full, Population
 from fedsim.core import checks
 from fedsim.core.column_names import ColumnNames
-from fedsim.core.columns import OWN
-from fedsim.core.constraints import allowed_text, declared_hints
+from fedsim.core.columns import OWN_COLUMNS_ENTRY
+from fedsim.core.constraints import declared_type_hints, describe_allowed_values
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, FullDataGradients
 from fedsim.core.memory import Memory
@@ -78,13 +78,13 @@ class Algorithm:
 
     @property
     def memory_text(self) -> str:
-        """What is kept from round to round, beside the server's model."""
+        """The tensors that are kept from round to round, beside the server's model."""
         tensors = [(name, list(value.shape), value.dtype) for name, value in _remembered_tensors(self).items()]
         return ", ".join(f"{name}: {_tensor_size_text(shape, kind)}" for name, shape, kind in tensors) or "nothing"
 
     @property
     def traffic_text(self) -> str:
-        """What travels in a round for a client that takes part, d the numbers of a model; in float32."""
+        """The numbers sent in a round for a client that participates, d the numbers of a model; in float32."""
         if self.group == "strategy":
             vectors_down_text, vectors_up_text = (
                 _vector_count_text(getattr(self.instance, f"vectors_{direction}")) for direction in ("down", "up")
@@ -93,14 +93,14 @@ class Algorithm:
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
         if self.group == "local":
-            plain = type(self.instance).traffic is LocalRule.traffic
-            return "nothing more" if plain else "what the server estimates with clients, where it does"
+            is_default_traffic = type(self.instance).traffic is LocalRule.traffic
+            return "nothing more" if is_default_traffic else "what the server estimates with clients, where it does"
         code = Uplink(self.instance).code(1000, 4)
         return f"{code.bytes} bytes up where d = 1000"
 
     @property
     def assumptions_text(self) -> str:
-        """What it refuses to be without."""
+        """The requirements without which it refuses to run."""
         if self.group == "strategy":
             assumptions = [
                 *_availability_laws(self.instance),
@@ -109,6 +109,8 @@ class Algorithm:
             ]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
+            if self.instance.needs_validation_losses:
+                assumptions.append("clients have validation samples (partition.validation)")
             return "; ".join(assumptions) or "nothing"
         if self.group == "local":
             return "one client that holds all data" if self.instance.pooled else assumptions_of(self.instance)
@@ -131,7 +133,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     catalogue = list(algorithms())
     for name in options.names:
-        checks.choice("NAME", name.rpartition("=")[2], [algorithm.name for algorithm in catalogue])
+        checks.check_choice("NAME", name.rpartition("=")[2], [algorithm.name for algorithm in catalogue])
     selection = [name.rpartition("=")[::2] for name in options.names]
     for algorithm in catalogue:
         if (algorithm.group, algorithm.name) in [(group or algorithm.group, name) for group, name in selection]:
@@ -157,20 +159,20 @@ def algorithm_line(algorithm: Algorithm) -> str:
 
 
 def algorithm_details(algorithm: Algorithm) -> str:
-    """What is known of one beside its docstring."""
+    """The details of an algorithm beside its docstring."""
     facts = {"remembers": algorithm.memory_text, "sends": algorithm.traffic_text, "assumes": algorithm.assumptions_text}
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
 
 
 def allowed_values_text(algorithm: Algorithm) -> str:
-    """What its parameters may be, as its constructor declares them."""
-    lines = [f"{name}: {allowed_text(hint)}" for name, hint in declared_hints(algorithm.kind).items()]
+    """The allowed values of its parameters, as its constructor declares them."""
+    lines = [f"{name}: {describe_allowed_values(hint)}" for name, hint in declared_type_hints(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
 
 
 @functools.cache
 def algorithms() -> tuple[Algorithm, ...]:
-    """All of them, group by group."""
+    """List the algorithms, group by group."""
     return tuple(
         _algorithm_of(group, name) for group in LISTED_GROUPS for name in groups()[group] if name not in NON_ALGORITHMS
     )
@@ -192,7 +194,7 @@ def _example_federation() -> Federation:
 
 
 def _empty_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
-    """What clients of no data say of models."""
+    """The gradients that clients without data report for models."""
     return FullDataGradients(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
 
 
@@ -200,7 +202,7 @@ def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
     """Names and tensors of all that it keeps."""
     federation, model = _example_federation(), torch.zeros(1, COLUMNS)
     if algorithm.group == "columns":
-        return {OWN: federation.zeros(0)}  # how much depends on the model
+        return {OWN_COLUMNS_ENTRY: federation.zeros(0)}  # how much depends on the model
     if algorithm.group == "strategy":
         state = algorithm.instance.initial(model, federation)
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name != "model"}
@@ -217,7 +219,7 @@ def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
 
 @functools.cache
 def _example_models() -> dict[str, nn.Module]:
-    """What a model has → one that has little more, from the least on."""
+    """Model feature → an example model that has little more, in ascending order of features."""
     first_layer, second_layer = (nn.Linear(2, 2) for _ in range(2))
     return {
         "any model": first_layer,
@@ -235,7 +237,7 @@ def _selector_fits(selector: Selector, module: nn.Module) -> bool:
 
 
 def _tensor_size_text(shape: list[int], kind: torch.dtype) -> str:
-    """What a tensor of this shape is, of three clients and a model of five numbers."""
+    """The size of a tensor of this shape in words, for three clients and a model of five numbers."""
     quantity, owner = (
         ("number" if len(shape) < 2 else "row"),
         {CLIENTS: "each client", 1: "the server"}.get(shape[0], ""),
@@ -262,12 +264,14 @@ def _availability_laws(strategy: Any) -> Iterator[str]:
         except ConfigError:
             refusing_processes.append(name)
     if refusing_processes:
-        fewer = len(runs) <= len(refusing_processes)
+        runs_are_fewer = len(runs) <= len(refusing_processes)
         if refusing_processes == ["unknown"]:
             yield "the true p_i^t are known"
         else:
             yield (
-                f"availability={', '.join(runs)}" if fewer else f"availability none of {', '.join(refusing_processes)}"
+                f"availability={', '.join(runs)}"
+                if runs_are_fewer
+                else f"availability none of {', '.join(refusing_processes)}"
             )
 
 
@@ -293,7 +297,7 @@ class UnknownProbabilityAvailability(Full):
 
 
 def _columns(strategy: Any) -> Iterator[str]:
-    """What its model must have."""
+    """The partition of columns that its model must have."""
     try:
         strategy.check_columns(ColumnNames())
     except ConfigError as error:
@@ -304,7 +308,7 @@ def _columns(strategy: Any) -> Iterator[str]:
 def _compatible_rules(strategy: Any) -> Iterator[str]:
     """Local rules with which it runs, where it does not with all: those it refuses, and those that do not use what it
     hands to clients."""
-    empty_cohort = _example_federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
+    empty_cohort = _example_federation().make_cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
     state = strategy.initial(torch.zeros(1, COLUMNS), _example_federation())
     start = strategy.start(state, empty_cohort)
     carry_keys = set(start) - {"params"} if isinstance(start, dict) else set()

@@ -1,4 +1,4 @@
-"""What local rules assume: of small runs that have little, and then more, the first that a rule does not refuse."""
+"""The requirements of local rules: the first of several small runs, with ever more features, that a rule accepts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def labelled_dataset() -> Dataset:
 
 
 def shifting_dataset(**options: object) -> Simulation:
-    """Means that answer the deployed model."""
+    """Means that react to the deployed model."""
     return Simulation(GaussianMean(3), Mean, clients=3, shift=Location(references="none", **options))  # type: ignore[arg-type]
 
 
@@ -40,14 +40,14 @@ RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed â†
     "classes": lambda: Simulation(labelled_dataset(), Linear, clients=3),
     "classes and a model with a hidden layer": lambda: Simulation(labelled_dataset(), _hidden_layer, clients=3),
     "columns that keep something": lambda: Simulation(labelled_dataset(), _hidden_layer, clients=3, columns=Head()),
-    "data whose location answers the model": shifting_dataset,
+    "data whose location reacts to the model": shifting_dataset,
     "a shift that keeps what was deployed (shift.redraw)": lambda: shifting_dataset(deploy="round", redraw=2),
     "players (shift=players)": lambda: Simulation(Market(3, 1), Mean, clients=3, shift=Players(references="none")),
 }
 
 
 def assumptions_of(rule: LocalRule) -> str:
-    """In words; what it refuses even with the most stands in its docstring."""
+    """The requirements in words; what a rule refuses even with all features is in its docstring."""
     for description in RUN_BY_ASSUMPTION:
         run = _build_component(description)
         try:

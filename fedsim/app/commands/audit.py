@@ -16,7 +16,7 @@ from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.composition import compose, hydra_context
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.run.run_files import CONFIG
+from fedsim.run.run_files import CONFIG_FILE
 
 if TYPE_CHECKING:
     from fedsim.run.simulation import Simulation
@@ -37,11 +37,11 @@ def main(arguments: list[str]) -> None:
         "what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides as for a run (KEY=VALUE …)"
     )
     parser.add_argument(
-        "--rounds", type=int, help=f"how many are audited (as many as the run has, up to {MAX_AUDITED_ROUNDS})"
+        "--rounds", type=int, help=f"number of audited rounds (those of the run, at most {MAX_AUDITED_ROUNDS})"
     )
-    parser.add_argument("--worlds", type=int, default=20_000, help="how many are simulated (20000)")
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the lower bound (0.95)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first world (0)")
+    parser.add_argument("--worlds", type=int, default=20_000, help="number of simulated federations (20000)")
+    parser.add_argument("--confidence", type=float, default=0.95, help="confidence level of the lower bound (0.95)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first world (0)")
     options = parser.parse_intermixed_args(arguments)
     if not 0.5 <= options.confidence < 1:
         raise ConfigError(f"--confidence {options.confidence} must be at least 0.5 and below 1")
@@ -60,9 +60,9 @@ def main(arguments: list[str]) -> None:
 
 
 def audited_configuration(arguments: list[str]) -> DictConfig:
-    """Of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
-    first, config_path = arguments[0], Path(arguments[0]) / CONFIG
-    if Path(first).is_dir():
+    """The configuration of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
+    run_argument, config_path = arguments[0], Path(arguments[0]) / CONFIG_FILE
+    if Path(run_argument).is_dir():
         try:
             cfg = OmegaConf.load(config_path)
             cfg = OmegaConf.merge(cfg, {"trusted": []}, OmegaConf.from_dotlist(arguments[1:]))
@@ -70,8 +70,8 @@ def audited_configuration(arguments: list[str]) -> DictConfig:
             raise ConfigError(
                 f"{config_path} cannot be read ({str(error).splitlines()[0]}); give a run folder"
             ) from error
-    elif "=" not in first:
-        raise ConfigError(f"{first} is neither a run folder nor an override KEY=VALUE")
+    elif "=" not in run_argument:
+        raise ConfigError(f"{run_argument} is neither a run folder nor an override KEY=VALUE")
     else:
         with hydra_context():
             cfg, _ = compose(arguments)
@@ -86,12 +86,14 @@ def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, 
 
     A bound from a few thousand worlds cannot be large, so one of few rounds shows more where each costs much.
     """
-    from fedsim.uplink.accounting import KNOWN
+    from fedsim.uplink.accounting import KNOWN_SAMPLING
 
     if rounds is not None and not 0 < rounds <= simulation.rounds:
         raise ConfigError(f"--rounds {rounds} must be at least 1 and at most the run's rounds={simulation.rounds}")
     number = (
-        checks.whole_number("--rounds", rounds) if rounds is not None else min(simulation.rounds, MAX_AUDITED_ROUNDS)
+        checks.check_whole_number("--rounds", rounds)
+        if rounds is not None
+        else min(simulation.rounds, MAX_AUDITED_ROUNDS)
     )
     while True:
         claim = simulation.privacy(number)
@@ -99,13 +101,17 @@ def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, 
             raise ConfigError("there is nothing to audit: no stage of uplink adds noise; give uplink=gaussian or tree")
         if claim.epsilon is None or claim.mechanism is None:
             raise ConfigError(f"there is nothing to audit: {claim.statement}")
-        if rounds is not None or number == 1 or claim.epsilon <= MAX_AUDITED_EPSILON[claim.mechanism.sampling == KNOWN]:
+        if (
+            rounds is not None
+            or number == 1
+            or claim.epsilon <= MAX_AUDITED_EPSILON[claim.mechanism.sampling == KNOWN_SAMPLING]
+        ):
             return claim, number
         number //= 2
 
 
 def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds: float) -> list[str]:
-    """What is printed."""
+    """The printed report of an audit."""
     full_claim = simulation.privacy(simulation.rounds)
     assert full_claim is not None
     lines = [f"claimed: {full_claim.statement}"]

@@ -25,12 +25,14 @@ USER_DATA_CLASSES = (OwnData, Text)  # what is read from a user's own files, nam
 def main(arguments: list[str]) -> None:
     """List all data sets, or look after those that are named."""
     parser = argparse.ArgumentParser("fedsim data", description=f"Show {COMMAND_DESCRIPTIONS['data']}.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to get, and to read as a check")
-    parser.add_argument("--root", help="folder of the files (default: the variable FEDSIM_DATA, else ./data)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to download, and to read as a check")
+    parser.add_argument(
+        "--root", help="folder of the files (default: the environment variable FEDSIM_DATA, else ./data)"
+    )
     options = parser.parse_args(arguments)
     root, origin = root_and_origin(options.root)
     for name in options.names:
-        checks.choice("NAME", name, datasets())
+        checks.check_choice("NAME", name, datasets())
     if not options.names:
         print(f"data sets are looked for in {root} ({origin})\n")
         print("\n".join(dataset_line(name, root) for name in datasets()))
@@ -76,7 +78,7 @@ def dataset_line(name: str, root: Path) -> str:
 
 
 def total_file_size(paths: list[Path]) -> str:
-    """Of all files; folders, which may hold 100,000 of them, are not walked through."""
+    """The total size of the files; folders, which may hold 100,000 files, are not walked through."""
     if any(path.is_dir() for path in paths):
         return "a folder"
     return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"

@@ -57,8 +57,8 @@ def environment_facts() -> Iterator[tuple[str, str]]:
     kinds = [(name, kind.files.locate(root)) for name, kind in datasets().items() if kind.files]
     yield "  found", ", ".join(name for name, paths in kinds if paths) or "none"
     yield "  missing", ", ".join(name for name, paths in kinds if not paths) or "none"
-    for name, missing in extras().items():
-        yield f"[{name}]", f"not installed: {', '.join(missing)}" if missing else "installed"
+    for name, missing_packages in missing_packages_by_extra().items():
+        yield f"[{name}]", f"not installed: {', '.join(missing_packages)}" if missing_packages else "installed"
 
 
 def usable_cores() -> int:
@@ -70,7 +70,7 @@ def gigabytes_text(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-def extras() -> dict[str, list[str]]:
+def missing_packages_by_extra() -> dict[str, list[str]]:
     """Every extra of the package, and those of its distributions that are absent."""
     try:
         extra_names = importlib.metadata.metadata(DISTRIBUTION_NAME).get_all("Provides-Extra") or []
@@ -82,11 +82,14 @@ def extras() -> dict[str, list[str]]:
         name: [r for r in requirements if r not in base and r.marker and r.marker.evaluate({"extra": name})]
         for name in extra_names
     }
-    return {name: [r.name for r in needed if not is_installed(r)] for name, needed in extra_requirements.items()}
+    return {
+        name: [r.name for r in required_packages if not is_installed(r)]
+        for name, required_packages in extra_requirements.items()
+    }
 
 
 def is_installed(requirement: Requirement) -> bool:
-    """Is a distribution there, in a version that fits?"""
+    """Whether a distribution is installed in a suitable version."""
     try:
         return requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
     except importlib.metadata.PackageNotFoundError:

@@ -12,15 +12,25 @@ import numpy as np
 
 from fedsim.availability import Availability
 from fedsim.availability.availability import by_group
-from fedsim.availability.clock.device_table import DeviceTable
+from fedsim.availability.clock.device_table import ENERGY_COLUMNS, OPTIONAL_COLUMNS, DeviceTable
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, OneOf, Positive, Validated
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
 LATE_POLICIES = ("drop", "partial", "deliver")
 SPEED_LAWS = ("lognormal", "pareto")
+
+
+def _unless_in_table(parameter_name: str) -> EffectiveIf:
+    """A setting has no effect where the table of devices has its column."""
+    return EffectiveIf(
+        parameter_name,
+        lambda component, run: getattr(component.table, parameter_name, None) is None,
+        "{at}.devices without such a column",
+        f"{parameter_name}_setting",
+    )
 
 
 @dataclass
@@ -68,6 +78,21 @@ class Clock(Validated):
         """Does what is late arrive in a later round?"""
         return self.late == "deliver" and self.deadline is not None
 
+    @property
+    def measures_energy(self) -> bool:
+        """Whether it is known what energy devices need."""
+        return False
+
+    def energy(self, virtual_clients: np.ndarray, seconds: np.ndarray, down: int, up: np.ndarray) -> np.ndarray:
+        """[n] joules of virtual clients that compute for some seconds, receive `down` and send `up` bytes [n]."""
+        raise NotImplementedError
+
+    @property
+    def unknown_reason(self) -> str:
+        """Why nobody knows the probability of being in time, the rest of a sentence; '' where it is known."""
+        reason = f"counts the first clock.first={self.first} that are done, so participation probabilities are unknown"
+        return reason if self.first else ""
+
     def setup(self, federation: Federation) -> None:
         """Fix who exists."""
 
@@ -75,11 +100,11 @@ class Clock(Validated):
         """What was read from a file, by names of its own: a resumed run must meet the same."""
         return {}
 
-    def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
+    def times(self, t: int, virtual_clients: np.ndarray, down: int, up: int) -> Times:
         """What virtual clients take in round t, who get and send so many bytes each."""
         raise NotImplementedError
 
-    def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    def finish_probability(self, times: Times, virtual_clients: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """[n] the probability of being done with so many samples [n] by the deadline."""
         raise NotImplementedError
 
@@ -119,26 +144,19 @@ class Devices(Clock):
             time for (stragglers of FedProx and FedNova), and is absent if there is time for none; 'deliver': it
             continues, and its update arrives in the round in which it finishes; every round lasts as long as the
             deadline, which is then the clock tick of an asynchronous server.
-        devices: table of measured devices, see `fedsim.availability.clock.device_table.DeviceTable`; it replaces
-            `compute`, and `down` and `up` if it has such columns. Spreads apply in addition. null: no table.
+        power: watts of a device while it computes; a list as `compute`. With it, or one of the next two, metrics.csv
+            has a column `joules`. null: 0.
+        joules_down, joules_up: joules per byte that a device receives and sends; lists as `compute`; null: 0.
+        devices: table of measured devices, see `fedsim.availability.clock.device_table.DeviceTable`, or names of
+            profiles, see `fedsim.availability.clock.device_profiles`; it replaces `compute`, and the settings for
+            which it has columns. Spreads apply in addition. null: no table.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf("link_spread", lambda component, run: component.links_take_time, "{at}.down or {at}.up"),
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
         EffectiveIf("compute", lambda component, run: component.table is None, "{at}.devices=null", "compute_setting"),
-        EffectiveIf(
-            "down",
-            lambda component, run: component.table is None or component.table.down is None,
-            "{at}.devices without such a column",
-            "down_setting",
-        ),
-        EffectiveIf(
-            "up",
-            lambda component, run: component.table is None or component.table.up is None,
-            "{at}.devices without such a column",
-            "up_setting",
-        ),
+        *(_unless_in_table(name) for name in OPTIONAL_COLUMNS),
         EffectiveIf("compute_law", lambda component, run: component.compute_spread > 0, "{at}.compute_spread above 0"),
     )
 
@@ -156,10 +174,14 @@ class Devices(Clock):
         late: Annotated[str, OneOf(*LATE_POLICIES)] = "drop",
         compute_law: Annotated[str, OneOf(*SPEED_LAWS)] = "lognormal",
         devices: Any = None,
+        power: NonNegative | list[NonNegative] | None = None,
+        joules_down: NonNegative | list[NonNegative] | None = None,
+        joules_up: NonNegative | list[NonNegative] | None = None,
     ) -> None:
         self.compute_law = compute_law
         self.table = None if devices is None else DeviceTable(devices)
         self.compute_setting, self.down_setting, self.up_setting = compute, down, up
+        self.power_setting, self.joules_down_setting, self.joules_up_setting = power, joules_down, joules_up
         self.compute = _has_several_values(compute)
         self.down = None if down is None else _has_several_values(down)
         self.up = None if up is None else _has_several_values(up)
@@ -182,11 +204,39 @@ class Devices(Clock):
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
         draws = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
-        of_law = _pareto if self.compute_law == "pareto" else _lognormal_numbers
-        slow, fastest = of_law(self.compute_spread, draws[:, 0]), _lognormal_numbers(self.link_spread, draws[:, 1])
-        self.sample = (self._of_clients("compute", self.compute, federation) * slow).reshape(-1)
-        rates = (self._of_clients(way, rate, federation) for way, rate in (("down", self.down), ("up", self.up)))
-        self.byte = [np.zeros(len(seeds) * m) if rate is None else (1 / (rate * fastest)).reshape(-1) for rate in rates]
+        of_law = _pareto_factors if self.compute_law == "pareto" else _lognormal_numbers
+        slowdown_factors, link_speed_factors = (
+            of_law(self.compute_spread, draws[:, 0]),
+            _lognormal_numbers(self.link_spread, draws[:, 1]),
+        )
+        self.sample = (self._of_clients("compute", self.compute, federation) * slowdown_factors).reshape(-1)
+        rates = (
+            self._of_clients(direction, rate, federation) for direction, rate in (("down", self.down), ("up", self.up))
+        )
+        self.byte = [
+            np.zeros(len(seeds) * m) if rate is None else (1 / (rate * link_speed_factors)).reshape(-1)
+            for rate in rates
+        ]
+        self.energy_numbers = {name: self._energy_of_clients(name, federation) for name in ENERGY_COLUMNS}
+
+    def _energy_of_clients(self, name: str, federation: Federation) -> np.ndarray:
+        """[R·m] the clients' watts or joules per byte."""
+        setting = getattr(self, f"{name}_setting")
+        numbers = self._of_clients(name, None if setting is None else _has_several_values(setting), federation)
+        shape = len(federation.seeds), federation.clients
+        return np.broadcast_to(0.0 if numbers is None else numbers, shape).reshape(-1)
+
+    @property
+    def measures_energy(self) -> bool:
+        return any(
+            getattr(self, f"{name}_setting") is not None or getattr(self.table, name, None) is not None
+            for name in ENERGY_COLUMNS
+        )
+
+    def energy(self, virtual_clients: np.ndarray, seconds: np.ndarray, down: int, up: np.ndarray) -> np.ndarray:
+        watts, joules_down, joules_up = (self.energy_numbers[name][virtual_clients] for name in ENERGY_COLUMNS)
+        joules: np.ndarray = watts * seconds + joules_down * down + joules_up * up
+        return joules
 
     def _of_clients(self, name: str, setting: list[float] | None, federation: Federation) -> Any:
         """[R, m] or [m] the clients' numbers, of their devices or by the setting; None where neither has any."""
@@ -202,22 +252,24 @@ class Devices(Clock):
     @property
     def links_take_time(self) -> bool:
         """Whether the transfer of models takes time."""
-        given = self.down is not None or self.up is not None
-        return given or (self.table is not None and self.table.down is not None)
+        has_configured_rate = self.down is not None or self.up is not None
+        return has_configured_rate or (self.table is not None and self.table.down is not None)
 
-    def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
-        sample = self.sample[virtual]
+    def times(self, t: int, virtual_clients: np.ndarray, down: int, up: int) -> Times:
+        sample = self.sample[virtual_clients]
         if self.jitter:
-            normals = rng.draws_by_seed(
-                self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t
-            )
-            sample = sample * _lognormal_numbers(self.jitter, normals.reshape(-1)[virtual])
-        return Times(down * self.byte[0][virtual] + up * self.byte[1][virtual], sample)
+            sample = sample * _lognormal_numbers(self.jitter, self._jitter_normals(t, virtual_clients))
+        return Times(down * self.byte[0][virtual_clients] + up * self.byte[1][virtual_clients], sample)
 
-    def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    def _jitter_normals(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        """[n] standard normal numbers of these virtual clients in round t."""
+        normals = rng.draws_by_seed(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
+        return normals.reshape(-1)[virtual_clients]
+
+    def finish_probability(self, times: Times, virtual_clients: np.ndarray, samples: np.ndarray) -> np.ndarray:
         if self.deadline is None:
-            return np.ones(len(virtual))
-        remaining_time, needed_time = self.deadline - times.link, samples * self.sample[virtual]
+            return np.ones(len(virtual_clients))
+        remaining_time, needed_time = self.deadline - times.link, samples * self.sample[virtual_clients]
         if not self.jitter:
             return (needed_time <= remaining_time).astype(float)
         from scipy.special import ndtr  # here: other clocks need not wait for it
@@ -239,8 +291,7 @@ class DeadlineFilter(Availability):
     law = "in time"
 
     def __init__(self, process: Availability, clock: Clock) -> None:
-        reason = f"counts the first clock.first={clock.first} that are done, so participation probabilities are unknown"
-        self.process, self.unknown_reason = process, process.unknown_reason or (reason if clock.first else "")
+        self.process, self.unknown_reason = process, process.unknown_reason or clock.unknown_reason
         self.population, self.federation = process.population, process.federation
 
     @classmethod
@@ -270,11 +321,11 @@ def _lognormal_numbers(spread: float, normal: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(sigma * normal - sigma**2 / 2))
 
 
-def _pareto(spread: float, normal: np.ndarray) -> np.ndarray:
+def _pareto_factors(relative_spread: float, normal_draws: np.ndarray) -> np.ndarray:
     """Of mean 1 and this coefficient of variation, from standard normal numbers, the larger the larger."""
-    if not spread:
-        return np.ones_like(normal)
+    if not relative_spread:
+        return np.ones_like(normal_draws)
     from scipy.special import ndtr  # here: other clocks need not wait for it
 
-    alpha = 1 + np.sqrt(1 + spread**-2)
-    return np.asarray((alpha - 1) / alpha * ndtr(-normal) ** (-1 / alpha))
+    alpha = 1 + np.sqrt(1 + relative_spread**-2)
+    return np.asarray((alpha - 1) / alpha * ndtr(-normal_draws) ** (-1 / alpha))

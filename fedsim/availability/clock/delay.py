@@ -24,20 +24,20 @@ class Delay(Validated):
         """Fix who exists; refuse what makes no sense."""
         self.federation = federation
 
-    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+    def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """[n] int64: what these virtual clients begin in round t arrives so many rounds later; 0: in round t."""
         raise NotImplementedError
 
-    def uniforms(self, t: int, virtual: np.ndarray) -> np.ndarray:
+    def uniforms(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """[n] uniform numbers in [0, 1) of these clients in round t."""
         m = self.federation.clients
         draws = rng.draws_by_seed(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
-        return draws.reshape(-1)[virtual]
+        return draws.reshape(-1)[virtual_clients]
 
-    def values_per_client(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
+    def values_per_client(self, key: str, values: list[float], virtual_clients: np.ndarray) -> np.ndarray:
         """[n] what is given for all clients, or for groups of them."""
         m = self.federation.clients
-        return by_group(key, values, m)[virtual % m]
+        return by_group(key, values, m)[virtual_clients % m]
 
 
 class NoDelay(Delay):
@@ -71,8 +71,8 @@ class ConstantDelay(Delay):
         super().setup(federation)
         by_group("delay.rounds", self.delay_values, federation.clients)
 
-    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        return self.values_per_client("delay.rounds", self.delay_values, virtual).astype(np.int64)
+    def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        return self.values_per_client("delay.rounds", self.delay_values, virtual_clients).astype(np.int64)
 
 
 class _MeanDelay(Delay):
@@ -92,9 +92,9 @@ class GeometricDelay(_MeanDelay):
         mean: in rounds; a list has one value per group of clients, in order.
     """
 
-    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        mean = self.values_per_client("delay.mean", self.mean, virtual)
-        return np.floor(np.log1p(-self.uniforms(t, virtual)) / np.log(mean / (1 + mean))).astype(np.int64)
+    def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        mean = self.values_per_client("delay.mean", self.mean, virtual_clients)
+        return np.floor(np.log1p(-self.uniforms(t, virtual_clients)) / np.log(mean / (1 + mean))).astype(np.int64)
 
 
 class UniformDelay(Delay):
@@ -119,8 +119,8 @@ class UniformDelay(Delay):
                 key="least", value=least, needs=f"exceeds {{most}}={most}; exchange them", mentions=("most",)
             )
 
-    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        return self.least + np.floor(self.uniforms(t, virtual) * (self.most - self.least + 1)).astype(np.int64)
+    def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        return self.least + np.floor(self.uniforms(t, virtual_clients) * (self.most - self.least + 1)).astype(np.int64)
 
 
 class LognormalDelay(_MeanDelay):
@@ -135,10 +135,10 @@ class LognormalDelay(_MeanDelay):
         super().__init__(mean)
         self.spread = spread
 
-    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+    def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         from scipy.special import ndtri  # here: other laws need not wait for it
 
         sigma = np.sqrt(np.log1p(self.spread**2))
-        normal = ndtri(np.clip(self.uniforms(t, virtual), 1e-300, None))
-        draws = self.values_per_client("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
+        normal = ndtri(np.clip(self.uniforms(t, virtual_clients), 1e-300, None))
+        draws = self.values_per_client("delay.mean", self.mean, virtual_clients) * np.exp(sigma * normal - sigma**2 / 2)
         return np.floor(draws).astype(np.int64)

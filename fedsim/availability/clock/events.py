@@ -9,10 +9,12 @@ import numpy as np
 from fedsim.availability.clock.clock import SPEED_LAWS, Devices, Times
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction, NonNegative, OneOf, Positive
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
 
-START_ORDER, FAILURE = 0, 1  # counters of Purpose.EVENT
+START_ORDER_COUNTER, FAILURE_COUNTER, FAILURE_TIME_COUNTER, PAUSE_COUNTER = 0, 1, 2, 5  # counters of Purpose.EVENT
+JITTER_COUNTERS = 3, 4
 
 
 def _is_asynchronous(component: Events, run: object) -> bool:
@@ -37,23 +39,29 @@ class Events(Devices):
     until the deadline; the results are those of `Devices`.
 
     Args:
-        compute, compute_spread, compute_law, devices, jitter, down, up, link_spread, server: see `Devices`; the jitter
-            is drawn for each client and server update.
+        compute, compute_spread, compute_law, devices: see `Devices`.
+        jitter: see `Devices`; drawn for each client and server update.
+        down, up, link_spread, server, power, joules_down, joules_up: see `Devices`.
         deadline: with `arrivals`, seconds after which the server steps with the updates that have arrived; synchronous:
             see `Devices`.
         first, late: of a synchronous server, see `Devices`.
         arrivals: updates per server step; null: 1 for fedasync, its buffer for fedbuff, all selected clients for
             synchronous strategies.
         concurrency: largest number of clients in flight; null: no limit.
-        failure: probability that a client fails during a task, at a time uniform on its duration. Its work is lost, and
-            it can start again from the next model.
+        shared_down, shared_up: bytes per second of the server's link to and from the clients, which simultaneous
+            transfers share: each gets the same rate, unless its client's own link is slower, and what such clients
+            leave is divided among the others (max–min fairness, processor sharing). null: transfers do not slow each
+            other down.
+        failure: probability that a client fails during a task, at a time uniform on its duration.
+        rejoin: mean seconds of the exponential pause after which a client that failed resumes its task where it
+            stopped; null: its work is lost, and it can start again from the next model.
     """
 
-    effective_if: Declarations = (
-        EffectiveIf("link_spread", lambda component, run: component.links_take_time, "{at}.down or {at}.up"),
-        EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
+    effective_if: EffectDeclarations = (
+        *Devices.effective_if,
         EffectiveIf("late", _is_synchronous, "a synchronous strategy"),
         EffectiveIf("first", _is_synchronous, "a synchronous strategy"),
+        EffectiveIf("rejoin", lambda component, run: component.failure > 0, "{at}.failure above 0"),
         EffectiveIf("concurrency", _is_asynchronous, "{at}.arrivals, or an asynchronous strategy"),
     )
 
@@ -74,12 +82,50 @@ class Events(Devices):
         failure: Fraction = 0.0,
         compute_law: Annotated[str, OneOf(*SPEED_LAWS)] = "lognormal",
         devices: Any = None,
+        shared_down: Positive | None = None,
+        shared_up: Positive | None = None,
+        rejoin: Positive | None = None,
+        power: NonNegative | list[NonNegative] | None = None,
+        joules_down: NonNegative | list[NonNegative] | None = None,
+        joules_up: NonNegative | list[NonNegative] | None = None,
     ) -> None:
         super().__init__(
-            compute, compute_spread, jitter, down, up, link_spread, server, deadline, first, late, compute_law, devices
-        )
+            compute, compute_spread, jitter, down, up, link_spread, server, deadline, first, late, compute_law, devices,
+            power, joules_down, joules_up,
+        )  # fmt: skip
         self.arrivals, self.concurrency, self.failure = arrivals, concurrency, failure
+        self.shared_down, self.shared_up, self.rejoin = shared_down, shared_up, rejoin
         self.target = arrivals
+        if self.shares_links and late == "partial" and deadline is not None:
+            raise ConfigError(
+                "{late}=partial plans steps before a client starts, and with {shared_down} or {shared_up} nobody knows "
+                "then how long its transfers will take; give {late}=drop",
+                mentions=("late", "shared_down", "shared_up"),
+            )
+
+    @property
+    def shares_links(self) -> bool:
+        """Whether transfers slow each other down."""
+        return self.shared_down is not None or self.shared_up is not None
+
+    @property
+    def loses_work(self) -> bool:
+        """Whether what a client has done may be lost."""
+        return self.failure > 0 and self.rejoin is None
+
+    @property
+    def unknown_reason(self) -> str:
+        if self.rejoin is not None and self.failure and self.deadline is not None:
+            return "has a deadline and clients that pause, so participation probabilities are unknown"
+        if self.shares_links and self.deadline is not None:
+            return "has a deadline and a shared link of the server, so participation probabilities are unknown"
+        return super().unknown_reason
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        for k, capacity in enumerate((self.shared_down, self.shared_up)):
+            if capacity is not None:
+                self.byte[k] = np.maximum(self.byte[k], 1 / capacity)
 
     @property
     def asynchronous(self) -> bool:
@@ -87,7 +133,7 @@ class Events(Devices):
 
     @property
     def may_drop_clients(self) -> bool:
-        return not self.asynchronous and (super().may_drop_clients or self.failure > 0)
+        return not self.asynchronous and (super().may_drop_clients or self.loses_work)
 
     def choose_target(self, strategy: str, arrivals: int | None, supports_stale: bool, clients: int) -> None:
         """Settle after how many arrivals the server steps.
@@ -128,20 +174,39 @@ class Events(Devices):
                 f"{self.target} arrivals; give clock.first=null"
             )
 
-    def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        return super().chance(times, virtual, samples) * (1 - self.failure)
+    def finish_probability(self, times: Times, virtual_clients: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        return super().finish_probability(times, virtual_clients, samples) * (1 - self.failure * self.loses_work)
 
-    def start_order(self, t: int, virtual: np.ndarray) -> np.ndarray:
+    def start_order(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """Positions of these virtual clients in the random order in which they start from model t."""
-        draws = rng.draws_by_seed(self.seeds, lambda draw: draw.random(self.clients), rng.Purpose.EVENT, t, START_ORDER)
-        return np.argsort(draws.reshape(-1)[virtual], kind="stable")
+        return np.argsort(rng.uniform_host(self._keys(t, virtual_clients, START_ORDER_COUNTER)), kind="stable")
 
-    def failure_times(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        """[n] the fraction of its task after which each of these virtual clients fails; inf where it does not."""
-        if not self.failure:
-            return np.full(len(virtual), np.inf)
-        draws = rng.draws_by_seed(
-            self.seeds, lambda draw: draw.random((2, self.clients)), rng.Purpose.EVENT, t, FAILURE
+    def failure_times(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        """[n] the fraction of its task after which the work of each of these virtual clients is lost; inf where it is
+        not."""
+        if not self.loses_work:
+            return np.full(len(virtual_clients), np.inf)
+        failure_draws, fraction = (
+            rng.uniform_host(self._keys(t, virtual_clients, counter))
+            for counter in (FAILURE_COUNTER, FAILURE_TIME_COUNTER)
         )
-        fails_mask, fraction = (draws[:, k].reshape(-1)[virtual] for k in range(2))
-        return np.where(fails_mask < self.failure, fraction, np.inf)
+        return np.where(failure_draws < self.failure, fraction, np.inf)
+
+    def pauses(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        """[n] seconds for which each of these virtual clients interrupts its task; 0 for most."""
+        if self.rejoin is None or not self.failure:
+            return np.zeros(len(virtual_clients))
+        failure_draws, length_draws = (
+            rng.uniform_host(self._keys(t, virtual_clients, counter)) for counter in (FAILURE_COUNTER, PAUSE_COUNTER)
+        )
+        return np.where(failure_draws < self.failure, -self.rejoin * np.log1p(-length_draws), 0.0)
+
+    def _jitter_normals(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+        if not self.asynchronous:
+            return super()._jitter_normals(t, virtual_clients)
+        return rng.normal_host(*(self._keys(t, virtual_clients, counter) for counter in JITTER_COUNTERS))
+
+    def _keys(self, t: int, virtual_clients: np.ndarray, counter: int) -> np.ndarray:
+        """[n] keys of these virtual clients: what a server update draws costs nothing for the others."""
+        seeds = np.asarray(self.seeds, dtype=np.int64)[virtual_clients // self.clients]
+        return rng.row_keys_host(seeds, rng.Purpose.EVENT, virtual_clients % self.clients, t, counter)

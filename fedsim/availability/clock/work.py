@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import LocalWork, Workload
 
-ROUNDING = 1e-9  # of a power that is a whole number but for its last digits
+POWER_ROUNDING_TOLERANCE = 1e-9  # of a power that is a whole number but for its last digits
 
 
 class Work(Validated):
@@ -20,10 +20,10 @@ class Work(Validated):
 
     active = True
 
-    def setup(self, federation: Federation, work: LocalWork) -> None:
+    def setup(self, federation: Federation, local_work: LocalWork) -> None:
         """Fix who exists and what a round asks of them; refuse what makes no sense."""
 
-    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+    def steps(self, t: int, virtual_clients: np.ndarray, load: Workload) -> np.ndarray:
         """[n] steps that these virtual clients do in round t, where `load.steps` are asked; at least one."""
         return load.steps
 
@@ -47,35 +47,37 @@ class UniformWork(Work):
     def __init__(self, least: Count = 1, fraction: Fraction = 1.0) -> None:
         self.least, self.fraction = least, fraction
 
-    def setup(self, federation: Federation, work: LocalWork) -> None:
-        self.federation, self.by_pass = federation, work.epochs is not None
-        key, maximum = ("local_epochs", work.epochs) if self.by_pass else ("local_steps", work.steps)
+    def setup(self, federation: Federation, local_work: LocalWork) -> None:
+        self.federation, self.by_pass = federation, local_work.epochs is not None
+        key, maximum = ("local_epochs", local_work.epochs) if self.by_pass else ("local_steps", local_work.steps)
         assert maximum is not None
         if self.least > maximum:
             raise ConfigError(f"work.least={self.least} exceeds {key}={maximum}; lower it")
 
-    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+    def steps(self, t: int, virtual_clients: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
         draws = rng.draws_by_seed(seeds, lambda draw: draw.random((2, m)), rng.Purpose.WORK, t)
-        u, straggling = draws.swapaxes(0, 1).reshape(2, -1)[:, virtual]
+        u, is_straggler = draws.swapaxes(0, 1).reshape(2, -1)[:, virtual_clients]
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
         drawn_units = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
-        return np.where(straggling < self.fraction, drawn_units * unit, load.steps)
+        return np.where(is_straggler < self.fraction, drawn_units * unit, load.steps)
 
 
 class GeometricWork(Work):
     """All clients of a replicate do the same number of local steps, drawn anew in every round: those until a coin that
     falls so with probability 1/local_steps ends it. Scaffnew's rounds (Mishchenko et al., ICML 2022)."""
 
-    def setup(self, federation: Federation, work: LocalWork) -> None:
-        if work.steps is None:
-            raise ConfigError(f"work=geometric counts local steps, and local_epochs={work.epochs}; give local_steps")
-        self.federation, self.chance = federation, 1 / work.steps
+    def setup(self, federation: Federation, local_work: LocalWork) -> None:
+        if local_work.steps is None:
+            raise ConfigError(
+                f"work=geometric counts local steps, and local_epochs={local_work.epochs}; give local_steps"
+            )
+        self.federation, self.stop_probability = federation, 1 / local_work.steps
 
-    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+    def steps(self, t: int, virtual_clients: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        drawn_units = rng.draws_by_seed(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
-        return np.asarray(drawn_units[virtual // m])
+        drawn_units = rng.draws_by_seed(seeds, lambda draw: draw.geometric(self.stop_probability), rng.Purpose.WORK, t)
+        return np.asarray(drawn_units[virtual_clients // m])
 
 
 class GrowingWork(Work):
@@ -89,10 +91,12 @@ class GrowingWork(Work):
     def __init__(self, power: Positive = 1.0) -> None:
         self.power = power
 
-    def setup(self, federation: Federation, work: LocalWork) -> None:
-        if work.steps is None:
-            raise ConfigError(f"work=growing counts local steps, and local_epochs={work.epochs}; give local_steps")
+    def setup(self, federation: Federation, local_work: LocalWork) -> None:
+        if local_work.steps is None:
+            raise ConfigError(
+                f"work=growing counts local steps, and local_epochs={local_work.epochs}; give local_steps"
+            )
 
-    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
-        grown = math.ceil((t + 1) ** self.power - ROUNDING)
-        return np.minimum(load.steps, grown)
+    def steps(self, t: int, virtual_clients: np.ndarray, load: Workload) -> np.ndarray:
+        growing_steps = math.ceil((t + 1) ** self.power - POWER_ROUNDING_TOLERANCE)
+        return np.minimum(load.steps, growing_steps)

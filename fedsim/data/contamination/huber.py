@@ -84,7 +84,9 @@ class Huber(Contamination):
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         m = federation.clients
         if self.clients is not None and not len(self.clients):
-            raise ConfigError("contamination.clients=[] contaminates nobody; use contamination=none, or null for all")
+            raise ConfigError(
+                "contamination.clients=[] contaminates no client; use contamination=none, or null for all"
+            )
         fractions = torch.zeros(m, dtype=torch.float64)
         for client in range(m) if self.clients is None else self.clients:
             if client >= m:
@@ -104,7 +106,7 @@ class Huber(Contamination):
             else uniform_numbers < fraction
         )
         contaminated_batch = batch | {"contaminated": contaminated}
-        for name, corrupted in self.replacement_values(batch, contaminated, rng.fold(keys, 1)).items():
+        for name, corrupted in self.replacement_values(batch, contaminated, rng.fold_in(keys, 1)).items():
             shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
             contaminated_batch[name] = torch.where(
                 contaminated.reshape(shape), corrupted.to(batch[name].dtype), batch[name]

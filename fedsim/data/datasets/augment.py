@@ -59,10 +59,10 @@ class CropFlip(Validated):
         """
         c, size, _, height, width = images.shape
         slots = torch.arange(size if self.per == "image" else 1, device=images.device)
-        span = 2 * self.padding + 1
+        num_offsets = 2 * self.padding + 1
 
         def offsets(counter: int) -> Tensor:
-            draws = rng.integers(keys[:, None], slots * 3 + counter, span).expand(c, size)
+            draws = rng.integers(keys[:, None], slots * 3 + counter, num_offsets).expand(c, size)
             return draws.reshape(-1, 1) - self.padding
 
         rows = torch.arange(height, device=images.device) + offsets(0)

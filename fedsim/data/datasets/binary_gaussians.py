@@ -67,4 +67,4 @@ def centres(key: str, value: Centre, clients: int, dimension: int) -> list[list[
                 "rows of so many, one for each client in turn, such as [[-1],[-0.8]]",
                 mentions=("dimension",),
             )
-    return [[checks.finite_number(key, number) for number in rows[i % len(rows)]] for i in range(clients)]
+    return [[checks.check_finite(key, number) for number in rows[i % len(rows)]] for i in range(clients)]

@@ -34,8 +34,8 @@ def check_samples(data: Dataset, loss: Any = None) -> None:
             f"dataset is a {type(data).__name__}; give a fedsim.data.datasets.Dataset, or TorchData of yours"
         )
     prefix = f"dataset={data.name}"
-    cropped = data.augment is not None and data.augment.active and isinstance(data.train_x, Tensor)
-    if cropped and not data.stream and data.train_x.dim() != 4:
+    is_cropped = data.augment is not None and data.augment.active and isinstance(data.train_x, Tensor)
+    if is_cropped and not data.stream and data.train_x.dim() != 4:
         raise ConfigError(
             f"{prefix}: dataset.augment crops and flips images [C, H, W], and inputs have the shape "
             f"{list(data.train_x.shape[1:])}; use dataset/augment=none"
@@ -51,7 +51,7 @@ def check_samples(data: Dataset, loss: Any = None) -> None:
 
 def _check_kinds(source: str, data: Dataset) -> None:
     fields = {name: getattr(data, name) for name in ("train_x", "train_y", "test_x", "test_y")}
-    fields |= {name: getattr(data, name) for name in ("owners", "test_owners", "kept", "optimum")}
+    fields |= {name: getattr(data, name) for name in ("owners", "test_owners", "assignable_samples", "optimum")}
     fields |= {f"more.{name}": value for name, value in data.more.items()}
     fields |= {f"test_more.{name}": value for name, value in data.test_more.items()}
     for name, value in fields.items():
@@ -119,10 +119,10 @@ def _check_owners(name: str, data: Dataset) -> None:
     _check_owner_numbers(name, data)
     if data.test_owners is not None and data.owners is None:
         raise ConfigError(f"{name}: test_owners is given and owners is None; give both, or neither")
-    if data.kept is not None and len(data.kept):
-        smallest, largest = int(data.kept.min()), int(data.kept.max())
+    if data.assignable_samples is not None and len(data.assignable_samples):
+        smallest, largest = int(data.assignable_samples.min()), int(data.assignable_samples.max())
         if smallest < 0 or largest >= len(data.train_x):
-            raise ConfigError(f"{name}: kept names samples outside 0 to {len(data.train_x) - 1}")
+            raise ConfigError(f"{name}: assignable_samples names samples outside 0 to {len(data.train_x) - 1}")
     if data.owners is not None:
         _check_clients(name, data, data.owners)
 
@@ -132,31 +132,31 @@ def _check_owner_numbers(source: str, data: Dataset) -> None:
     for name, owners, x in (
         ("owners", data.owners, data.train_x),
         ("test_owners", data.test_owners, data.test_x),
-        ("kept", data.kept, None),
+        ("assignable_samples", data.assignable_samples, None),
     ):
         if owners is None:
             continue
         if owners.dtype != torch.int64 or owners.dim() != 1:
             kind = f"{list(owners.shape)} {str(owners.dtype).removeprefix('torch.')}"
             raise ConfigError(f"{source}: {name} is {kind}; give whole numbers, int64 [N]")
-        if name != "kept" and len(owners) != (0 if x is None else len(x)):
+        if name != "assignable_samples" and len(owners) != (0 if x is None else len(x)):
             raise ConfigError(f"{source}: {name} holds {len(owners)} numbers for {0 if x is None else len(x)} samples")
 
 
 def _check_clients(name: str, data: Dataset, owners: Tensor) -> None:
     """Check that all attributes that refer to clients agree on the number of clients."""
-    training_owners = owners if data.kept is None else owners[data.kept]
+    training_owners = owners if data.assignable_samples is None else owners[data.assignable_samples]
     if not len(training_owners):
         raise ConfigError(f"{name}: owners contains no client; clients are numbered 0 to m − 1")
     if int(training_owners.min()) < 0:
         raise ConfigError(f"{name}: owners holds {int(training_owners.min())}; clients are numbered 0 to m − 1")
-    clients = int(owners.max()) + 1
-    if data.test_owners is not None and len(data.test_owners) and int(data.test_owners.max()) >= clients:
+    num_clients = int(owners.max()) + 1
+    if data.test_owners is not None and len(data.test_owners) and int(data.test_owners.max()) >= num_clients:
         raise ConfigError(
-            f"{name}: test_owners names client {int(data.test_owners.max())}, but owners has {clients} clients"
+            f"{name}: test_owners names client {int(data.test_owners.max())}, but owners has {num_clients} clients"
         )
-    if data.client_names is not None and len(data.client_names) != clients:
-        raise ConfigError(f"{name}: client_names holds {len(data.client_names)} names for {clients} clients")
+    if data.client_names is not None and len(data.client_names) != num_clients:
+        raise ConfigError(f"{name}: client_names holds {len(data.client_names)} names for {num_clients} clients")
 
 
 def _check_pixels(source: str, data: Dataset) -> None:
@@ -169,4 +169,4 @@ def _check_pixels(source: str, data: Dataset) -> None:
         if len(values) not in (1, channels):
             raise ConfigError(f"{source}: {name} holds {len(values)} numbers for {channels} channels; give one each")
         for value in values:
-            (checks.positive if name == "std" else checks.finite_number)(f"{source}: {name}", value)
+            (checks.check_positive if name == "std" else checks.check_finite)(f"{source}: {name}", value)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.core.errors import MissingDataError, OutputError
 from fedsim.core.files import replacement_file
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets.data_files import Files
 from fedsim.data.datasets.vision import Images, error_text
 
@@ -50,7 +50,9 @@ class CINIC10(Images):
                     "again"
                 ) from error
         try:
-            image_folder = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)
+            image_folder = import_torchvision().datasets.ImageFolder(
+                str(folder / self.source / split), allow_empty=False
+            )
             with ThreadPoolExecutor() as thread_pool:
                 images = list(thread_pool.map(_pixels, [path for path, _ in image_folder.samples]))
         except (OSError, UnidentifiedImageError, ValueError) as error:

@@ -38,13 +38,13 @@ class GiveMeSomeCredit(Dataset):
         table = self._read(data_root(root) / CSV_PATH)
         table = table[np.isfinite(table).all(1)]
         labels, features = table[:, 1].astype(np.int64), table[:, 2:]
-        self._count("complete rows", len(table), self.complete)
-        self._count("positives", int(labels.sum()), self.positives)
-        scaled = (features - features.mean(0)) / features.std(0)
+        self._check_count("complete rows", len(table), self.complete)
+        self._check_count("positives", int(labels.sum()), self.positives)
+        scaled_features = (features - features.mean(0)) / features.std(0)
         indices = np.arange(len(labels))
         if balanced:
             indices = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)[: self.negatives]])
-        x, y = torch.as_tensor(scaled[indices].astype(np.float32)), torch.as_tensor(labels[indices])
+        x, y = torch.as_tensor(scaled_features[indices].astype(np.float32)), torch.as_tensor(labels[indices])
         super().__init__("give_me_some_credit", x, y, classes=2, loss="logistic", strategic=(0, 5, 7))
 
     def _read(self, path: Path) -> np.ndarray:
@@ -63,15 +63,16 @@ class GiveMeSomeCredit(Dataset):
             raise MissingDataError(
                 f"dataset=give_me_some_credit: {path} is damaged ({error}); download it again"
             ) from error
-        self._count("rows", len(table), self.rows)
-        self._count("columns", table.shape[1], 12)
+        self._check_count("rows", len(table), self.rows)
+        self._check_count("columns", table.shape[1], 12)
         return table
 
     @staticmethod
-    def _count(noun: str, count: int, published: int) -> None:
-        if count != published:
+    def _check_count(counted_noun: str, count: int, published_count: int) -> None:
+        if count != published_count:
             raise MissingDataError(
-                f"dataset=give_me_some_credit: {CSV_PATH} has {count} {noun}, the published file {published}; "
+                f"dataset=give_me_some_credit: {CSV_PATH} has {count} {counted_noun}, the published "
+                f"file {published_count}; "
                 "download it "
                 "again"
             )

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 
 
 def data_root(root: str | None) -> Path:
@@ -59,4 +59,4 @@ class Files:
     def fetch(self, root: Path) -> None:
         """Download the archive and unpack it under the data root; the archive itself is deleted."""
         folder = str(root / self.folder)
-        torchvision().datasets.utils.download_and_extract_archive(self.url, folder, remove_finished=True)
+        import_torchvision().datasets.utils.download_and_extract_archive(self.url, folder, remove_finished=True)

@@ -41,9 +41,9 @@ class Dataset(Validated):
         files: the files from which the class is read; None if nothing needs to be downloaded.
         client_names: names of the m natural clients in the data, or None.
         label_names: names of the labels 0 … C − 1 in the data, or None.
-        kept: [N'] numbers of the samples that may be assigned to clients, or None for all N: excluding samples needs no
-            copy of the others.
-        mapped: whether inputs are a memory-mapped file: they stay on disk, and batches are moved to the device.
+        assignable_samples: [N'] numbers of the samples that may be assigned to clients, or None for all N: excluding
+            samples needs no copy of the others.
+        memory_mapped: whether inputs are a memory-mapped file: they stay on disk, and batches are moved to the device.
         strategic: numbers of the features (of the flattened input) that people change strategically in response to a
             model, or None.
     """
@@ -68,8 +68,8 @@ class Dataset(Validated):
     test_more: dict[str, Tensor] = field(default_factory=dict)
     client_names: tuple[str, ...] | None = None
     label_names: tuple[str, ...] | None = None
-    kept: Tensor | None = None
-    mapped: bool = False
+    assignable_samples: Tensor | None = None
+    memory_mapped: bool = False
     strategic: tuple[int, ...] | None = None
     _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -86,8 +86,8 @@ class Dataset(Validated):
     @property
     def labels(self) -> Tensor | None:
         """[N] the class of every training sample, or None if a sample does not have exactly one."""
-        single = self.classes is not None and self.train_y is not None and self.train_y.dim() == 1
-        return self.train_y if single else None
+        has_class_labels = self.classes is not None and self.train_y is not None and self.train_y.dim() == 1
+        return self.train_y if has_class_labels else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,9 +102,9 @@ class Dataset(Validated):
     def to(self, device: torch.device) -> Dataset:
         """Move every tensor to the device, in place; inputs that are mapped from a file stay where they are."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and not (self.mapped and name in ("train_x", "test_x")):
+            if isinstance(value, Tensor) and not (self.memory_mapped and name in ("train_x", "test_x")):
                 setattr(self, name, value.to(device))
-        if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.mapped:
+        if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.memory_mapped:
             self.test_x = self.test_x.clone()  # where NumPy put it: last bits of products may depend on that
         self.more, self.test_more = (
             {k: v.to(device) for k, v in extra_inputs.items()} for extra_inputs in (self.more, self.test_more)
@@ -120,9 +120,9 @@ class Dataset(Validated):
         subset = copy.copy(self)
         subset.owners = torch.where(self.owners < 0, -1, renumbered[self.owners])
         kept_mask = subset.owners >= 0
-        if self.kept is not None:
-            kept_mask &= torch.zeros_like(kept_mask).index_fill_(0, self.kept, True)
-        subset.kept = kept_mask.nonzero()[:, 0]
+        if self.assignable_samples is not None:
+            kept_mask &= torch.zeros_like(kept_mask).index_fill_(0, self.assignable_samples, True)
+        subset.assignable_samples = kept_mask.nonzero()[:, 0]
         if self.client_names is not None:
             subset.client_names = tuple(self.client_names[client] for client in client_numbers)
         if self.test_owners is not None and self.test_x is not None and self.test_y is not None:
@@ -137,9 +137,11 @@ class Dataset(Validated):
         """[n, *shape] raw inputs of training samples [n], on the device of their numbers."""
         return self.train_x.index_select(0, numbers.to(self.train_x.device)).to(numbers.device)
 
-    def extra_inputs(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
+    def extra_inputs(
+        self, extra_tensors: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
         """Further inputs of some samples, [...] numbers → [..., *shape]; floating-point ones as `dtype`."""
-        extra_inputs = {name: value[numbers] for name, value in of.items()}
+        extra_inputs = {name: value[numbers] for name, value in extra_tensors.items()}
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in extra_inputs.items()}
 
     def client_means(self) -> Tensor | None:

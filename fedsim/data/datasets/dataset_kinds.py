@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsim.core.targets import Kind
+from fedsim.core.targets import TargetKind
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 
@@ -16,28 +16,28 @@ TORCHVISION_DATASETS = frozenset((
     "StanfordCars", "USPS",
 ))  # fmt: skip
 
-_TRANSFORM_ARGUMENT_KINDS: dict[str, Kind] = {}
-TRANSFORM_KIND = Kind(
+_TRANSFORM_ARGUMENT_KINDS: dict[str, TargetKind] = {}
+TRANSFORM_KIND = TargetKind(
     "a transform",
     required_methods=("__call__",),
     modules=("torchvision.transforms.transforms", "torchvision.transforms.v2"),
-    shown_in=("torchvision.transforms",),
-    arguments=_TRANSFORM_ARGUMENT_KINDS,
+    reexporting_modules=("torchvision.transforms",),
+    argument_kinds_by_name=_TRANSFORM_ARGUMENT_KINDS,
 )
 _TRANSFORM_ARGUMENT_KINDS["transforms"] = TRANSFORM_KIND  # of Compose
-MAP_STYLE_DATASET_KIND = Kind(
+MAP_STYLE_DATASET_KIND = TargetKind(
     "a map-style Dataset",
     required_methods=("__getitem__", "__len__"),
     modules=("torchvision.datasets",),
-    names=TORCHVISION_DATASETS,
-    arguments=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM_KIND),
+    class_names=TORCHVISION_DATASETS,
+    argument_kinds_by_name=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM_KIND),
     argument_kinds=(TRANSFORM_KIND,),
 )
-AUGMENTATION_KIND = Kind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
-DATASET_KIND = Kind(
+AUGMENTATION_KIND = TargetKind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
+DATASET_KIND = TargetKind(
     "a fedsim.data.datasets.Dataset",
     (Dataset,),
     modules=("fedsim.data.datasets",),
-    arguments={"train": MAP_STYLE_DATASET_KIND, "test": MAP_STYLE_DATASET_KIND},
+    argument_kinds_by_name={"train": MAP_STYLE_DATASET_KIND, "test": MAP_STYLE_DATASET_KIND},
     argument_kinds=(MAP_STYLE_DATASET_KIND, TRANSFORM_KIND, AUGMENTATION_KIND),
 )

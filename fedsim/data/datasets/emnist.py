@@ -50,7 +50,7 @@ class EMNIST(Dataset):
         train, test = (self._read(data_root(root) / self.file.format(split)) for split in ("train", "test"))
         names = sorted(name for name, (_, labels) in train.items() if len(labels))
         if writers not in (None, "all"):
-            count = checks.whole_number("writers", writers)
+            count = checks.check_whole_number("writers", writers)
             if count > len(names):
                 raise ConfigError(
                     f"{{writers}}={writers} exceeds the {len(names)} writers of the files; lower clients",

@@ -87,10 +87,10 @@ def unequal_weights(clients: int, variance: float, seed: int) -> np.ndarray:
     """[m] weights that sum to 1, from the symmetric Dirichlet distribution in which each has this variance."""
     if variance == 0:
         return np.full(clients, 1 / clients)
-    largest = (1 - 1 / clients) / clients  # all the weight on one client
-    if variance >= largest:
+    max_weight = (1 - 1 / clients) / clients  # all the weight on one client
+    if variance >= max_weight:
         raise ConfigError(
-            key="weight_variance", value=variance, needs=f"must be below {largest:.3g} for clients={clients}"
+            key="weight_variance", value=variance, needs=f"must be below {max_weight:.3g} for clients={clients}"
         )
-    concentration = (largest / variance - 1) / clients
+    concentration = (max_weight / variance - 1) / clients
     return rng.generator(seed, rng.Purpose.DATA, 1).dirichlet(np.full(clients, concentration))

@@ -23,30 +23,33 @@ class PooledData(Dataset):
     """The data of m members as those of one client.
 
     Args:
-        inner: the members' data.
+        inner_dataset: the members' data.
         members: m.
         one_at_a_time: each batch comes from one member, whose number is in the entry 'member' [c, B].
     """
 
-    def __init__(self, inner: Dataset, members: int, one_at_a_time: bool = False) -> None:
-        if one_at_a_time and not inner.stream:
+    def __init__(self, inner_dataset: Dataset, members: int, one_at_a_time: bool = False) -> None:
+        if one_at_a_time and not inner_dataset.stream:
             raise ConfigError(
-                f"local.deals=one draws samples of one client, but those of dataset={inner.name} belong to no client "
+                "local.deals=one draws samples of one client, but those of "
+                f"dataset={inner_dataset.name} belong to no client "
                 "before they are partitioned; use a stream such as house_prices, or local.deals=everybody"
             )
-        if inner.stream and inner.natural_clients != members:
-            raise ConfigError(f"clients={members}, but dataset={inner.name} was made for {inner.natural_clients}")
-        if inner.weights is not None and np.ptp(inner.weights) > 1e-9:
+        if inner_dataset.stream and inner_dataset.natural_clients != members:
+            raise ConfigError(
+                f"clients={members}, but dataset={inner_dataset.name} was made for {inner_dataset.natural_clients}"
+            )
+        if inner_dataset.weights is not None and np.ptp(inner_dataset.weights) > 1e-9:
             raise ConfigError(
                 "local=pg pools all clients with equal weight, but the clients' weights differ; set weight_variance=0"
             )
-        fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(Dataset)}
+        fields = {f.name: getattr(inner_dataset, f.name) for f in dataclasses.fields(Dataset)}
         super().__init__(**fields | {"owners": None, "test_owners": None, "weights": None, "client_names": None})
-        self.inner, self.members, self.one_at_a_time = inner, members, one_at_a_time
+        self.inner_dataset, self.members, self.one_at_a_time = inner_dataset, members, one_at_a_time
 
     @property
     def stream(self) -> bool:
-        return self.inner.stream
+        return self.inner_dataset.stream
 
     @property
     def natural_clients(self) -> int | None:
@@ -54,16 +57,16 @@ class PooledData(Dataset):
 
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         if self.one_at_a_time:
-            member = rng.integers(rng.fold(keys, self.members), torch.zeros_like(keys), self.members)
-            member_samples = self.inner.draw(member, keys, size, dtype)
+            member = rng.integers(rng.fold_in(keys, self.members), torch.zeros_like(keys), self.members)
+            member_samples = self.inner_dataset.draw(member, keys, size, dtype)
             return member_samples | {"member": member[:, None].expand(-1, size)}
-        return {n: v[:, :size] for n, v in self._draw_member_shares(self.inner.draw, keys, size, dtype).items()}
+        return {n: v[:, :size] for n, v in self._draw_member_shares(self.inner_dataset.draw, keys, size, dtype).items()}
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        return self._draw_member_shares(self.inner.exact, keys, size, dtype)
+        return self._draw_member_shares(self.inner_dataset.exact, keys, size, dtype)
 
     def exact_size(self, size: int) -> int:
-        return self.members * self.inner.exact_size(-(-size // self.members))
+        return self.members * self.inner_dataset.exact_size(-(-size // self.members))
 
     def _draw_member_shares(
         self, source: Callable[..., dict[str, Tensor]], keys: Tensor, size: int, dtype: torch.dtype
@@ -72,7 +75,7 @@ class PooledData(Dataset):
         member_numbers = torch.arange(self.members, device=keys.device)
         shares = source(
             member_numbers.repeat(len(keys)),
-            rng.fold(keys[:, None], member_numbers).flatten(),
+            rng.fold_in(keys[:, None], member_numbers).flatten(),
             -(-size // self.members),
             dtype,
         )

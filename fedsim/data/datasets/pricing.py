@@ -108,7 +108,7 @@ def base_fractions(fractions_or_none: Sequence[float] | None, groups: int, key: 
         raise ConfigError(f"dataset.{key} has {groups} entries; a mixture needs at least two groups")
     if fractions_or_none is None:
         return torch.full((groups,), 1.0 / groups, dtype=torch.float64)
-    fractions = torch.tensor([checks.fraction("fractions", f) for f in fractions_or_none], dtype=torch.float64)
+    fractions = torch.tensor([checks.check_fraction("fractions", f) for f in fractions_or_none], dtype=torch.float64)
     if len(fractions) != groups or abs(float(fractions.sum()) - 1) > 1e-9:
         raise ConfigError(
             f"{{fractions}}={list(fractions_or_none)} must be {groups} numbers that sum to 1", mentions=("fractions",)

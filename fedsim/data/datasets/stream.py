@@ -50,7 +50,7 @@ class Stream(Dataset):
         if not self.uniforms:
             return self.compose(clients, normals, normals.new_empty(len(keys), 0))
         slots = torch.arange(size, device=keys.device)
-        return self.compose(clients, normals, rng.uniform(rng.fold(keys, 1)[:, None], slots, dtype))
+        return self.compose(clients, normals, rng.uniform(rng.fold_in(keys, 1)[:, None], slots, dtype))
 
     def exact_size(self, size: int) -> int:
         """`size` rounded up to an even number of at least 4·w, so that the normals can be whitened."""
@@ -67,7 +67,7 @@ class Stream(Dataset):
         counters = torch.arange(half_size * self.normals, device=keys.device).reshape(half_size, self.normals)
         normals = rng.normal(keys[:, None, None], counters, dtype)
         factor = torch.linalg.cholesky(normals.mT @ normals / half_size)
-        white = torch.linalg.solve_triangular(factor, normals.mT, upper=False).mT
-        pairs = torch.stack([white, -white], dim=2).reshape(len(keys), 2 * half_size, self.normals)
+        whitened_noise = torch.linalg.solve_triangular(factor, normals.mT, upper=False).mT
+        pairs = torch.stack([whitened_noise, -whitened_noise], dim=2).reshape(len(keys), 2 * half_size, self.normals)
         strata = (torch.arange(2 * half_size, device=keys.device, dtype=dtype) + 0.5) / (2 * half_size)
         return self.compose(clients, pairs, strata.expand(len(keys), -1))

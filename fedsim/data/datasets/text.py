@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -65,47 +66,27 @@ class Text(Dataset):
         speaker: str | None = None,
         test_fraction: Fraction = 0.2,
     ) -> None:
-        client_count = None if clients in (None, "all") else checks.whole_number("clients", clients)
+        client_count = None if clients in (None, "all") else checks.check_whole_number("clients", clients)
         if test_fraction == 1:
             raise ConfigError(key="test_fraction", value=1, needs="leaves no training text; lower it")
         names = None
         if by == "speaker":
-            speeches = _speeches(
-                _read_text(path), SPEECH_PATTERN if speaker is None else _compiled_pattern(speaker), path
+            pattern = SPEECH_PATTERN if speaker is None else _compiled_pattern(speaker)
+            speech_by_speaker = _speech_by_speaker(_read_text(path), pattern, path)
+            names, texts = _most_talkative(speech_by_speaker, client_count, length, test_fraction, path)
+        elif speaker is not None:
+            raise ConfigError(f"{{speaker}}={speaker!r} needs {{by}}=speaker", mentions=("speaker", "by"))
+        elif client_count is None:
+            raise ConfigError(
+                f"clients={clients or 'null'} needs {{by}}=speaker; give the number of blocks", mentions=("by",)
             )
-            names, texts = _most_talkative(speeches, client_count, length, test_fraction, path)
         else:
-            if speaker is not None:
-                raise ConfigError(
-                    f"{{speaker}}={speaker!r} needs {{by}}=speaker",
-                    mentions=("speaker", "by"),
-                )
-            if client_count is None:
-                raise ConfigError(
-                    f"clients={clients or 'null'} needs {{by}}=speaker; give the number of blocks", mentions=("by",)
-                )
             texts = _text_blocks(_read_text(path), client_count, length, test_fraction)
-        codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
-        cuts = [_num_training_characters(len(text), test_fraction) for text in codes]
-        code_points = np.unique(
-            np.concatenate(
-                [
-                    text[: _used_length(training_length_of_text, length)]
-                    for text, training_length_of_text in zip(codes, cuts, strict=True)
-                ]
-            )
-        )
+        train_codes, test_codes = _split_codes(texts, test_fraction)
+        code_points = np.unique(np.concatenate([codes[: _used_length(len(codes), length)] for codes in train_codes]))
         self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
-        train = [
-            token_indices(text[:training_length_of_text], code_points)
-            for text, training_length_of_text in zip(codes, cuts, strict=True)
-        ]
-        test = [
-            token_indices(text[training_length_of_text:], code_points)
-            for text, training_length_of_text in zip(codes, cuts, strict=True)
-        ]
-        train_x, train_y, owners = _sequences(train, length)
-        test_x, test_y, test_owners = _sequences(test, length)
+        train_x, train_y, owners = _sequences([token_indices(codes, code_points) for codes in train_codes], length)
+        test_x, test_y, test_owners = _sequences([token_indices(codes, code_points) for codes in test_codes], length)
         if test_fraction and not len(test_x):
             raise ConfigError(
                 f"{{test_fraction}}={test_fraction:g} holds out too little of every client's text for a sequence of "
@@ -123,11 +104,21 @@ class Text(Dataset):
             client_names=names,
             test_owners=test_owners if len(test_x) else None,
         )
-        unknown = f", {(test_y == 0).float().mean():.2%} of whose characters are unknown" if len(test_x) else ""
+        unknown_share_text = (
+            f", {(test_y == 0).float().mean():.2%} of whose characters are unknown" if len(test_x) else ""
+        )
         log.info(
             "%s: %d characters occur; %d sequences to train on, %d to test on%s",
-            path, len(code_points), len(train_x), len(test_x), unknown,
+            path, len(code_points), len(train_x), len(test_x), unknown_share_text,
         )  # fmt: skip
+
+
+def _split_codes(texts: Sequence[str], test_fraction: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The code points of every client's training text, and of the text that is held out after it."""
+    codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
+    lengths = [_num_training_characters(len(text_codes), test_fraction) for text_codes in codes]
+    train_codes = [text_codes[:length] for text_codes, length in zip(codes, lengths, strict=True)]
+    return train_codes, [text_codes[length:] for text_codes, length in zip(codes, lengths, strict=True)]
 
 
 def _read_text(path: str) -> str:
@@ -164,7 +155,7 @@ def _compiled_pattern(speaker: str) -> re.Pattern[str]:
     return pattern
 
 
-def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
+def _speech_by_speaker(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
     """Name → all speeches of this speaker, separated by line breaks."""
     starts = list(pattern.finditer(text))
     speeches_by_name: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedsim.core.constraints import Count, Positive
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
@@ -52,11 +52,12 @@ class Images(Dataset):
     ) -> None:
         folder = data_root(root)
         splits = [self._load(folder, train, download) for train in (True, False)]
-        for (x, y), half in zip(splits, ("training", "test"), strict=True):
+        for (x, y), split_name in zip(splits, ("training", "test"), strict=True):
             is_consistent = len(x) and len(x) == len(y) and x.dtype == torch.uint8
             if not is_consistent or not 0 <= int(y.min()) <= int(y.max()) < self.kinds:
                 raise MissingDataError(
-                    f"dataset={self.label}: the {half} files under {folder.resolve()} hold {len(x)} images, {len(y)} "
+                    f"dataset={self.label}: the {split_name} files under {folder.resolve()} hold "
+                    f"{len(x)} images, {len(y)} "
                     f"labels; expected as many uint8 images as labels 0 to {self.kinds - 1}; download them again"
                 )
         (train_x, train_y), (test_x, test_y) = splits
@@ -85,7 +86,7 @@ class Images(Dataset):
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         """uint8 images [N, C, H, W] and labels [N] of one half."""
-        reader = getattr(torchvision().datasets, self.source)
+        reader = getattr(import_torchvision().datasets, self.source)
         try:
             dataset = reader(str(folder), train=train, download=download)
         except Exception as error:  # a reader may raise anything on a damaged file
@@ -193,7 +194,7 @@ class SVHN(Images):
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         split = "train" if train else "test"
         try:
-            dataset = torchvision().datasets.SVHN(str(folder), split=split, download=download)
+            dataset = import_torchvision().datasets.SVHN(str(folder), split=split, download=download)
         except Exception as error:
             raise MissingDataError(
                 f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} ({{root}}, or the variable "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, NonNegative, OneOf, Positive, Real, Validated
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import numbers_per_client
@@ -47,7 +47,7 @@ class Drift(Validated, ABC):
         seed: of the factors, which are the same for all replicates.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf("direction", lambda component, run: component.moves == "features", "{at}.moves=features"),
         EffectiveIf(
             "plane",
@@ -55,10 +55,10 @@ class Drift(Validated, ABC):
             "{at}.moves=rotation and inputs that are no images",
         ),
         EffectiveIf("seed", lambda component, run: component.draws_by_seed, "{at}.spread above 0"),
-        EffectiveIf("references", lambda component, run: not run.setup.shift.active, "shift=none"),
+        EffectiveIf("references", lambda component, run: not run.simulation.shift.active, "shift=none"),
         EffectiveIf(
             "references_seconds",
-            lambda component, run: run.minimisers_are_solved,
+            lambda component, run: run.computes_drift_references,
             "shift=none and {at}.references=auto or always",
         ),
     )
@@ -98,10 +98,10 @@ class Drift(Validated, ABC):
             dataset: of the run.
         """
         factors: Real | Sequence[Real] = 1.0 if self.factors is None else self.factors
-        drawn = numbers_per_client(
+        client_factors = numbers_per_client(
             "drift.factors", factors, self.spread, federation.clients, self.seed, rng.Purpose.DRIFT
         )
-        self._factors, self.seeds = drawn.numpy(), federation.seeds
+        self._factors, self.seeds = client_factors.numpy(), federation.seeds
         self._movement = self._movement_of(federation, dataset)
 
     def _movement_of(self, federation: Federation, dataset: Dataset) -> Movement:
@@ -123,6 +123,10 @@ class Drift(Validated, ABC):
     def displacement(self, t: np.ndarray, replicate: np.ndarray, client: np.ndarray) -> np.ndarray:
         """[c] a_i s(t) of clients [c] in rounds [c] of replicates [c], float64."""
         return self._factors[client] * self.path(t, replicate)
+
+    def record_of(self) -> dict[str, np.ndarray]:
+        """What was read from a file, by names of its own: a resumed run must meet the same."""
+        return {}
 
     def displaced(
         self, batch: Batch, displacement: np.ndarray, replicate: np.ndarray, client: np.ndarray | None

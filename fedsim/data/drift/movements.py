@@ -23,18 +23,20 @@ class Movement(ABC):
     """Displaces the samples of c clients by one number each."""
 
     @abstractmethod
-    def __call__(self, batch: Batch, amount: np.ndarray, replicate: np.ndarray, client: np.ndarray | None) -> Batch:
+    def __call__(
+        self, batch: Batch, displacement: np.ndarray, replicate: np.ndarray, client: np.ndarray | None
+    ) -> Batch:
         """The batch, displaced; the tensors given are left as they are.
 
         Args:
             batch: 'x' [c, B, …], prepared, and 'y' [c, B, …] where there are targets.
-            amount, replicate, client: [c] (host); client None: samples of all clients.
+            displacement, replicate, client: [c] (host); client None: samples of all clients.
         """
 
 
-def columns(amount: np.ndarray, like: Tensor) -> Tensor:
+def columns(displacement: np.ndarray, like: Tensor) -> Tensor:
     """[c] (host) as [c, 1, …], with the type, the device and the dimensions of a batch's entry [c, B, …]."""
-    numbers = torch.as_tensor(amount).to(like.dtype)
+    numbers = torch.as_tensor(displacement).to(like.dtype)
     return numbers.reshape(-1, *[1] * (like.dim() - 1)).to(like.device, non_blocking=True)
 
 
@@ -57,9 +59,11 @@ class Features(Movement):
         numbers = torch.ones(size, dtype=torch.float64) if direction is None else torch.tensor(list(direction))
         self.direction = numbers.to(torch.float64).reshape(dataset.shape)
 
-    def __call__(self, batch: Batch, amount: np.ndarray, replicate: np.ndarray, client: np.ndarray | None) -> Batch:
+    def __call__(
+        self, batch: Batch, displacement: np.ndarray, replicate: np.ndarray, client: np.ndarray | None
+    ) -> Batch:
         x = batch["x"]
-        return batch | {"x": x + columns(amount, x) * self.direction.to(x)}
+        return batch | {"x": x + columns(displacement, x) * self.direction.to(x)}
 
 
 class Rotation(Movement):
@@ -81,25 +85,27 @@ class Rotation(Movement):
                 f"{size}; {'use moves=features' if size < 2 else f'features are numbered from 0 to {size - 1}'}"
             )
 
-    def __call__(self, batch: Batch, amount: np.ndarray, replicate: np.ndarray, client: np.ndarray | None) -> Batch:
-        x, angle = batch["x"], np.deg2rad(amount)
+    def __call__(
+        self, batch: Batch, displacement: np.ndarray, replicate: np.ndarray, client: np.ndarray | None
+    ) -> Batch:
+        x, angle = batch["x"], np.deg2rad(displacement)
         cos, sin = columns(np.cos(angle), x).flatten(), columns(np.sin(angle), x).flatten()
-        return batch | {"x": self._of_images(x, cos, sin) if self.image else self._of_vectors(x, cos, sin)}
+        return batch | {"x": self._rotate_images(x, cos, sin) if self.image else self._rotate_vectors(x, cos, sin)}
 
-    def _of_vectors(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_vectors(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         flat = x.flatten(2).clone()
-        first, second = (flat[..., feature].clone() for feature in self.plane)
+        first_feature, second_feature = (flat[..., feature].clone() for feature in self.plane)
         cos, sin = cos[:, None], sin[:, None]
-        flat[..., self.plane[0]] = cos * first - sin * second
-        flat[..., self.plane[1]] = sin * first + cos * second
+        flat[..., self.plane[0]] = cos * first_feature - sin * second_feature
+        flat[..., self.plane[1]] = sin * first_feature + cos * second_feature
         return flat.reshape(x.shape)
 
     @staticmethod
-    def _of_images(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_images(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         height, width = x.shape[-2:]
-        ratio, nothing = height / width, torch.zeros_like(cos)
+        ratio, zero_entries = height / width, torch.zeros_like(cos)
         # from a pixel of the result to where it comes from, in coordinates from −1 to 1; y points downwards
-        rows = torch.stack([cos, -sin * ratio, nothing]), torch.stack([sin / ratio, cos, nothing])
+        rows = torch.stack([cos, -sin * ratio, zero_entries]), torch.stack([sin / ratio, cos, zero_entries])
         theta = torch.stack(rows).permute(2, 0, 1).repeat_interleave(x.shape[1], dim=0)  # [c·B, 2, 3]
         images = x.flatten(0, 1)
         grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
@@ -116,18 +122,20 @@ class Targets(Movement):
     def __init__(self, dataset: Dataset) -> None:
         self.classes = dataset.classes
         stored_without = not dataset.stream and dataset.train_y is None
-        several = self.classes is not None and not dataset.stream and dataset.labels is None
-        if stored_without or several or (self.classes is None and dataset.loss != "squared"):
+        has_several_labels = self.classes is not None and not dataset.stream and dataset.labels is None
+        if stored_without or has_several_labels or (self.classes is None and dataset.loss != "squared"):
             raise ConfigError(
                 f"drift.moves=targets needs one class or real-valued targets per sample, which dataset={dataset.name} "
                 "does not have; use moves=features"
             )
 
-    def __call__(self, batch: Batch, amount: np.ndarray, replicate: np.ndarray, client: np.ndarray | None) -> Batch:
+    def __call__(
+        self, batch: Batch, displacement: np.ndarray, replicate: np.ndarray, client: np.ndarray | None
+    ) -> Batch:
         y = batch["y"]
         if self.classes is None:
-            return batch | {"y": y + columns(amount, y)}
-        return batch | {"y": (y + columns(np.rint(amount), y)) % self.classes}
+            return batch | {"y": y + columns(displacement, y)}
+        return batch | {"y": (y + columns(np.rint(displacement), y)) % self.classes}
 
 
 class LabelFractions(Movement):
@@ -150,12 +158,14 @@ class LabelFractions(Movement):
         self.of_test = self.fractions.mean(axis=(0, 1))
         if dataset.test_y is not None:
             self.of_test = np.bincount(dataset.test_y.cpu().numpy(), minlength=dataset.classes) / len(dataset.test_y)
-        self.tilt = np.linspace(-1.0, 1.0, dataset.classes)
+        self.class_tilt = np.linspace(-1.0, 1.0, dataset.classes)
 
-    def __call__(self, batch: Batch, amount: np.ndarray, replicate: np.ndarray, client: np.ndarray | None) -> Batch:
-        held = self.of_test[None] if client is None else self.fractions[replicate, client]
-        factors = np.exp(amount[:, None] * self.tilt)  # [c, K]
-        total = (np.nan_to_num(held) * factors).sum(1, keepdims=True)
+    def __call__(
+        self, batch: Batch, displacement: np.ndarray, replicate: np.ndarray, client: np.ndarray | None
+    ) -> Batch:
+        class_fractions = self.of_test[None] if client is None else self.fractions[replicate, client]
+        factors = np.exp(displacement[:, None] * self.class_tilt)  # [c, K]
+        total = (np.nan_to_num(class_fractions) * factors).sum(1, keepdims=True)
         of_class = torch.as_tensor(factors / np.where(total > 0, total, 1.0)).to(weight_type(batch))
         weight = of_class.to(batch["x"].device, non_blocking=True).gather(1, batch["y"].to(torch.int64))
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}

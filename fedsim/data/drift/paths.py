@@ -9,10 +9,10 @@ import numpy as np
 
 from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, Fraction, NonNegativePerSeed, Positive, RealPerSeed
-from fedsim.core.effects import EffectiveIf
+from fedsim.core.effects import EffectiveIf, RoundsOfRun
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import per_seed
+from fedsim.core.per_seed import as_per_seed
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift.drift import Drift, of_replicates
 
@@ -27,7 +27,7 @@ class Linear(Drift):
 
     def __init__(self, speed: RealPerSeed = 0.01, **options: Any) -> None:
         super().__init__(**options)
-        self.speed = per_seed(speed)
+        self.speed = as_per_seed(speed)
 
     def path(self, t: np.ndarray, replicate: np.ndarray) -> np.ndarray:
         return of_replicates(self.speed, replicate) * t.astype(np.float64)
@@ -47,11 +47,11 @@ class Cyclic(Drift):
         self, amplitude: RealPerSeed = 1.0, period: Positive = 100.0, phase: Fraction = 0.0, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.amplitude, self.period, self.phase = per_seed(amplitude), period, phase
+        self.amplitude, self.period, self.phase = as_per_seed(amplitude), period, phase
 
     def path(self, t: np.ndarray, replicate: np.ndarray) -> np.ndarray:
-        turn = t.astype(np.float64) / self.period + self.phase
-        return of_replicates(self.amplitude, replicate) * np.sin(2 * np.pi * turn)
+        num_cycles = t.astype(np.float64) / self.period + self.phase
+        return of_replicates(self.amplitude, replicate) * np.sin(2 * np.pi * num_cycles)
 
 
 class Abrupt(Drift):
@@ -64,6 +64,8 @@ class Abrupt(Drift):
         **options: of every drift.
     """
 
+    effective_if = (RoundsOfRun("at", measured=True),)
+
     def __init__(
         self,
         size: RealPerSeed = 1.0,
@@ -72,13 +74,13 @@ class Abrupt(Drift):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.size, self.at, self.alternate = per_seed(size), at, alternate
+        self.size, self.at, self.alternate = as_per_seed(size), at, alternate
         if not len(at):
             raise ConfigError(key="at", value=[], needs="names no round in which the data change; use drift=none")
-        self._changes = np.sort(np.asarray(at, dtype=np.int64))
+        self._change_rounds = np.sort(np.asarray(at, dtype=np.int64))
 
     def path(self, t: np.ndarray, replicate: np.ndarray) -> np.ndarray:
-        count = np.searchsorted(self._changes, t, side="right")
+        count = np.searchsorted(self._change_rounds, t, side="right")
         return of_replicates(self.size, replicate) * (count % 2 if self.alternate else count).astype(np.float64)
 
 
@@ -95,7 +97,7 @@ class RandomWalk(Drift):
 
     def __init__(self, std: NonNegativePerSeed = 0.1, reversion: Fraction = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.std, self.reversion = per_seed(std), reversion
+        self.std, self.reversion = as_per_seed(std), reversion
         self._positions = np.zeros((1, 1))  # [T, R] of std = 1
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
@@ -108,13 +110,18 @@ class RandomWalk(Drift):
 
     def _walk_to(self, t: int) -> None:
         """Draw the steps up to round t, each by its own round, so that it does not matter which was asked for first."""
-        known = len(self._positions)
-        if t < known:
+        num_known_positions = len(self._positions)
+        if t < num_known_positions:
             return
-        positions = np.concatenate([self._positions, np.zeros((max(t + 1 - known, known), self._positions.shape[1]))])
-        for step in range(known, len(positions)):
-            drawn = rng.draws_by_seed(self.seeds, lambda draws: draws.standard_normal(), rng.Purpose.DRIFT, step)
-            positions[step] = (1 - self.reversion) * positions[step - 1] + drawn
+        positions = np.concatenate(
+            [
+                self._positions,
+                np.zeros((max(t + 1 - num_known_positions, num_known_positions), self._positions.shape[1])),
+            ]
+        )
+        for step in range(num_known_positions, len(positions)):
+            normal_draws = rng.draws_by_seed(self.seeds, lambda draws: draws.standard_normal(), rng.Purpose.DRIFT, step)
+            positions[step] = (1 - self.reversion) * positions[step - 1] + normal_draws
         self._positions = positions
 
 
@@ -129,13 +136,17 @@ class ByClient(Drift):
         **options: of every drift.
     """
 
-    effective_if = tuple(
-        EffectiveIf(
-            name,
-            lambda component, run: component.rounds_of_clients is None,
-            "{at}.rounds_of_clients=null, which gives all rounds",
-        )
-        for name in ("first", "last")
+    effective_if = (
+        *(
+            EffectiveIf(
+                name,
+                lambda component, run: component.rounds_of_clients is None,
+                "{at}.rounds_of_clients=null, which gives all rounds",
+            )
+            for name in ("first", "last")
+        ),
+        RoundsOfRun("first", measured=True),
+        RoundsOfRun("rounds_of_clients", measured=True, per_client=True),
     )
 
     def __init__(
@@ -147,10 +158,10 @@ class ByClient(Drift):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.size, self.first, self.last, self.rounds_of_clients = per_seed(size), first, last, rounds_of_clients
+        self.size, self.first, self.last, self.rounds_of_clients = as_per_seed(size), first, last, rounds_of_clients
         if last < first:
             raise ConfigError(key="last", value=last, needs=f"must not be before first={first}")
-        self._changes = np.zeros(0, dtype=np.int64)
+        self._change_rounds = np.zeros(0, dtype=np.int64)
 
     @property
     def draws_by_seed(self) -> bool:
@@ -161,16 +172,16 @@ class ByClient(Drift):
         clients, given_rounds = federation.clients, self.rounds_of_clients
         if given_rounds is None:
             spread = np.rint(np.linspace(self.first, self.last, clients)).astype(np.int64)
-            self._changes = rng.generator(self.seed, rng.Purpose.ONSET).permutation(spread)
+            self._change_rounds = rng.generator(self.seed, rng.Purpose.ONSET).permutation(spread)
             return
         if len(given_rounds) != clients:
             raise ConfigError(
                 f"drift.rounds_of_clients has {len(given_rounds)} entries, but clients={clients}; give one per client"
             )
-        self._changes = np.asarray(given_rounds, dtype=np.int64)
+        self._change_rounds = np.asarray(given_rounds, dtype=np.int64)
 
     def path(self, t: np.ndarray, replicate: np.ndarray) -> np.ndarray:
         return np.broadcast_to(np.asarray(of_replicates(self.size, replicate), dtype=np.float64), t.shape)
 
     def displacement(self, t: np.ndarray, replicate: np.ndarray, client: np.ndarray) -> np.ndarray:
-        return np.where(t >= self._changes[client], super().displacement(t, replicate, client), 0.0)
+        return np.where(t >= self._change_rounds[client], super().displacement(t, replicate, client), 0.0)

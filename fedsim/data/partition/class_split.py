@@ -66,21 +66,25 @@ class ClassSplit(Partition):
                 client_shares[client].append(share)
         return [np.concatenate(p) for p in client_shares]
 
-    def _assign_classes(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
+    def _assign_classes(
+        self, class_counts: np.ndarray, clients: int, draw: np.random.Generator
+    ) -> dict[int, list[int]]:
         """The clients that hold each class: k distinct classes per client, all classes held about equally often."""
-        if self.per_client > len(present):
+        if self.per_client > len(class_counts):
             raise ConfigError(
-                f"partition.classes_per_client={self.per_client} exceeds the data set's {len(present)} classes"
+                f"partition.classes_per_client={self.per_client} exceeds the data set's {len(class_counts)} classes"
             )
-        if clients * self.per_client < len(present):
+        if clients * self.per_client < len(class_counts):
             raise ConfigError(
                 f"clients={clients} × partition.classes_per_client={self.per_client} cannot hold all "
-                f"{len(present)} classes; raise either"
+                f"{len(class_counts)} classes; raise either"
             )
-        clients_by_class: dict[int, list[int]] = {int(label): [] for label in present}
+        clients_by_class: dict[int, list[int]] = {int(label): [] for label in class_counts}
         for client in draw.permutation(clients):
-            ties = draw.random(len(present))
-            rank = sorted(range(len(present)), key=lambda c: (len(clients_by_class[int(present[c])]), ties[c]))
+            tie_breakers = draw.random(len(class_counts))
+            rank = sorted(
+                range(len(class_counts)), key=lambda c: (len(clients_by_class[int(class_counts[c])]), tie_breakers[c])
+            )
             for c in rank[: self.per_client]:
-                clients_by_class[int(present[c])].append(int(client))
+                clients_by_class[int(class_counts[c])].append(int(client))
         return clients_by_class

@@ -120,8 +120,8 @@ class Dirichlet(Partition):
         for class_samples, share in zip(pools, shares, strict=True):
             if not share.any():
                 continue
-            cuts = np.round(np.cumsum(share)[:-1] * len(class_samples)).astype(np.int64)
-            for client, client_samples in enumerate(np.split(class_samples, cuts)):
+            split_points = np.round(np.cumsum(share)[:-1] * len(class_samples)).astype(np.int64)
+            for client, client_samples in enumerate(np.split(class_samples, split_points)):
                 client_pieces[client].append(client_samples)
         return [np.concatenate(p) for p in client_pieces]
 
@@ -133,12 +133,12 @@ class Dirichlet(Partition):
         capacity = np.array([len(p) for p in pools])
         client_samples: list[np.ndarray | None] = [None] * clients
         for client in draw.permutation(clients):
-            mix = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
+            class_shares = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
             taken_counts = np.zeros(len(pools), dtype=np.int64)
-            while (missing := size - taken_counts.sum()) > 0:
+            while (num_missing := size - taken_counts.sum()) > 0:
                 free_capacity = capacity - used_counts - taken_counts
-                open_mix = np.where(free_capacity > 0, mix + 1e-12, 0.0)
-                drawn_counts = draw.multinomial(missing, open_mix / open_mix.sum())
+                open_mix = np.where(free_capacity > 0, class_shares + 1e-12, 0.0)
+                drawn_counts = draw.multinomial(num_missing, open_mix / open_mix.sum())
                 taken_counts += np.minimum(drawn_counts, free_capacity)
             client_samples[client] = np.concatenate(
                 [pools[c][used_counts[c] : used_counts[c] + taken_counts[c]] for c in range(len(pools))]

@@ -9,10 +9,10 @@ import numpy as np
 
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.core.targets import Kind
+from fedsim.core.targets import TargetKind
 from fedsim.data.partition.partition import Partition, Samples
 
-PARTITIONER_KIND = Kind(
+PARTITIONER_KIND = TargetKind(
     "a partitioner of Flower's", required_methods=("load_partition",), modules=("flwr_datasets.partitioner",)
 )  # whose classes load_partition is written in, or a base class of theirs
 

@@ -35,10 +35,10 @@ class Grouped(Partition):
                 f"clients={clients} exceeds the {len(owners)} natural owners that partition=grouped groups; lower it"
             )
         order = np.argsort(samples.owners, kind="stable")
-        first = np.searchsorted(samples.owners[order], owners)
-        owner_samples = np.split(order, first[1:])
+        first_positions = np.searchsorted(samples.owners[order], owners)
+        owner_samples = np.split(order, first_positions[1:])
         groups = np.array_split(draw.permutation(len(owners)) if self.shuffle else np.arange(len(owners)), clients)
-        table = Table.of([np.concatenate([owner_samples[k] for k in group]) for group in groups])
+        table = Table.from_shares([np.concatenate([owner_samples[k] for k in group]) for group in groups])
         if samples.names is not None:
             table.names = tuple(group_names([samples.names[owners[k]] for k in group]) for group in groups)
         return table

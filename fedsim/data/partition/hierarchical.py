@@ -68,7 +68,7 @@ class Hierarchical(Partition):
                 group_samples[indices]
                 for indices in sample_numbers_per_client(self.inner.split(group_subset, count, draw))
             ]
-        table = Table.of(client_samples)
+        table = Table.from_shares(client_samples)
         table.names = tuple(f"{group}.{client}" for group, count in enumerate(sizes) for client in range(count))
         return table
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.core.constraints import Count, Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples
-from fedsim.data.partition.quantity import apportioned
+from fedsim.data.partition.quantity import largest_remainder_counts
 
 
 class Matched(Partition):
@@ -62,28 +62,31 @@ class Matched(Partition):
     def _counts(self, rows: np.ndarray, available: np.ndarray) -> np.ndarray:
         """[m, C] samples of every client and class, for the requested or the largest possible size."""
 
-        def of(size: int) -> np.ndarray:
-            return np.stack([apportioned(row, size) for row in rows])
+        def counts_of_size(size: int) -> np.ndarray:
+            return np.stack([largest_remainder_counts(row, size) for row in rows])
 
         if self.size is not None:
-            counts = of(self.size)
-            short = np.flatnonzero(counts.sum(0) > available)
-            if len(short):
+            counts = counts_of_size(self.size)
+            short_classes = np.flatnonzero(counts.sum(0) > available)
+            if len(short_classes):
                 raise ConfigError(
-                    f"partition.size={self.size} needs {counts.sum(0)[short[0]]} samples of class {short[0]}, which "
-                    f"has {available[short[0]]}; lower it, or set it to null"
+                    f"partition.size={self.size} needs {counts.sum(0)[short_classes[0]]} samples of "
+                    f"class {short_classes[0]}, which "
+                    f"has {available[short_classes[0]]}; lower it, or set it to null"
                 )
             return counts
         total = rows.sum(0)
         size = int(np.floor(np.min(available[total > 0] / total[total > 0])))
-        while size and (of(size).sum(0) > available).any():  # rounding up may need a few more than there are
+        while (
+            size and (counts_of_size(size).sum(0) > available).any()
+        ):  # rounding up may need a few more than there are
             size -= 1
         if not size:
             raise ConfigError(
                 f"partition=matched leaves no samples for clients={len(rows)}: a class in partition.distribution has "
                 "too few samples; lower its share"
             )
-        return of(size)
+        return counts_of_size(size)
 
 
 def class_shares(distribution: Sequence[float | Sequence[float]]) -> np.ndarray:

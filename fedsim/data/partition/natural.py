@@ -42,6 +42,6 @@ class Natural(Partition):
         order = np.argsort(owners, kind="stable")
         owner_samples = np.split(order, np.searchsorted(owners[order], np.arange(1, owner_count)))
         natural_numbers = draw.permutation(owner_count)[:clients] if self.shuffle else range(owner_count)
-        table = Table.of([owner_samples[owner] for owner in natural_numbers])
+        table = Table.from_shares([owner_samples[owner] for owner in natural_numbers])
         table.names = None if samples.names is None else tuple(samples.names[owner] for owner in natural_numbers)
         return table

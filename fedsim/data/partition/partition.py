@@ -38,7 +38,7 @@ class Table:
     skew: Skew | None = None  # feature skew
 
     @classmethod
-    def of(cls, shares: list[np.ndarray]) -> Table:
+    def from_shares(cls, shares: list[np.ndarray]) -> Table:
         """From one index array per client."""
         offsets = np.concatenate([[0], np.cumsum([len(p) for p in shares])]).astype(np.int64)
         order = np.concatenate(shares) if shares else np.zeros(0)
@@ -57,9 +57,9 @@ class Table:
             self.order[: self.offsets[clients]], self.offsets[: clients + 1], validation_table, names, self.skew
         )
 
-    def renumber(self, numbers: np.ndarray) -> Table:
+    def with_renumbered_samples(self, numbers: np.ndarray) -> Table:
         """The same table with sample k renumbered as numbers[k]."""
-        validation_table = None if self.validation is None else self.validation.renumber(numbers)
+        validation_table = None if self.validation is None else self.validation.with_renumbered_samples(numbers)
         return Table(numbers[self.order].astype(np.int32), self.offsets, validation_table, self.names, self.skew)
 
     def split_off(self, share: float, draw: np.random.Generator) -> Table:
@@ -80,13 +80,15 @@ class Table:
         """[m, C] the actual label distribution of each client."""
         m = len(self.offsets) - 1
         fractions = np.empty((m, classes))
-        for begin in range(0, m, CLIENTS_PER_BLOCK):  # temporary arrays of a million clients would exceed their data
-            bounds = self.offsets[begin : begin + CLIENTS_PER_BLOCK + 1]
+        for block_start in range(
+            0, m, CLIENTS_PER_BLOCK
+        ):  # temporary arrays of a million clients would exceed their data
+            bounds = self.offsets[block_start : block_start + CLIENTS_PER_BLOCK + 1]
             clients = len(bounds) - 1
             client = np.repeat(np.arange(clients), np.diff(bounds))
             held_labels = labels[self.order[bounds[0] : bounds[-1]]]
             counts = np.bincount(client * classes + held_labels, minlength=clients * classes).reshape(clients, classes)
-            np.divide(counts, counts.sum(1, keepdims=True), out=fractions[begin : begin + clients])
+            np.divide(counts, counts.sum(1, keepdims=True), out=fractions[block_start : block_start + clients])
         return fractions
 
 
@@ -150,7 +152,7 @@ class Partition(Validated, ABC):
         """Split and check: every sample is used at most once, no client is empty."""
         shares = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         name = type(self).__name__ if self.name == Partition.name else self.name
-        table = shares if isinstance(shares, Table) else Table.of(_checked_shares(name, shares))
+        table = shares if isinstance(shares, Table) else Table.from_shares(_checked_shares(name, shares))
         check_table(name, table, samples.count, clients)
         table.skew = self.skew(clients)
         check_use(name, table, samples.count, clients, self.remedy)
@@ -197,7 +199,7 @@ def check_table(name: str, table: Table, samples: int, clients: int) -> None:
     if order.dtype.kind not in "iu" or offsets.dtype.kind not in "iu" or not bounds:
         raise ConfigError(
             f"partition={name}: offsets of a Table must rise from 0 to the length of order, both of whole numbers; use "
-            "Table.of with one array per client"
+            "Table.from_shares with one array per client"
         )
     invalid_positions = np.flatnonzero((order < 0) | (order >= samples))
     if len(invalid_positions):
@@ -211,11 +213,11 @@ def check_table(name: str, table: Table, samples: int, clients: int) -> None:
 
 def check_use(name: str, table: Table, samples: int, clients: int, remedy: str) -> None:
     """Check that each client holds a sample, and that no sample is used twice."""
-    empty = np.flatnonzero(table.sizes == 0)
-    if len(empty):
+    empty_clients = np.flatnonzero(table.sizes == 0)
+    if len(empty_clients):
         raise ConfigError(
-            f"partition={name} leaves {len(empty)} of clients={clients} without samples "
-            f"(client {empty[0]} first); {remedy}"
+            f"partition={name} leaves {len(empty_clients)} of clients={clients} without samples "
+            f"(client {empty_clients[0]} first); {remedy}"
         )
     used_mask = np.zeros(samples, dtype=bool)
     used_mask[table.order] = True

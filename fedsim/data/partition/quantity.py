@@ -62,15 +62,15 @@ class Quantity(Partition):
         else:
             logarithms = -self.exponent * np.log(draw.permutation(clients) + 1.0)
         weights = np.exp(logarithms - logarithms.max())
-        sizes = self.min_size + apportioned(weights, surplus)
+        sizes = self.min_size + largest_remainder_counts(weights, surplus)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return Table(draw.permutation(samples.count).astype(np.int32), offsets)
 
 
-def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
+def largest_remainder_counts(weights: np.ndarray, total: int) -> np.ndarray:
     """Integers that sum to the total and are closest to shares w / Σw of it (largest remainder method)."""
     exact = weights / weights.sum() * total
     counts = np.floor(exact).astype(np.int64)
-    short = total - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1
+    num_missing = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:num_missing]] += 1
     return counts

@@ -51,7 +51,7 @@ class Keys:
             self._round_keys[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
         return self._round_keys[purpose]
 
-    def distinct(self) -> tuple[np.ndarray, np.ndarray] | None:
+    def distinct_rows(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Positions [u] of rows with distinct (seed, client), and for every row [c] the index of its representative;
         None if all rows differ, or may do so.
         """
@@ -59,8 +59,8 @@ class Keys:
             return None
         _, seed = np.unique(self.seeds, return_inverse=True)
         number = seed * (self.clients.max() + 1) + self.clients
-        _, first, like = np.unique(number, return_index=True, return_inverse=True)
-        return None if len(first) == len(like) else (first, like)
+        _, first_rows, inverse_index = np.unique(number, return_index=True, return_inverse=True)
+        return None if len(first_rows) == len(inverse_index) else (first_rows, inverse_index)
 
     def at(self, positions: np.ndarray) -> Keys:
         """The keys of the rows at these positions."""
@@ -69,22 +69,22 @@ class Keys:
         )
         return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn_rounds)  # type: ignore[arg-type]
 
-    def step_keys(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
+    def step_keys(self, purpose: rng.Purpose, step: int, row_selection: slice) -> Tensor:
         """[c'] keys of some rows at a local step."""
-        return self.keys_of_steps(purpose, range(step, step + 1), pick)[0]
+        return self.keys_of_steps(purpose, range(step, step + 1), row_selection)[0]
 
-    def keys_of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
+    def keys_of_steps(self, purpose: rng.Purpose, steps: range, row_selection: slice = slice(None)) -> Tensor:
         """[s, c'] keys of some rows at some local steps, in one call."""
         fixed_key = self.drawn_round is not None and purpose in STREAM_DRAW_PURPOSES
         number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
-        keys = rng.fold_host(self.round_keys(purpose)[pick], number[:, None])
+        keys = rng.fold_host(self.round_keys(purpose)[row_selection], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)
 
 
 class Feed(Protocol):
     """Provides the samples of c rows in a round, step by step."""
 
-    def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
+    def batch_of_rows(self, step: int, row_selection: slice, width: int, dtype: torch.dtype) -> Batch:
         """'x' [c', width, …] and more: the samples of some rows at a local step, as model inputs. Entries beyond a
         row's batch size are arbitrary samples.
         """
@@ -111,7 +111,7 @@ class ClientData(ABC):
         return self.drift.displaced(batch, self.drift.displacement(rounds, replicate, client), replicate, client)
 
     @abstractmethod
-    def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
+    def workload(self, local_work: LocalWork, rows: np.ndarray) -> Workload:
         """The workload of the given virtual clients [n].
 
         Raises:
@@ -119,8 +119,8 @@ class ClientData(ABC):
         """
 
     @abstractmethod
-    def one_epoch(self, work: LocalWork) -> LocalWork:
-        """The workload of one pass over a client's data; for a stream, `work` itself."""
+    def one_epoch(self, local_work: LocalWork) -> LocalWork:
+        """The workload of one pass over a client's data; for a stream, `local_work` itself."""
 
     @abstractmethod
     def feed(self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str) -> Feed:

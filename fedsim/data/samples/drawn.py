@@ -25,19 +25,19 @@ DEFAULT_SAMPLES_PER_CLIENT = 1000  # default number of samples that represent a 
 class Drawn(ClientData):
     """Client data of a stream."""
 
-    def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
-        if work.epochs is not None:
+    def workload(self, local_work: LocalWork, rows: np.ndarray) -> Workload:
+        if local_work.epochs is not None:
             raise ConfigError(
-                f"local_epochs={work.epochs} has no meaning for dataset={self.dataset.name}, which draws fresh "
+                f"local_epochs={local_work.epochs} has no meaning for dataset={self.dataset.name}, which draws fresh "
                 "samples; set local_steps"
             )
-        if work.batch_size is None:
+        if local_work.batch_size is None:
             raise ConfigError(f"batch_size=null has no meaning for dataset={self.dataset.name}; give a number")
-        size, per_pass = np.full(len(rows), work.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
-        return Workload(self.federation.sizes[rows], size, per_pass, np.full(len(rows), work.steps), False)
+        size, per_pass = np.full(len(rows), local_work.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
+        return Workload(self.federation.num_samples[rows], size, per_pass, np.full(len(rows), local_work.steps), False)
 
-    def one_epoch(self, work: LocalWork) -> LocalWork:
-        return work
+    def one_epoch(self, local_work: LocalWork) -> LocalWork:
+        return local_work
 
     def feed(
         self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
@@ -69,7 +69,7 @@ class Drawn(ClientData):
         if means is None:
             return None
         means = means[: self.federation.clients]
-        return means.expand(self.federation.replicates, *means.shape)
+        return means.expand(self.federation.num_replicates, *means.shape)
 
     def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
         zero_client = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
@@ -89,18 +89,20 @@ class DrawnFeed:
     @functools.cached_property
     def _drawn_rows(self) -> tuple[Keys, Tensor, Tensor | None]:
         """Keys and clients [u] of the samples that are drawn, and the index of each row's [c] among them."""
-        shared = self.keys.distinct()
-        if shared is None:
+        distinct_rows_and_inverse = self.keys.distinct_rows()
+        if distinct_rows_and_inverse is None:
             return self.keys, self.clients, None
-        first, like = (torch.as_tensor(indices).to(self.clients.device, non_blocking=True) for indices in shared)
-        return self.keys.at(shared[0]), self.clients[first], like
+        distinct_rows, inverse_index = (
+            torch.as_tensor(indices).to(self.clients.device, non_blocking=True) for indices in distinct_rows_and_inverse
+        )
+        return self.keys.at(distinct_rows_and_inverse[0]), self.clients[distinct_rows], inverse_index
 
-    def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
+    def batch_of_rows(self, step: int, row_selection: slice, width: int, dtype: torch.dtype) -> Batch:
         clients = self.clients
-        if (pick.start, pick.stop) != (0, len(clients)):
-            keys = self.keys.step_keys(rng.Purpose.NOISE, step, pick)
-            return dict(self.stream.draw(clients[pick], keys, width, dtype))
-        drawing, clients, like = self._drawn_rows
+        if (row_selection.start, row_selection.stop) != (0, len(clients)):
+            keys = self.keys.step_keys(rng.Purpose.NOISE, step, row_selection)
+            return dict(self.stream.draw(clients[row_selection], keys, width, dtype))
+        drawing, clients, inverse_index = self._drawn_rows
         steps, drawn_samples = self._drawn_ahead
         if step not in steps:
             max_steps = MAX_NUMBERS_DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
@@ -110,4 +112,8 @@ class DrawnFeed:
             drawn_samples = {name: value.unflatten(0, keys.shape) for name, value in drawn_samples.items()}
             self._drawn_ahead = steps, drawn_samples
         step_samples = {name: value[step - steps.start] for name, value in drawn_samples.items()}
-        return step_samples if like is None else {name: value[like] for name, value in step_samples.items()}
+        return (
+            step_samples
+            if inverse_index is None
+            else {name: value[inverse_index] for name, value in step_samples.items()}
+        )

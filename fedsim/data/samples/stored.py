@@ -52,20 +52,22 @@ class Stored(ClientData):
         if self.skew is not None:
             self.skew.check(dataset.name, dataset.shape, dataset.tokens)
 
-    def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
+    def workload(self, local_work: LocalWork, rows: np.ndarray) -> Workload:
         sample_counts = self.sizes[rows]
-        with_replacement = work.sampling == "replacement"  # a client may draw more than it has
+        with_replacement = local_work.sampling == "replacement"  # a client may draw more than it has
         size = (
             sample_counts
-            if work.batch_size is None
-            else np.where(with_replacement, work.batch_size, np.minimum(sample_counts, work.batch_size))
+            if local_work.batch_size is None
+            else np.where(with_replacement, local_work.batch_size, np.minimum(sample_counts, local_work.batch_size))
         )
-        per_pass = np.maximum(sample_counts // size, 1) if work.drop_last else -(-sample_counts // size)
-        steps = np.full(len(rows), work.steps) if work.epochs is None else work.epochs * per_pass
-        return Workload(sample_counts, size, per_pass, steps, work.sampling == "pass" and not work.drop_last)
+        per_pass = np.maximum(sample_counts // size, 1) if local_work.drop_last else -(-sample_counts // size)
+        steps = np.full(len(rows), local_work.steps) if local_work.epochs is None else local_work.epochs * per_pass
+        return Workload(
+            sample_counts, size, per_pass, steps, local_work.sampling == "pass" and not local_work.drop_last
+        )
 
-    def one_epoch(self, work: LocalWork) -> LocalWork:
-        return dataclasses.replace(work, steps=None, epochs=1)
+    def one_epoch(self, local_work: LocalWork) -> LocalWork:
+        return dataclasses.replace(local_work, steps=None, epochs=1)
 
     def feed(
         self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
@@ -73,8 +75,10 @@ class Stored(ClientData):
         of_batches = keys.round_keys(rng.Purpose.BATCH)
         device = self.order.device
         if self.several:
-            first, representative = duplicate_rows(of_batches, load)
-            sample_positions = positions(of_batches[first], load.of(first), sizes.shape[1], sampling, device)
+            distinct_rows, representative = duplicate_rows(of_batches, load)
+            sample_positions = positions(
+                of_batches[distinct_rows], load.select_rows(distinct_rows), sizes.shape[1], sampling, device
+            )
             sample_positions = sample_positions[:, torch.as_tensor(representative, device=device)]
         else:
             sample_positions = positions(of_batches, load, sizes.shape[1], sampling, device)
@@ -109,8 +113,8 @@ class Stored(ClientData):
 
     def share(self, row: int) -> Tensor:
         """[n] numbers of all samples of one virtual client."""
-        first = int(self.offsets[row])
-        return self.order[first : first + int(self.sizes[row])].to(torch.int64)
+        first_sample = int(self.offsets[row])
+        return self.order[first_sample : first_sample + int(self.sizes[row])].to(torch.int64)
 
     def gather(self, samples: Tensor, dtype: torch.dtype) -> Batch:
         """Stored samples by number: [...] → x [..., *shape] as stored, y [...] if there are labels."""
@@ -131,11 +135,11 @@ class Stored(ClientData):
         return batch | data.extra_inputs(data.more, samples.to(torch.int64), dtype) if data.more else batch
 
     def shared_by(self, members: Federation, dataset: Dataset) -> Stored:
-        shared = copy.copy(self)
-        shared.federation, shared.dataset = members, dataset
-        shared.offsets = self.offsets.repeat_interleave(members.clients // self.federation.clients)
-        shared.sizes = members.sizes
-        return shared
+        data_view = copy.copy(self)
+        data_view.federation, data_view.dataset = members, dataset
+        data_view.offsets = self.offsets.repeat_interleave(members.clients // self.federation.clients)
+        data_view.sizes = members.num_samples
+        return data_view
 
     def same_samples(self, data: ClientData) -> bool:
         return (
@@ -145,20 +149,25 @@ class Stored(ClientData):
         )
 
     def concatenate(self, data_list: Sequence[ClientData]) -> Stored:
-        joint, stored_list = copy.copy(self), [self, *(stored for stored in data_list if isinstance(stored, Stored))]
+        joint_data, stored_list = (
+            copy.copy(self),
+            [self, *(stored for stored in data_list if isinstance(stored, Stored))],
+        )
         starts = np.cumsum([0, *(len(data.order) for data in stored_list[:-1])])
-        joint.order = torch.cat([data.order for data in stored_list])
-        joint.offsets = torch.cat([data.offsets + int(start) for data, start in zip(stored_list, starts, strict=True)])
-        joint.sizes = np.concatenate([data.sizes for data in stored_list])
-        joint.several = True
-        return joint
+        joint_data.order = torch.cat([data.order for data in stored_list])
+        joint_data.offsets = torch.cat(
+            [data.offsets + int(start) for data, start in zip(stored_list, starts, strict=True)]
+        )
+        joint_data.sizes = np.concatenate([data.sizes for data in stored_list])
+        joint_data.several = True
+        return joint_data
 
     def means(self) -> Tensor | None:
         sizes = torch.as_tensor(self.sizes, device=self.order.device)
         owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
         x = self.dataset.prepare(self.dataset.inputs(self.order.to(torch.int64)), torch.float64).flatten(1)
         sums = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, owner, x)
-        return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.replicates, -1))
+        return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.num_replicates, -1))
 
     def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
         data = self.dataset
@@ -179,27 +188,27 @@ class StoredFeed:
         self.data, self.numbers, self.clients, self.keys = data, numbers, clients, keys
         self._labels: Batch | None = None
 
-    def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
+    def batch_of_rows(self, step: int, row_selection: slice, width: int, dtype: torch.dtype) -> Batch:
         dataset = self.data.dataset
-        numbers = self.numbers[step, pick, :width]
-        batch = self.data.unlabelled(numbers, dtype) | self._y(step, pick, width, dtype)
+        numbers = self.numbers[step, row_selection, :width]
+        batch = self.data.unlabelled(numbers, dtype) | self._y(step, row_selection, width, dtype)
         augment = dataset.augment if dataset.augment is not None and dataset.augment.active else None
         if augment is not None and augment.border == "black":
-            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, pick))
+            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, row_selection))
         batch["x"] = dataset.prepare(batch["x"], dtype)
         if augment is not None and augment.border == "mean":  # the mean colour is zero after normalisation
-            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, pick))
-        batch["x"] = self.data.skewed(batch["x"], self.clients[pick], numbers)
+            batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, row_selection))
+        batch["x"] = self.data.skewed(batch["x"], self.clients[row_selection], numbers)
         return batch
 
-    def _y(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
+    def _y(self, step: int, row_selection: slice, width: int, dtype: torch.dtype) -> Batch:
         """The labels of those samples; scalar labels are gathered for all steps at once."""
         y = self.data.dataset.train_y
         if y is None or y.dim() > 1:
-            return self.data.labels(self.numbers[step, pick, :width], dtype)
+            return self.data.labels(self.numbers[step, row_selection, :width], dtype)
         if self._labels is None:
             self._labels = self.data.labels(self.numbers, dtype)
-        return {"y": self._labels["y"][step, pick, :width]}
+        return {"y": self._labels["y"][step, row_selection, :width]}
 
 
 def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, device: torch.device) -> Tensor:
@@ -215,7 +224,7 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
     """
     uniform_load = len(keys) > 0 and not any(map(np.ptp, (load.num_samples, load.size, load.per_pass, load.steps)))
     # equal rows share what does not depend on their keys
-    shared_load = load.of(np.arange(1)) if uniform_load else load
+    shared_load = load.select_rows(np.arange(1)) if uniform_load else load
     sample_counts, size, per_pass = (
         numbers[:, None] for numbers in (shared_load.num_samples, shared_load.size, shared_load.per_pass)
     )
@@ -224,10 +233,10 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
         return rng.integers(
             _to_device(keys[:, None], device), _to_device(step * size + slot, device), _to_device(sample_counts, device)
         )
-    shuffled, first, last = permutations(keys, load, device)
-    pass_number = np.minimum(step // per_pass, last[: len(shared_load.num_samples), None])
+    shuffled, pass_start, last_pass = permutations(keys, load, device)
+    pass_number = np.minimum(step // per_pass, last_pass[: len(shared_load.num_samples), None])
     position = pass_number * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
-    return shuffled[_to_device(first[:, None], device) + _to_device(position, device)]
+    return shuffled[_to_device(pass_start[:, None], device) + _to_device(position, device)]
 
 
 def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
@@ -243,36 +252,38 @@ def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tupl
     with full batches keeps its order: shuffling would change rounding only.
     """
     full_batch_mask = load.size == load.num_samples
-    passes = np.where(full_batch_mask, 1, -(-load.steps // load.per_pass))
-    row = np.repeat(np.arange(len(passes)), passes)
-    turn = np.arange(len(row)) - np.repeat(np.cumsum(passes) - passes, passes)
+    num_passes = np.where(full_batch_mask, 1, -(-load.steps // load.per_pass))
+    row = np.repeat(np.arange(len(num_passes)), num_passes)
+    pass_number = np.arange(len(row)) - np.repeat(np.cumsum(num_passes) - num_passes, num_passes)
     length = load.num_samples[row]
     starts = np.cumsum(length) - length
-    first, last = starts[np.cumsum(passes) - passes], passes - 1
-    folded = _to_device(rng.fold_host(keys[row], turn)[:, None], device)
+    pass_starts, last_passes = starts[np.cumsum(num_passes) - num_passes], num_passes - 1
+    folded = _to_device(rng.fold_host(keys[row], pass_number)[:, None], device)
     unshuffled_mask = _to_device(full_batch_mask[row, None], device) if full_batch_mask.any() else None
     if np.ptp(length) == 0:  # many short sorts are faster than a long one
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
-        random = rng.bits(folded, slot)
+        random = rng.random_bits(folded, slot)
         random = random if unshuffled_mask is None else torch.where(unshuffled_mask, slot, random)
-        return sort_slots(random, slot, int(length[0])).flatten(), first, last
+        return sort_slots(random, slot, int(length[0])).flatten(), pass_starts, last_passes
     segment = torch.as_tensor(np.repeat(np.arange(len(row)), length), device=device)
     slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(starts, length), device=device)
-    random = rng.bits(folded[segment, 0], slot)
+    random = rng.random_bits(folded[segment, 0], slot)
     random = random if unshuffled_mask is None else torch.where(unshuffled_mask[segment, 0], slot, random)
-    return sort_slots(random, slot, int(length.max()), segment, len(row)), first, last
+    return sort_slots(random, slot, int(length.max()), segment, len(row)), pass_starts, last_passes
 
 
-def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | None = None, segments: int = 1) -> Tensor:
+def sort_slots(
+    random: Tensor, slot: Tensor, num_slots: int, segment: Tensor | None = None, segments: int = 1
+) -> Tensor:
     """Slots sorted by their random numbers, ties by slot: along the last dimension, or within consecutive segments.
     Segment, random number and slot are packed into one integer, which takes an eighth of the time of argsort.
 
     Args:
         random: [..., n], of 32 signed bits.
-        slot: [n], from 0 to below `largest`.
+        slot: [n], from 0 to below `num_slots`.
         segment: [n] ascending, from 0 to below `segments`; None where rows lie along the last dimension.
     """
-    width = largest.bit_length()
+    width = num_slots.bit_length()
     if width + segments.bit_length() > 31:  # they do not fit into one integer
         sort_keys = random if segment is None else (segment << 32) + random + (1 << 31)
         order = sort_keys.argsort(dim=-1, stable=True)
@@ -291,5 +302,5 @@ def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | Non
 def duplicate_rows(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Rows with equal draws, by keys [c] and load: the first row of each group, and the group of each row [c]."""
     signatures = np.stack([keys, load.num_samples, load.size, load.per_pass, load.steps], axis=1)
-    _, first, kind = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
-    return first, kind.reshape(-1)
+    _, first_rows, signature_number = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
+    return first_rows, signature_number.reshape(-1)

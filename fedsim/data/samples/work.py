@@ -70,7 +70,7 @@ class Workload:
             return None
         return np.lexsort((-self.size, -self.steps))
 
-    def of(self, rows: np.ndarray) -> Workload:
+    def select_rows(self, rows: np.ndarray) -> Workload:
         """The workload of the rows at these positions."""
         return Workload(self.num_samples[rows], self.size[rows], self.per_pass[rows], self.steps[rows], self.short_last)
 

@@ -45,12 +45,12 @@ class Metrics:
                 f"metrics need a tensor, and the model returns {type(output).__name__}; name its output by model.output"
             )
         target, labelled = target_of(pair), model.labelled
-        task = PredictionTask.of(output, target, labelled)
+        task = PredictionTask.from_tensors(output, target, labelled)
         for entry in metric_entries:
             shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"
             with error_context(f"metrics: {entry.label} does not fit {shapes} of dataset={dataset.name}"):
                 metric = build_metric(entry, task, output, target, dataset.name)
-            count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
+            count = federation.num_replicates * (0 if dataset.test_x is None else len(dataset.test_x))
             if count * metric.bytes_per_sample > MAX_STORED_BYTES:
                 remedy = "return one number per sample, [B], or use a class with update and compute"
                 if entry.name is not None:
@@ -66,11 +66,12 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """Their names in columns."""
+        """The names of the metrics in columns."""
         return [metric.column for metric in self.metrics]
 
-    def columns(self, test: bool, of: str = "") -> dict[str, str]:
-        """Columns of an evaluated model → descriptions; `test`: whether there is a test set; `of`: of which model."""
+    def columns(self, test: bool, measure_name: str = "") -> dict[str, str]:
+        """Columns of an evaluated model → descriptions; `test`: whether there is a test set; `measure_name`: of which
+        model."""
         descriptions: dict[str, str] = {}
         for metric in self.metrics:
             label = metric.label
@@ -78,14 +79,16 @@ class Metrics:
             columns[f"train_{metric.column}"] = (
                 f"mean over clients of {label} on (a subsample of) the client's own data"
             )
-            if metric.better:
+            if metric.better_direction:
                 columns[f"client_{metric.column}_worst10"] = (
                     f"mean of {label} over the tenth of the clients where it is worst"
                 )
-            descriptions |= {name: f"{description}{of}{metric.direction}" for name, description in columns.items()}
+            descriptions |= {
+                name: f"{description}{measure_name}{metric.direction}" for name, description in columns.items()
+            }
         return descriptions
 
-    def measures(self, of: str) -> dict[str, str]:
+    def measures(self, measure_name: str) -> dict[str, str]:
         """Measures of a client's own model on its validation samples → descriptions; worst tenth if directed."""
         descriptions: dict[str, str] = {}
         for metric in self.metrics:
@@ -94,10 +97,10 @@ class Metrics:
                 name: f"mean over clients of {label} on the client's own validation samples",
                 f"{name}_median": f"median over clients of {label} on the client's own validation samples",
             }
-            if metric.better:
+            if metric.better_direction:
                 measures[f"{name}_worst10"] = f"mean of {label} over the tenth of the clients where it is worst"
             descriptions |= {
-                measure: f"{description}{of}{metric.direction}" for measure, description in measures.items()
+                measure: f"{description}{measure_name}{metric.direction}" for measure, description in measures.items()
             }
         return descriptions
 
@@ -105,27 +108,29 @@ class Metrics:
         """Metrics of clients [K, R, m'], NaN if undefined → columns [R]; `weights` [R, m'] of the objective."""
         columns = {}
         for metric, client_values in zip(self.metrics, values, strict=True):
-            present = ~client_values.isnan()
-            shares = present if weights is None else present * weights.to(client_values)
-            columns[f"train_{metric.column}"] = (torch.where(present, client_values, 0) * shares).sum(1) / shares.sum(1)
-            if metric.better:
-                sign = 1 if metric.better == METRIC_DIRECTIONS[0] else -1
+            is_defined = ~client_values.isnan()
+            shares = is_defined if weights is None else is_defined * weights.to(client_values)
+            columns[f"train_{metric.column}"] = (torch.where(is_defined, client_values, 0) * shares).sum(
+                1
+            ) / shares.sum(1)
+            if metric.better_direction:
+                sign = 1 if metric.better_direction == METRIC_DIRECTIONS[0] else -1
                 ordered = sign * (sign * client_values).sort(dim=1).values  # the worst first, NaN last
-                tenth = (present.sum(1) // WORST_CLIENTS_DIVISOR).clamp(min=1)
-                worst = torch.arange(client_values.shape[1], device=client_values.device) < tenth[:, None]
-                columns[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
+                worst_count = (is_defined.sum(1) // WORST_CLIENTS_DIVISOR).clamp(min=1)
+                worst_mask = torch.arange(client_values.shape[1], device=client_values.device) < worst_count[:, None]
+                columns[f"client_{metric.column}_worst10"] = torch.where(worst_mask, ordered, 0).sum(1) / worst_count
         return columns
 
     def client_metrics(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """[K, n] float64 of clients' outputs and targets [n, q, …]; `weight` [n, q] is 0 for padding."""
         host = weight.cpu()
-        broken = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()
+        has_nan_outputs = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()
         values = torch.full((len(self.metrics), len(output)), torch.nan, dtype=torch.float64, device=output.device)
         for k, metric in enumerate(self.metrics):
             with error_context(f"metrics: {metric.label} failed"):
                 for i, weights in enumerate(host):
                     sample_indices = (weights > 0).nonzero()[:, 0]
-                    if len(sample_indices) < metric.min_samples or broken[i]:
+                    if len(sample_indices) < metric.min_samples or has_nan_outputs[i]:
                         continue
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
                     if not equal_weights and not isinstance(metric.accumulator, PerSampleMetric):
@@ -151,26 +156,28 @@ class PooledMetricAccumulator:
 
     def __init__(self, metrics: Metrics, replicates: int) -> None:
         self.metrics = metrics
-        self.tallies = [[metric.accumulator.new_like() for _ in range(replicates)] for metric in metrics.metrics]
-        self.broken = torch.zeros(replicates, dtype=torch.bool)
+        self.accumulators = [[metric.accumulator.new_like() for _ in range(replicates)] for metric in metrics.metrics]
+        self.has_nan_outputs = torch.zeros(replicates, dtype=torch.bool)
 
     def update(self, outputs: Tensor, targets: Sequence[Tensor]) -> None:
         """Add outputs [R, B, …] of a batch, and the targets [B, …] of each replicate."""
-        self.broken |= outputs.flatten(1).isnan().any(1).cpu()
-        for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
+        self.has_nan_outputs |= outputs.flatten(1).isnan().any(1).cpu()
+        for metric, accumulators in zip(self.metrics.metrics, self.accumulators, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
-                for accumulator, output, target, broken in zip(tallies, outputs, targets, self.broken, strict=True):
-                    if not broken:
+                for accumulator, output, target, has_nan_outputs in zip(
+                    accumulators, outputs, targets, self.has_nan_outputs, strict=True
+                ):
+                    if not has_nan_outputs:
                         accumulator.update(output, target)
 
     def values(self) -> dict[str, Tensor]:
         """Column → [R] float64 on the host; NaN for a model with NaN outputs."""
         columns = {}
-        for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
+        for metric, accumulators in zip(self.metrics.metrics, self.accumulators, strict=True):
             with error_context(f"metrics: {metric.label} failed"):
                 replicate_values = [
-                    torch.tensor(torch.nan, dtype=torch.float64) if broken else accumulator.value().cpu()
-                    for accumulator, broken in zip(tallies, self.broken, strict=True)
+                    torch.tensor(torch.nan, dtype=torch.float64) if has_nan_outputs else accumulator.value().cpu()
+                    for accumulator, has_nan_outputs in zip(accumulators, self.has_nan_outputs, strict=True)
                 ]
                 columns[f"test_{metric.column}"] = torch.stack(replicate_values)
         return columns

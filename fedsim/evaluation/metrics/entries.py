@@ -29,14 +29,14 @@ class Entry:
         column: its name in columns: test_COLUMN, train_COLUMN, …
         name: of torchmetrics' functional metric; or
         target: a callable (output, target) → number or [B], or a class; or its dotted path.
-        better: 'higher' or 'lower'; None: as defined by the metric itself.
+        better_direction: 'higher' or 'lower'; None: as defined by the metric itself.
         arguments: of the metric.
     """
 
     column: str
     name: str | None = None
     target: Callable[..., Any] | str | None = None
-    better: str | None = None
+    better_direction: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,10 +101,10 @@ def _parse_entry(metric: Any) -> Entry:
         column = name or _callable_path(target).rpartition(".")[2]
     if not isinstance(column, str) or not re.fullmatch(r"[A-Za-z]\w*", column, re.ASCII):
         raise ConfigError(f"metrics: column={column!r} must consist of letters, digits and underscores; set column")
-    better = metric.get("better")
-    if better is not None:
-        checks.choice("metrics: better", better, METRIC_DIRECTIONS)
-    return Entry(column, name, target, better, arguments)
+    better_direction = metric.get("better")
+    if better_direction is not None:
+        checks.check_choice("metrics: better", better_direction, METRIC_DIRECTIONS)
+    return Entry(column, name, target, better_direction, arguments)
 
 
 def _callable_path(target: Any) -> str:

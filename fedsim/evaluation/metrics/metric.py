@@ -24,7 +24,7 @@ from fedsim.evaluation.metrics.tallies import (
     WholeSetMetric,
     scalar_result,
 )
-from fedsim.trainer.device_memory import out_of_memory
+from fedsim.trainer.device_memory import is_out_of_memory
 
 
 def _is_metric(candidate: Any) -> bool:
@@ -34,13 +34,20 @@ def _is_metric(candidate: Any) -> bool:
 
 # The modules of torchmetrics whose metrics need outputs and targets only; others download models.
 TORCHMETRICS_DOMAINS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
-METRIC_KIND = targets.Kind(
+METRIC_KIND = targets.TargetKind(
     "a metric",
-    modules=tuple(f"torchmetrics.{prefix}{of}" for prefix in ("", "functional.") for of in TORCHMETRICS_DOMAINS),
-    shown_in=("torchmetrics", "torchmetrics.functional", "torchmetrics.text", "torchmetrics.functional.text"),
-    functions=_is_metric,
-    built_in=(torch.nn.Module,),
-    instances=True,
+    modules=tuple(
+        f"torchmetrics.{prefix}{domain}" for prefix in ("", "functional.") for domain in TORCHMETRICS_DOMAINS
+    ),
+    reexporting_modules=(
+        "torchmetrics",
+        "torchmetrics.functional",
+        "torchmetrics.text",
+        "torchmetrics.functional.text",
+    ),
+    is_builder_function=_is_metric,
+    built_in_bases=(torch.nn.Module,),
+    allows_instances=True,
 )
 
 
@@ -51,15 +58,15 @@ class Metric:
     Attributes:
         column: its name in columns.
         label: the metric as written by a user.
-        better: 'higher' or 'lower'; None if unknown.
-        tally: accumulator for one set, which is copied for further sets.
+        better_direction: 'higher' or 'lower'; None if unknown.
+        accumulator: accumulator for one set, which is copied for further sets.
         min_samples: number of samples below which a set has no value.
         bytes_per_sample: stored bytes per sample of a set.
     """
 
     column: str
     label: str
-    better: str | None
+    better_direction: str | None
     accumulator: MetricAccumulator
     min_samples: int = 1
     bytes_per_sample: float = 0
@@ -67,7 +74,7 @@ class Metric:
     @property
     def direction(self) -> str:
         """The direction, in words at the end of a column's description."""
-        return f"; {self.better} is better" if self.better else UNKNOWN_DIRECTION_TEXT
+        return f"; {self.better_direction} is better" if self.better_direction else UNKNOWN_DIRECTION_TEXT
 
 
 def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
@@ -87,11 +94,14 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
         )
     if isinstance(accumulator, StreamedMetric):
         _without_sync(accumulator.metric, output.device)
-    originals = output.clone(), target.clone()
-    first, second = (_accumulated_value(accumulator, output, target) for _ in range(2))
-    if not all(torch.equal(current, original) for current, original in zip((output, target), originals, strict=True)):
+    original_tensors = output.clone(), target.clone()
+    first_value, second_value = (_accumulated_value(accumulator, output, target) for _ in range(2))
+    if not all(
+        torch.equal(tensor_after, tensor_before)
+        for tensor_after, tensor_before in zip((output, target), original_tensors, strict=True)
+    ):
         raise ConfigError("it modifies its arguments; use a copy")
-    if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
+    if not torch.allclose(first_value, second_value, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it returns a different number every time")
     minimum_samples, bytes_each = 1, accumulator.stored_bytes() / len(output)
     try:
@@ -100,8 +110,8 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
         minimum_samples = 2
     direction_by_flag = {True: METRIC_DIRECTIONS[0], False: METRIC_DIRECTIONS[1]}
     declared_direction = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
-    better = entry.better or direction_by_flag.get(declared_direction)  # type: ignore[arg-type]
-    return Metric(entry.column, entry.label, better, accumulator, minimum_samples, bytes_each)
+    better_direction = entry.better_direction or direction_by_flag.get(declared_direction)  # type: ignore[arg-type]
+    return Metric(entry.column, entry.label, better_direction, accumulator, minimum_samples, bytes_each)
 
 
 def _user_implementation(entry: Entry) -> Any:
@@ -111,7 +121,7 @@ def _user_implementation(entry: Entry) -> Any:
         try:
             if target.startswith("torchmetrics."):
                 prepare_torchmetrics()
-            target = targets.resolve("metrics: _target_", target, METRIC_KIND)
+            target = targets.resolve_target("metrics: _target_", target, METRIC_KIND)
         except ConfigError:
             raise
         except Exception as error:  # a module may raise anything
@@ -158,7 +168,7 @@ def error_context(sentence: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # a user's function may raise anything
-            no_room = isinstance(error, RuntimeError) and out_of_memory(error)
+            no_room = isinstance(error, RuntimeError) and is_out_of_memory(error)
             if no_room or (isinstance(error, ConfigError) and str(error).startswith("metrics: ")):
                 raise
             raise ConfigError(f"{sentence}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.evaluation.metrics.tallies import StreamedMetric
 from fedsim.models.losses import IGNORED_LABEL
 
@@ -44,7 +44,7 @@ class PredictionTask:
     positions: bool = False
 
     @classmethod
-    def of(cls, output: Tensor, target: Tensor, labelled: bool) -> PredictionTask:
+    def from_tensors(cls, output: Tensor, target: Tensor, labelled: bool) -> PredictionTask:
         """The task of outputs [B, …, C], [B, …, 1] or [B, k] and targets [B, …]; `labelled`: whether targets are
         labels.
         """
@@ -119,15 +119,15 @@ class RankedTorchMetric(TorchMetric):
     ) -> None:
         super().__init__(metric, task, metric_task, scores=False)
         self.average, self.negatives = average, negatives
-        self._forget()
+        self._clear_ranks()
 
-    def _forget(self) -> None:
+    def _clear_ranks(self) -> None:
         self.positive: Tensor | int = 0
         self.count: Tensor | int = 0
 
     def reset(self) -> None:
         super().reset()
-        self._forget()
+        self._clear_ranks()
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         preds, target = self.torchmetrics_inputs(output, target)
@@ -143,10 +143,10 @@ class RankedTorchMetric(TorchMetric):
 
     def value(self) -> Tensor:
         positive = torch.as_tensor(self.positive)
-        exists = (positive > 0) & (positive < self.count) if self.negatives else positive > 0
+        is_defined = (positive > 0) & (positive < self.count) if self.negatives else positive > 0
         class_scores = self.metric.compute().to(torch.float64)
-        weight = exists * (positive if self.average == "weighted" else torch.ones_like(positive))
-        return (torch.where(exists, class_scores, 0) * weight).sum() / weight.sum()
+        weight = is_defined * (positive if self.average == "weighted" else torch.ones_like(positive))
+        return (torch.where(is_defined, class_scores, 0) * weight).sum() / weight.sum()
 
 
 RANKED_METRIC_NEEDS_NEGATIVES = {"auroc": True, "average_precision": False}  # name → whether it needs negative samples
@@ -173,9 +173,9 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
     filled_arguments = _filled_arguments(metric_class, argument_names, task, metric_task)
     arguments = {**filled_arguments, **settings}
 
-    def build(**changed: Any) -> Any:
+    def build(**constructor_options: Any) -> Any:
         try:
-            instance = metric_class(**(arguments | changed))
+            instance = metric_class(**(arguments | constructor_options))
         except (TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             argument_text = ", ".join(f"{key}={value!r}" for key, value in settings.items())
@@ -200,7 +200,8 @@ def _check_arguments(name: str, given_arguments: Mapping[str, Any], argument_nam
         if key not in argument_names:
             alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
             raise ConfigError(
-                f"metrics: {name} has no argument {key!r}{checks.nearest(key, argument_names) or alternatives}"
+                f"metrics: {name} has no argument "
+                f"{key!r}{checks.nearest_name_hint(key, argument_names) or alternatives}"
             )
 
 
@@ -227,7 +228,7 @@ def prepare_torchmetrics() -> None:
     """Prepare the import of torchmetrics: it imports torchvision, which may need a workaround, and it repeats a warning
     for every client that lacks a class.
     """
-    torchvision()
+    import_torchvision()
     warnings.filterwarnings("ignore", module=r"torchmetrics\.")
 
 
@@ -259,6 +260,6 @@ def _lookup_metric(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if metric_class is not None and list(inspect.signature(function).parameters)[:2] in OUTPUT_TARGET_PARAMETERS:
             functions[function_name] = function, metric_class
     if name not in functions:
-        suggestion_text = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
+        suggestion_text = checks.nearest_name_hint(name, functions) or f"; it has {', '.join(functions)}"
         raise ConfigError(f"metrics: {name!r} is not a metric of torchmetrics for outputs and targets{suggestion_text}")
     return functions[name]

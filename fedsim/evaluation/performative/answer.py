@@ -50,7 +50,7 @@ class PerformativeDiagnostics:
             raise ConfigError(
                 f"diagnostics={list(diagnostics)}: with shift=none data do not react to the model; remove it"
             )
-        if self.columns and model.columns.is_divided:
+        if self.columns and model.columns.has_hidden_columns:
             raise ConfigError(
                 f"diagnostics={list(diagnostics)}: clients deploy their own parts of the model; set columns=all"
             )
@@ -63,7 +63,7 @@ class PerformativeDiagnostics:
     @cached_property
     def risks(self) -> list[Risk]:
         """The risk of every replicate."""
-        return [Risk(self.model, self.shift, self.data, r) for r in range(self.data.federation.replicates)]
+        return [Risk(self.model, self.shift, self.data, r) for r in range(self.data.federation.num_replicates)]
 
     @torch.no_grad()
     def __call__(self, models: Tensor, t: int = 0) -> dict[str, np.ndarray]:
@@ -74,7 +74,7 @@ class PerformativeDiagnostics:
         return {name: np.array([measures[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
 
     def _power(self, risk: Risk, theta: Tensor) -> float:
-        if self.shift.unpadded:
+        if self.shift.runs_unpadded:
             client_batches = by_client(risk.base)
             at_model, at_zero = (
                 pad_batches([self.shift(client_batch, point) for client_batch in client_batches])

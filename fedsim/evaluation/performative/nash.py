@@ -13,7 +13,7 @@ from fedsim.evaluation.performative.solvers import (
     BoxBounds,
     find_zero,
     free_coordinates,
-    project,
+    project_onto_box,
     slowest_decay,
 )
 from fedsim.evaluation.performative.stable import STABLE_POINT_TOLERANCE
@@ -41,12 +41,12 @@ def nash_point(risk: Risk, start: Tensor, box: BoxBounds = None, tolerance: floa
         return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
 
     def field(theta: Tensor) -> Tensor:
-        risk.search.tick()
+        risk.search.count_evaluation()
         return (jacrev(losses, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta) * own_masks).sum(0)
 
     risk.search.activity = "searching for the Nash equilibrium by gradients"
     slope = jacrev(field, chunk_size=JACOBIAN_ROWS_AT_ONCE)
-    point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
+    point = find_zero(field, slope, project_onto_box(start.detach().to(torch.float64), box), box, tolerance)
     if point is None or slowest_decay(slope(point), free_coordinates(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
     return point

@@ -13,7 +13,7 @@ from fedsim.evaluation.performative.solvers import (
     find_zero,
     free_coordinates,
     minimise,
-    project,
+    project_onto_box,
     residual,
     slowest_decay,
 )
@@ -43,7 +43,7 @@ def optimal_point(
         risk.search.activity = (
             f"searching for θ^PO by minimising the performative risk from start {number} of {len(starts)}"
         )
-        candidate = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
+        candidate = minimise(risk.performative, project_onto_box(start.detach().to(torch.float64), box), box)
         if candidate is None:
             raise NoReferenceError(
                 f"the performative risk of shift={type(risk.shift).__name__} is unbounded below; set shift.box"
@@ -53,9 +53,11 @@ def optimal_point(
     assert best is not None
     theta = best[0]
     if len(theta) <= MAX_JACOBIAN_PARAMETERS:
-        polished = find_zero(risk.performative_gradient, risk.performative_hessian, theta, box, tolerance)
-        if polished is not None and float(risk.performative(polished)) <= best[1] + 1e-12 * (1 + abs(best[1])):
-            theta = polished
+        refined_point = find_zero(risk.performative_gradient, risk.performative_hessian, theta, box, tolerance)
+        if refined_point is not None and float(risk.performative(refined_point)) <= best[1] + 1e-12 * (
+            1 + abs(best[1])
+        ):
+            theta = refined_point
     gradient = risk.performative_gradient(theta)
     if not residual(theta, gradient, box) <= GRADIENT_TOLERANCE * (1 + float(theta.norm())):
         problem = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"

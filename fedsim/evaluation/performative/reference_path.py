@@ -71,9 +71,9 @@ class ReferencePath(References):
         solutions = self._solved_in(t)
         points: dict[str, Tensor] = {}
         for name in self:
-            of = STABLE if name == MINIMISER and STABLE in self else name
-            missing = torch.full_like(self[name][0], torch.nan)
-            points[name] = torch.stack([solved.points.get(of, missing) for solved in solutions])
+            point_name = STABLE if name == MINIMISER and STABLE in self else name
+            missing_point = torch.full_like(self[name][0], torch.nan)
+            points[name] = torch.stack([solved.points.get(point_name, missing_point) for solved in solutions])
         return points
 
     @torch.no_grad()
@@ -90,9 +90,9 @@ class ReferencePath(References):
     def _solved_in(self, t: int) -> list[ReplicateReferences]:
         """The points of round t; of one that was not expected to be evaluated, they are searched now."""
         if t not in self.by_round:
-            before = max(expected for expected in self._expected if expected <= t)
-            pairs = zip(self.risks, self.by_round[before], strict=True)
-            self.by_round[t] = [follow(risk, solved, before, t) for risk, solved in pairs]
+            solved_round = max(expected for expected in self._expected if expected <= t)
+            pairs = zip(self.risks, self.by_round[solved_round], strict=True)
+            self.by_round[t] = [follow_points(risk, solved, solved_round, t) for risk, solved in pairs]
         return self.by_round[t]
 
 
@@ -121,22 +121,22 @@ def reference_path(
         return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
     search = EvaluationCounter(options.references_seconds, group=group)
     risks = [Risk(model, shift, data, r, search=search) for r in range(len(initial))]
-    twins, by_round = _twins(risks, data, initial, rounds), dict[int, list[ReplicateReferences]]()
-    for before, t in zip([-1, *rounds], rounds, strict=False):
+    same_law_as, by_round = _first_with_same_law(risks, data, initial, rounds), dict[int, list[ReplicateReferences]]()
+    for previous_round, t in zip([-1, *rounds], rounds, strict=False):
         solutions = list[ReplicateReferences]()
         for r, start in enumerate(initial.to(torch.float64)):
-            if twins[r] < r:
-                solutions.append(solutions[twins[r]])
-            elif before < 0:
+            if same_law_as[r] < r:
+                solutions.append(solutions[same_law_as[r]])
+            elif previous_round < 0:
                 solutions.append(points_at(risks[r].at(t), start, shift.box))
             else:
-                solutions.append(follow(risks[r], by_round[before][r], before, t))
+                solutions.append(follow_points(risks[r], by_round[previous_round][r], previous_round, t))
         by_round[t] = solutions
     search.seconds = None  # a point of another round, searched during the run, is no part of this search
     return ReferencePath(risks, share(by_round))
 
 
-def _twins(risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Sequence[int]) -> list[int]:
+def _first_with_same_law(risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Sequence[int]) -> list[int]:
     """[R] the first replicate with the same law in all these rounds and the same initial model: a stream's law does not
     depend on the seed, unless the drift does.
     """
@@ -149,41 +149,54 @@ def _twins(risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Seq
     return [signatures.index(signature) for signature in signatures]
 
 
-def follow(risk: Risk, before: ReplicateReferences, earlier: int, t: int) -> ReplicateReferences:
+def follow_points(risk: Risk, previous_points: ReplicateReferences, previous_round: int, t: int) -> ReplicateReferences:
     """The reference points of round t of one replicate, searched from those of an earlier round; the same ones where
     the data have not moved since.
     """
-    if np.array_equal(risk.displacements(earlier), risk.displacements(t)):
-        return before
-    moved, solved, box = risk.at(t), ReplicateReferences(), risk.shift.box
+    if np.array_equal(risk.displacements(previous_round), risk.displacements(t)):
+        return previous_points
+    drifted_risk, solved_points, box = risk.at(t), ReplicateReferences(), risk.shift.box
     for column, name in sought_points(risk.shift).items():
-        if column not in before.points:
-            solved.verdicts[column] = before.verdicts[column]
+        if column not in previous_points.points:
+            solved_points.verdicts[column] = previous_points.verdicts[column]
             continue
-        start, slope = before.points[column], before.slopes.get(column)
+        start, slope = previous_points.points[column], previous_points.slopes.get(column)
         try:
-            point = None if slope is None else _affine_step(moved, name, start, slope)
+            point = None if slope is None else _affine_step(drifted_risk, name, start, slope)
             if point is not None:
                 assert slope is not None
-                solved.slopes[column] = slope
+                solved_points.slopes[column] = slope
             elif name == "optimal":
-                point = _followed_optimum(moved, start, [*solved.points.values()], box)
+                point = _followed_optimum(drifted_risk, start, [*solved_points.points.values()], box)
             else:
-                point = nash_point(moved, start, box) if name == "nash" else stable_point(moved, start, box)
-            if column not in solved.slopes and name != "nash" and box is None and len(point) <= MAX_JACOBIAN_PARAMETERS:
-                solved.slopes[column] = (
-                    moved.performative_hessian(point) if name == "optimal" else moved.decoupled_jacobian(point)
+                point = (
+                    nash_point(drifted_risk, start, box) if name == "nash" else stable_point(drifted_risk, start, box)
                 )
-            value = float(moved.performative(point))
+            if (
+                column not in solved_points.slopes
+                and name != "nash"
+                and box is None
+                and len(point) <= MAX_JACOBIAN_PARAMETERS
+            ):
+                solved_points.slopes[column] = (
+                    drifted_risk.performative_hessian(point)
+                    if name == "optimal"
+                    else drifted_risk.decoupled_jacobian(point)
+                )
+            value = float(drifted_risk.performative(point))
         except Exception as error:
             if not isinstance(error, NoReferenceError) and not is_numerical(error):
                 raise
             message = " ".join(str(error).split())
             log.info("no %s from round %d on: %s", column, t, message)
-            solved.verdicts[column] = f"lost in round {t}: {message}"
+            solved_points.verdicts[column] = f"lost in round {t}: {message}"
             continue
-        solved.points[column], solved.verdicts[column], solved.risks[column] = point, before.verdicts[column], value
-    return solved
+        solved_points.points[column], solved_points.verdicts[column], solved_points.risks[column] = (
+            point,
+            previous_points.verdicts[column],
+            value,
+        )
+    return solved_points
 
 
 def _affine_step(risk: Risk, name: str, start: Tensor, slope: Tensor) -> Tensor | None:
@@ -200,13 +213,13 @@ def _affine_step(risk: Risk, name: str, start: Tensor, slope: Tensor) -> Tensor 
     return point if float(field(point).norm()) <= STABLE_POINT_TOLERANCE * (1 + float(point.norm())) else None
 
 
-def _followed_optimum(risk: Risk, start: Tensor, others: list[Tensor], box: BoxBounds) -> Tensor:
+def _followed_optimum(risk: Risk, start: Tensor, other_starts: list[Tensor], box: BoxBounds) -> Tensor:
     """[d] a minimum of the performative risk near `start`, by Newton's method; else by a search from these points."""
     risk.search.activity = "following θ^PO"
     if len(start) <= MAX_JACOBIAN_PARAMETERS:
         point = find_zero(risk.performative_gradient, risk.performative_hessian, start, box, STABLE_POINT_TOLERANCE)
         if point is not None:
-            moving = free_coordinates(point, risk.performative_gradient(point), box)
-            if slowest_decay(risk.performative_hessian(point), moving) > FLAT_CURVATURE_RATIO:
+            is_free = free_coordinates(point, risk.performative_gradient(point), box)
+            if slowest_decay(risk.performative_hessian(point), is_free) > FLAT_CURVATURE_RATIO:
                 return point
-    return optimal_point(risk, [start, *others], box)
+    return optimal_point(risk, [start, *other_starts], box)

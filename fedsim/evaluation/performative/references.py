@@ -125,9 +125,9 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
         return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
     solutions, search = list[ReplicateReferences](), EvaluationCounter(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):
-        twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
-        if twins:  # a stream's law does not depend on the seed
-            solutions.append(solutions[twins[0]])
+        same_law_replicates = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
+        if same_law_replicates:  # a stream's law does not depend on the seed
+            solutions.append(solutions[same_law_replicates[0]])
         else:
             solutions.append(points_at(Risk(model, shift, data, r, search=search), start, shift.box))
     return References(solutions)
@@ -164,14 +164,14 @@ def sought_points(shift: Shift) -> dict[str, str]:
     return POINT_NAME_BY_COLUMN | (GAME_POINT_NAME_BY_COLUMN if isinstance(shift, Players) else {})
 
 
-def reason_not_computed(model: RowModel, data: ClientData, wish: str, group: str = "shift") -> str:
-    """Why no points are computed, or an empty string; `wish` is what `references` of a group says."""
+def reason_not_computed(model: RowModel, data: ClientData, requested_points: str, group: str = "shift") -> str:
+    """Why no points are computed, or an empty string; `requested_points` is what `references` of a group says."""
     if model.loss_mixes_samples:
         return "not computed: the loss is defined on batches, but these points are defined for means over samples"
     expense_reason = too_expensive_reason(model, data)
     return (
         f"not computed: {expense_reason}; set {group}.references=always to compute them"
-        if wish == "auto" and expense_reason
+        if requested_points == "auto" and expense_reason
         else ""
     )
 
@@ -229,7 +229,7 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
 
 def too_expensive_reason(model: RowModel, data: ClientData) -> str:
     """The reason why `auto` does not compute the points, or an empty string."""
-    if model.columns.is_divided:
+    if model.columns.has_hidden_columns:
         return "the model has columns that strategies do not see"
     if model.dimension > MAX_AUTO_PARAMETERS:
         return f"the model has {model.dimension} parameters, more than {MAX_AUTO_PARAMETERS}"

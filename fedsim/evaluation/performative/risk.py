@@ -74,8 +74,8 @@ class Risk:
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
-        self.search.tick()
-        if self.shift.unpadded:
+        self.search.count_evaluation()
+        if self.shift.runs_unpadded:
             losses = torch.stack(
                 [self.of_client(theta, deployed, client_batch) for client_batch in by_client(self.base)]
             )
@@ -83,9 +83,9 @@ class Risk:
             losses = vmap(self.of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
         return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
 
-    def of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
+    def of_client(self, theta: Tensor, deployed: Tensor, base_samples: dict[str, Tensor]) -> Tensor:
         """A client's mean loss [] on its base sample, shifted by `deployed`, without the ridge."""
-        shifted_batch = self.shift.respond_differentiably(base, deployed)
+        shifted_batch = self.shift.respond_differentiably(base_samples, deployed)
         return self.model.mean_loss(self.model.evaluate(theta, shifted_batch["x"]), shifted_batch)
 
     def performative(self, theta: Tensor) -> Tensor:

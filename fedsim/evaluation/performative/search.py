@@ -22,7 +22,7 @@ class EvaluationCounter:
         group: whose settings limit it, 'shift' or 'drift'.
 
     Attributes:
-        doing: the current activity.
+        activity: the current activity.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class EvaluationCounter:
         self._start_time = self._last_message = clock()
         self.evaluations = 0
 
-    def tick(self) -> None:
+    def count_evaluation(self) -> None:
         """Count one evaluation of the risk.
 
         Raises:

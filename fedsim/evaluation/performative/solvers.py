@@ -19,14 +19,14 @@ DIVERGENCE_NORM = 1e8  # a point further out than this counts as divergence
 FLAT_CURVATURE_RATIO = 1e-11  # relative curvature below which a direction counts as flat
 
 
-def project(theta: Tensor, box: BoxBounds) -> Tensor:
+def project_onto_box(theta: Tensor, box: BoxBounds) -> Tensor:
     """The nearest point of the box."""
     return theta if box is None else theta.clamp(*box)
 
 
 def residual(theta: Tensor, gradient: Tensor, box: BoxBounds) -> float:
     """‖θ − Π(θ − g)‖: zero if the field vanishes or points out of the box."""
-    return float((theta - project(theta - gradient, box)).norm())
+    return float((theta - project_onto_box(theta - gradient, box)).norm())
 
 
 def free_coordinates(theta: Tensor, gradient: Tensor, box: BoxBounds) -> Tensor:
@@ -51,8 +51,8 @@ def find_zero(
         box: bounds of every coordinate.
         tolerance: largest residual, relative to 1 + ‖θ‖.
     """
-    driver = "gelsd" if start.device.type == "cpu" else None  # the default's last bits differ from call to call
-    theta = project(start, box)
+    lapack_driver = "gelsd" if start.device.type == "cpu" else None  # the default's last bits differ from call to call
+    theta = project_onto_box(start, box)
     gradient = field(theta)
     for _ in range(MAX_SOLVER_STEPS):
         size = residual(theta, gradient, box)
@@ -65,17 +65,19 @@ def find_zero(
         free_mask = free_coordinates(theta, gradient, box)
         step = torch.zeros_like(theta)
         try:
-            solved = torch.linalg.lstsq(slope[free_mask][:, free_mask], -gradient[free_mask, None], driver=driver)
+            solved = torch.linalg.lstsq(
+                slope[free_mask][:, free_mask], -gradient[free_mask, None], driver=lapack_driver
+            )
         except RuntimeError:  # overflow on the way
             return None
         step[free_mask] = solved.solution[:, 0]
-        new = project(theta + step, box)
-        new_field = field(new)
-        if not residual(new, new_field, box) <= 0.5 * size:  # also if it is NaN
+        next_point = project_onto_box(theta + step, box)
+        new_field = field(next_point)
+        if not residual(next_point, new_field, box) <= 0.5 * size:  # also if it is NaN
             steepness = float(torch.linalg.matrix_norm(slope, 2))
-            new = project(theta - gradient / max(steepness, 1e-8), box)
-            new_field = field(new)
-        theta, gradient = new, new_field
+            next_point = project_onto_box(theta - gradient / max(steepness, 1e-8), box)
+            new_field = field(next_point)
+        theta, gradient = next_point, new_field
     return None
 
 
@@ -84,10 +86,12 @@ def slowest_decay(jacobian: Tensor, free_mask: Tensor) -> float:
     fastest: the smallest real part of an eigenvalue. Negative if a perturbation grows; 1 if there is no free coordinate
     or no information.
     """
-    inner = jacobian[free_mask][:, free_mask]
-    if not inner.numel() or not bool(torch.isfinite(inner).all()):
+    free_jacobian = jacobian[free_mask][:, free_mask]
+    if not free_jacobian.numel() or not bool(torch.isfinite(free_jacobian).all()):
         return 1.0
-    return float(torch.linalg.eigvals(inner).real.min() / max(float(torch.linalg.matrix_norm(inner, 2)), 1e-300))
+    return float(
+        torch.linalg.eigvals(free_jacobian).real.min() / max(float(torch.linalg.matrix_norm(free_jacobian, 2)), 1e-300)
+    )
 
 
 def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: BoxBounds) -> tuple[Tensor, float] | None:

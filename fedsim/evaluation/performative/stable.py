@@ -14,7 +14,7 @@ from fedsim.evaluation.performative.solvers import (
     find_zero,
     free_coordinates,
     minimise,
-    project,
+    project_onto_box,
     slowest_decay,
 )
 
@@ -43,8 +43,8 @@ def stable_point(
     Raises:
         NoReferenceError: there is no point that repeated training could reach, as with ε̄ ≥ 1 in mean estimation.
     """
-    checks.choice("method", method, STABLE_POINT_METHODS)
-    start = project(start.detach().to(torch.float64), box)
+    checks.check_choice("method", method, STABLE_POINT_METHODS)
+    start = project_onto_box(start.detach().to(torch.float64), box)
     if method == "repeated" or (method == "auto" and len(start) > MAX_JACOBIAN_PARAMETERS):
         return _repeated_minimisation(risk, start, box, tolerance)
     risk.search.activity = "searching for θ^PS by gradients"
@@ -57,13 +57,13 @@ def stable_point(
             "weaken the shift"
         )
     gradient = risk.decoupled_gradient(point)
-    slowest = slowest_decay(risk.decoupled_jacobian(point), free_coordinates(point, gradient, box))
-    if abs(slowest) <= FLAT_CURVATURE_RATIO:
+    slowest_rate = slowest_decay(risk.decoupled_jacobian(point), free_coordinates(point, gradient, box))
+    if abs(slowest_rate) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError(
             f"the performatively stable point of shift={_shift_name(risk)} is not unique: the loss is flat along some "
             "direction; set model.ridge"
         )
-    if slowest < 0:
+    if slowest_rate < 0:
         raise NoReferenceError(
             f"shift={_shift_name(risk)} "
             "has no performatively stable point: data react to the model at least as strongly as "
@@ -75,7 +75,7 @@ def stable_point(
 def _repeated_minimisation(risk: Risk, start: Tensor, box: BoxBounds, tolerance: float) -> Tensor:
     """θ ← argmin_Θ R(·, θ) until the remaining distance, by the last contraction, is within the tolerance."""
     theta, previous_distance = start, 0.0
-    growing = 0
+    num_growing_steps = 0
     for count in range(MAX_RETRAINING_ROUNDS):
         risk.search.activity = (
             f"searching for θ^PS by repeated minimisation, round {count + 1} of at most {MAX_RETRAINING_ROUNDS}"
@@ -87,20 +87,26 @@ def _repeated_minimisation(risk: Risk, start: Tensor, box: BoxBounds, tolerance:
                 "diverges, so it reaches no performatively stable "
                 "point; set shift.box, or weaken the shift"
             )
-        new = minimum[0]
-        step = float((new - theta).norm())
-        contraction = step / previous_distance if count else 1.0  # the first step gives no contraction factor
-        scale = 1 + float(new.norm())
-        if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
-            return new
-        growing = growing + 1 if count and contraction >= MAX_CONTRACTION_FACTOR and step > 1e-7 * scale else 0
-        if growing >= 20:
+        next_point = minimum[0]
+        step = float((next_point - theta).norm())
+        contraction_factor = step / previous_distance if count else 1.0  # the first step gives no contraction factor
+        scale = 1 + float(next_point.norm())
+        if step <= 1e-14 * scale or (
+            contraction_factor < 1 and step * contraction_factor / (1 - contraction_factor) <= tolerance * scale
+        ):
+            return next_point
+        num_growing_steps = (
+            num_growing_steps + 1
+            if count and contraction_factor >= MAX_CONTRACTION_FACTOR and step > 1e-7 * scale
+            else 0
+        )
+        if num_growing_steps >= 20:
             raise NoReferenceError(
                 f"repeated minimisation under shift={_shift_name(risk)} "
                 "does not contract, so it reaches no performatively "
                 "stable point; weaken the shift"
             )
-        theta, previous_distance = new, step
+        theta, previous_distance = next_point, step
     raise NoReferenceError(
         f"repeated minimisation under shift={_shift_name(risk)} has not converged to {tolerance:g} "
         f"after {MAX_RETRAINING_ROUNDS} rounds; "

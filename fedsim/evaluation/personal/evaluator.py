@@ -38,6 +38,7 @@ class PersonalEvaluator:
         strategy: defines clients' start rows.
         own_models: computes the models.
         scores: scores them.
+        byzantine: [R · m] which clients an attack makes Byzantine; None without an attack.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class PersonalEvaluator:
         strategy: Strategy[Any],
         own_models: PersonalModelComputer,
         scores: ClientScores,
+        byzantine: np.ndarray | None = None,
     ) -> None:
         self.options, self.federation, self.strategy = options, federation, strategy
-        self.own_models, self.scores = own_models, scores
+        self.own_models, self.scores, self.byzantine = own_models, scores, byzantine
         self.models = [name for name in MODEL_DESCRIPTIONS if name != "personal" or own_models.has_personal]
 
     @property
@@ -81,10 +83,10 @@ class PersonalEvaluator:
             t: the next round, on whose batches the localized models train.
             online: participants of the last round; None before the first.
         """
-        cohort = self._cohort(online)
+        cohort = self._cohort(online, t)
         score_blocks: dict[str, list[Tensor]] = {}
-        for first in range(0, len(cohort), CLIENTS_PER_BLOCK):
-            block = cohort.subset(np.arange(first, min(first + CLIENTS_PER_BLOCK, len(cohort))))
+        for first_row in range(0, len(cohort), CLIENTS_PER_BLOCK):
+            block = cohort.subset(np.arange(first_row, min(first_row + CLIENTS_PER_BLOCK, len(cohort))))
             for name, values in self._scores_of_clients(state, memory, t, block).items():
                 score_blocks.setdefault(name, []).append(values)
         names = [f"{model}_{measure}" for model in self.models for measure in self.scores.names]
@@ -94,15 +96,17 @@ class PersonalEvaluator:
         host, _, bounds = cohort.all_gather_host(host)
         return self._reduce_over_clients(dict(zip(names, host, strict=True)), bounds)
 
-    def _cohort(self, online: Cohort | None) -> Cohort:
-        """Rows of the scored clients."""
+    def _cohort(self, online: Cohort | None, t: int) -> Cohort:
+        """Rows of the scored clients; the data on which a strategy lets them choose a model are those of round t."""
         federation, options = self.federation, self.options
-        counts = np.zeros((federation.replicates, federation.clients))
-        if options.over == "all" or online is None:
+        counts = np.zeros((federation.num_replicates, federation.clients))
+        if options.over == "honest" and self.byzantine is not None:
+            counts.reshape(-1)[~self.byzantine] = 1
+        elif options.over == "all" or online is None:
             counts[:] = 1
         else:
-            counts.reshape(-1)[online.host.virtual[online.host.count > 0]] = 1
-        return federation.cohort(counts, np.ones_like(counts))
+            counts.reshape(-1)[online.host_index.virtual_clients[online.host_index.multiplicity > 0]] = 1
+        return federation.make_cohort(counts, np.ones_like(counts), t)
 
     def _scores_of_clients(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
         """'model measure' → [n] for some clients."""
@@ -116,11 +120,11 @@ class PersonalEvaluator:
             (start_rows, memory.gather(block)),
             self.options.at == "end" and "personal" in self.models,
         )
-        if at_end or self.own_models.plain is None:
+        if at_end or self.own_models.sgd_trainer is None:
             end_state = self.own_models.after_local_steps(carry, block, t, state.model, memory)
             predictors["localized"] = single_row_predictor(end_state[0])
             client_state = end_state if at_end else client_state
-        if self.own_models.plain is not None:
+        if self.own_models.sgd_trainer is not None:
             predictors["localized"] = single_row_predictor(
                 self.own_models.after_plain_steps(carry["params"], block, t, state.model, memory)
             )
@@ -143,7 +147,7 @@ class PersonalEvaluator:
             row = {VALIDATED_CLIENTS_COLUMN: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
             for name, values in host.items():
                 metric = self.scores.metric_by_measure.get(name.partition("_")[2])
-                row |= summarise(values[a:b], name, metric.better if metric else None)
+                row |= summarise(values[a:b], name, metric.better_direction if metric else None)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
         measure = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"

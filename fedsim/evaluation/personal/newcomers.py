@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim.core.columns import AVERAGED
+from fedsim.core.columns import AVERAGED_COLUMNS_ENTRY
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.personal.options import Personal
@@ -18,7 +18,7 @@ from fedsim.evaluation.personal.personal_models import PersonalModelComputer, si
 from fedsim.evaluation.personal.scores import MODEL_DESCRIPTIONS, ClientScores, WeightedRows, summarise
 from fedsim.local import LocalRule
 from fedsim.strategies import State, Strategy
-from fedsim.trainer import Trainers
+from fedsim.trainer import TrainerFactory
 
 Epoch = dict[str, Any]
 
@@ -44,7 +44,7 @@ class Newcomers:
         options: Personal,
         members: Federation,
         strategy: Strategy[Any],
-        trainer_of: Trainers,
+        trainer_of: TrainerFactory,
         rule: LocalRule,
         scores: ClientScores,
     ) -> None:
@@ -61,32 +61,34 @@ class Newcomers:
         `trained` is the members' memory, whose averaged columns newcomers receive with the model.
         """
         federation, model = self.scores.evaluator.federation, state.model
-        counts = np.zeros((federation.replicates, federation.clients))
+        counts = np.zeros((federation.num_replicates, federation.clients))
         counts[:, federation.clients - self.options.newcomers :] = 1
-        cohort = federation.cohort(counts, np.ones_like(counts))
-        memory, columns = self.trainer.memory(model), self.trainer.model.columns
-        memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED}
-        handed = self.strategy.start(self._extend_state(state), cohort)
-        start = dict(handed) if isinstance(handed, dict) else {"params": handed}
+        cohort = federation.make_cohort(counts, np.ones_like(counts))
+        memory, columns = self.trainer.initial_memory(model), self.trainer.model.columns
+        memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED_COLUMNS_ENTRY}
+        start_tensors = self.strategy.start(self._extend_state(state), cohort)
+        start = dict(start_tensors) if isinstance(start_tensors, dict) else {"params": start_tensors}
         start |= {} if self.strategy.clustered else {"params": cohort.broadcast(model)}
-        first = full_rows = plain = columns.full_rows(start["params"], cohort, memory)
+        first_rows = full_rows = plain_rows = columns.full_rows(start["params"], cohort, memory)
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
             predictors: dict[str, WeightedRows] = {
-                "global": single_row_predictor(first),
-                "localized": single_row_predictor(plain),
+                "global": single_row_predictor(first_rows),
+                "localized": single_row_predictor(plain_rows),
             }
-            if self.own_models.ruled or self.own_models.adapt is not None:
+            if self.own_models.rule_has_personal_model or self.own_models.adaptation_trainer is not None:
                 predictors["personal"] = self.own_models.personal(
                     full_rows, cohort, epoch, model, memory.gather(cohort), memory
                 )
-            epochs.append({"epoch": epoch} | self._mean_scores(predictors, cohort, first))
+            epochs.append({"epoch": epoch} | self._mean_scores(predictors, cohort, first_rows))
             if epoch < self.options.newcomer_epochs:
-                if self.own_models.plain is not None:
-                    plain = self.own_models.after_plain_steps(columns.shared_part(plain), cohort, epoch, model, memory)
-                carry = start | {"params": columns.shared_part(full_rows)}
-                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived_rows
-                plain = full_rows if self.own_models.plain is None else plain
+                if self.own_models.sgd_trainer is not None:
+                    plain_rows = self.own_models.after_plain_steps(
+                        columns.select_shared(plain_rows), cohort, epoch, model, memory
+                    )
+                carry = start | {"params": columns.select_shared(full_rows)}
+                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).full_end_rows
+                plain_rows = full_rows if self.own_models.sgd_trainer is None else plain_rows
         return epochs
 
     def _extend_state(self, state: State) -> State:
@@ -96,12 +98,12 @@ class Newcomers:
         initial_state, initial_training_state = (
             self.strategy.initial(state.model, f) for f in (self.scores.evaluator.federation, self.members)
         )
-        longer = {
+        longer_fields = {
             f.name: getattr(initial_state, f.name)
             for f in dataclasses.fields(state)
             if getattr(initial_state, f.name).shape[:1] != getattr(initial_training_state, f.name).shape[:1]
         }
-        return dataclasses.replace(state, **longer)
+        return dataclasses.replace(state, **longer_fields)
 
     def _mean_scores(self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] shifts the data if used."""

@@ -9,9 +9,10 @@ from fedsim.core.constraints import Count, CountOrZero, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
-SCORED_CLIENTS_CHOICES = ("none", "all", "online")
+SCORED_CLIENTS_CHOICES = ("none", "all", "online", "honest")
 EVALUATION_TIMES = ("start", "end")
 LOCALIZE_METHODS = ("rule", "sgd")
+SCORING_OPTIONS = "{at}.over=all, online or honest, or {at}.newcomers"
 
 
 @dataclass
@@ -19,7 +20,8 @@ class Personal(Validated):
     """Attributes:
 
     over: clients whose models are scored at every evaluation: 'all' except newcomers, those that were 'online' in
-        the last round (apfl §5; before the first round: all), or 'none', which costs nothing.
+        the last round (apfl §5; before the first round: all), the 'honest' ones, whom no attack makes Byzantine, or
+        'none', which costs nothing.
     at: when personal models are scored: at the 'start' of a round, mixed with or computed from the server's model;
         or at the 'end' of its local steps, after which they are discarded like the localized ones (apfl's program
         measures both before averaging).
@@ -33,10 +35,9 @@ class Personal(Validated):
     """
 
     effective_if = (
-        EffectiveIf("at", lambda component, run: component.active, "{at}.over=all or online, or {at}.newcomers"),
-        EffectiveIf("localize", lambda component, run: component.active, "{at}.over=all or online, or {at}.newcomers"),
-        EffectiveIf(
-            "train_samples", lambda component, run: component.active, "{at}.over=all or online, or {at}.newcomers"
+        *(
+            EffectiveIf(option, lambda component, run: component.active, SCORING_OPTIONS)
+            for option in ("at", "localize", "train_samples")
         ),
         EffectiveIf("newcomer_epochs", lambda component, run: component.newcomers > 0, "{at}.newcomers"),
     )
@@ -53,13 +54,18 @@ class Personal(Validated):
         """Whether any evaluation is requested."""
         return self.over != "none" or self.newcomers > 0
 
-    def check(self, clients: int, validation: bool) -> None:
+    def check(self, clients: int, validation: bool, attacked: bool) -> None:
         """Check that models can be scored.
 
         Args:
             clients: m.
             validation: whether there are validation samples, split off by the partition or drawn from a stream.
+            attacked: whether an attack makes some clients Byzantine.
         """
+        if self.over == "honest" and not attacked:
+            raise ConfigError(
+                "personal.over=honest leaves out Byzantine clients, and attack=none has none; use personal.over=all"
+            )
         if self.newcomers >= clients:
             raise ConfigError(
                 f"personal.newcomers={self.newcomers} leaves none of clients={clients} to train; lower it"

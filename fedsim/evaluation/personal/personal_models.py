@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.core.columns import AVERAGED, OWN
+from fedsim.core.columns import AVERAGED_COLUMNS_ENTRY, OWN_COLUMNS_ENTRY
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -50,22 +50,22 @@ class PersonalModelComputer:
         trainer_of: Callable[[LocalRule], Trainer],
         localize: str = "rule",
     ) -> None:
-        self.trainer, self.rule = trainer, trainer.rule
-        self.ruled = type(self.rule).personal is not LocalRule.personal
+        self.trainer, self.rule = trainer, trainer.local_rule
+        self.rule_has_personal_model = type(self.rule).personal is not LocalRule.personal
         adaptation = self.rule.adaptation()
-        self.adapt = None if adaptation is None else trainer_of(adaptation)
+        self.adaptation_trainer = None if adaptation is None else trainer_of(adaptation)
         has_own_columns = len(trainer.model.columns.private) > 0
         if has_own_columns and localize == "sgd":
             raise ConfigError(
                 "personal.localize=sgd does not support columns that stay with the client; use localize=rule"
             )
-        self.plain = trainer_of(plain_rule(self.rule)) if localize == "sgd" else None
+        self.sgd_trainer = trainer_of(plain_rule(self.rule)) if localize == "sgd" else None
         self.keeps_models = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
 
     @property
     def has_personal(self) -> bool:
         """Whether clients have personal models."""
-        return self.ruled or self.adapt is not None or self.keeps_models
+        return self.rule_has_personal_model or self.adaptation_trainer is not None or self.keeps_models
 
     def personal(
         self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory
@@ -73,19 +73,25 @@ class PersonalModelComputer:
         """The personal models of clients with rows [n, d] in round t, server models [R, d_s] and client memory name →
         [n, …]. `memory` is that of the run, which contains clients' own columns.
         """
-        if self.ruled:
+        if self.rule_has_personal_model:
             predictor: WeightedRows = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
             return predictor
-        if self.adapt is not None:
-            rule_memory = self.adapt.memory(model)
+        if self.adaptation_trainer is not None:
+            rule_memory = self.adaptation_trainer.initial_memory(model)
             for rule_entries, stored_entries in (
                 (rule_memory.clients, memory.clients),
                 (rule_memory.server, memory.server),
             ):
-                rule_entries |= {name: value for name, value in stored_entries.items() if name in (OWN, AVERAGED)}
+                rule_entries |= {
+                    name: value
+                    for name, value in stored_entries.items()
+                    if name in (OWN_COLUMNS_ENTRY, AVERAGED_COLUMNS_ENTRY)
+                }
             rule_memory.writable = False
-            shared_rows = self.adapt.model.columns.shared_part(rows)
-            return single_row_predictor(self.adapt.run(shared_rows, cohort, t, model, rule_memory).arrived_rows)
+            shared_rows = self.adaptation_trainer.model.columns.select_shared(rows)
+            return single_row_predictor(
+                self.adaptation_trainer.run(shared_rows, cohort, t, model, rule_memory).full_end_rows
+            )
         return single_row_predictor(rows)
 
     def after_local_steps(
@@ -94,12 +100,12 @@ class PersonalModelComputer:
         """Rows [n, d] of clients after the local steps of round t from the carry `start`, and the resulting client
         memory.
         """
-        rule_memory = memory.read_only()
-        return self.trainer.run(start, cohort, t, model, rule_memory).arrived_rows, rule_memory.unwritten
+        rule_memory = memory.read_only_copy()
+        return self.trainer.run(start, cohort, t, model, rule_memory).full_end_rows, rule_memory.pending_writes
 
     def after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from the communicated columns [n, d_s]; `memory` determines the
         reaction of the data.
         """
-        assert self.plain is not None
-        return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived_rows
+        assert self.sgd_trainer is not None
+        return self.sgd_trainer.run(rows, cohort, t, model, memory.read_only_copy()).full_end_rows

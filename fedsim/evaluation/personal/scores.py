@@ -50,13 +50,20 @@ class ClientScores:
         """Scores of the cohort's predictors, NaN for a client without samples; `deployed` [n, d] shifts the data if
         `shift.deploy` is 'round'; t is the round whose law the samples have, if the data drift.
         """
-        loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, t, self.evaluator.metrics)
+        loss, accuracy, added_metrics = self._scores_on(
+            self.validation, predictor, cohort, deployed, t, self.evaluator.metrics
+        )
         same_samples = self.validation is self.training
         training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed, t)[0]
         scores = {"validation_loss": loss, "training_loss": training} | dict(
-            zip(self.metric_by_measure, added, strict=True)
+            zip(self.metric_by_measure, added_metrics, strict=True)
         )
         return scores if accuracy is None else scores | {"validation_accuracy": accuracy}
+
+    def validation_losses(self, rows: Tensor, cohort: Cohort, t: int) -> Tensor:
+        """[n] the losses of rows [n, d] on validation samples in round t, which react to them; NaN for a client without
+        samples."""
+        return self._scores_on(self.validation, [(torch.ones_like(rows[:, 0]), rows)], cohort, rows, t)[0]
 
     def _scores_on(
         self,
@@ -72,12 +79,14 @@ class ClientScores:
         if not len(cohort):  # a rank may have no rows
             no_values = deployed.new_zeros(0)
             return no_values, no_values if self.evaluator.labelled else None, none
-        losses, correct, added = [], [], []
+        losses, correct, added_metrics = [], [], []
         step = max(1, SAMPLES_PER_FORWARD_PASS // max(samples.width, 1))
-        for first in range(0, len(cohort), step):
-            pick = slice(first, first + step)
-            block = [(share[pick], rows[pick]) for share, rows in predictor]
-            batch = self._shifted_batch(samples.batch(cohort.virtual[pick], t), block, deployed[pick])
+        for first_row in range(0, len(cohort), step):
+            row_selection = slice(first_row, first_row + step)
+            block = [(share[row_selection], rows[row_selection]) for share, rows in predictor]
+            batch = self._shifted_batch(
+                samples.batch(cohort.virtual_clients[row_selection], t), block, deployed[row_selection]
+            )
             output = self._predictor_output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
@@ -86,8 +95,12 @@ class ClientScores:
             if self.evaluator.labelled:
                 correct.append(weighted_mean(correct_share(model.scores(output, 2), batch["y"], 2), weight))
             if metrics:
-                added.append(metrics.client_metrics(output, target_of(batch), weight))
-        return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
+                added_metrics.append(metrics.client_metrics(output, target_of(batch), weight))
+        return (
+            torch.cat(losses),
+            torch.cat(correct) if correct else None,
+            torch.cat(added_metrics, 1) if added_metrics else none,
+        )
 
     def _shifted_batch(self, batch: dict[str, Tensor], predictor: WeightedRows, deployed: Tensor) -> dict[str, Tensor]:
         """The samples, shifted by the predictors or the server's models."""
@@ -99,27 +112,27 @@ class ClientScores:
 
     def _predictor_output(self, predictor: WeightedRows, x: Inputs, weight: Tensor) -> Tensor:
         """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""
-        outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in predictor]
+        outputs = [self.evaluator.predict(rows, x, has_shared_inputs=False, weight=weight) for _, rows in predictor]
         shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, predictor, strict=True)]
         output = sum(o * share for o, share in zip(outputs, shares, strict=True))
         assert isinstance(output, Tensor)
         return output
 
 
-def summarise(values: np.ndarray, measure: str, better: str | None = None) -> dict[str, float]:
-    """Mean, median and worst tenth over the clients [n] whose value is not NaN; NaN if there are none. `better` is
-    'higher' or 'lower'; by default that of accuracies and losses.
+def summarise(values: np.ndarray, measure: str, better_direction: str | None = None) -> dict[str, float]:
+    """Mean, median and worst tenth over the clients [n] whose value is not NaN; NaN if there are none.
+    `better_direction` is 'higher' or 'lower'; by default that of accuracies and losses.
     """
-    higher = measure.endswith("accuracy") if better is None else better == "higher"
+    higher_is_better = measure.endswith("accuracy") if better_direction is None else better_direction == "higher"
     values = np.sort(values[~np.isnan(values)])
     if not len(values):
         return dict.fromkeys((measure, f"{measure}_median", f"{measure}_worst10"), float("nan"))
-    tenth = max(1, len(values) // 10)
-    worst = values[:tenth] if higher else values[-tenth:]
+    worst_count = max(1, len(values) // 10)
+    worst_values = values[:worst_count] if higher_is_better else values[-worst_count:]
     return {
         measure: float(values.mean()),
         f"{measure}_median": float(np.median(values)),
-        f"{measure}_worst10": float(worst.mean()),
+        f"{measure}_worst10": float(worst_values.mean()),
     }
 
 

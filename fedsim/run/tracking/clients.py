@@ -54,9 +54,9 @@ def gather_clients(
     federation: Federation,
     availability: Availability,
     rounds: int,
-    stored: bool,
+    is_stored: bool,
     accuracy: np.ndarray | None,
-    measured: np.ndarray,
+    measured_values: np.ndarray,
     metrics: dict[str, np.ndarray],
     labels: tuple[str, ...] | None = None,
     held_out: np.ndarray | None = None,
@@ -65,24 +65,26 @@ def gather_clients(
 
     Args:
         federation, availability, rounds: of the run.
-        stored: whether clients hold samples, or draw them afresh.
+        is_stored: whether clients hold samples, or draw them afresh.
         accuracy: [R', c] of the last evaluation.
-        measured: [c] the numbers of the clients it is of.
+        measured_values: [c] the numbers of the clients it is of.
         metrics: name → [R', c] of the last evaluation.
         labels: what the data call their classes.
         held_out: [R', c'] of the last evaluation.
     """
-    names = None if federation.names is None else np.array(federation.names)
-    fractions = federation.class_fractions
+    client_names = None if federation.client_names is None else np.array(federation.client_names)
+    label_fractions = federation.class_fractions
     recorded_rounds = range(min(rounds, MAX_DETAILED_ROUNDS))
     return Clients(
         number=federation.clients,
         accuracy=accuracy,
-        samples=federation.sizes[: federation.clients][:MAX_DETAILED_CLIENTS] if stored else None,
-        class_fractions=None if fractions is None else fractions[0, :MAX_DETAILED_CLIENTS],
+        samples=federation.num_samples[: federation.clients][:MAX_DETAILED_CLIENTS] if is_stored else None,
+        class_fractions=None if label_fractions is None else label_fractions[0, :MAX_DETAILED_CLIENTS],
         present=np.stack([availability.counts(t)[0, :MAX_DETAILED_CLIENTS] > 0 for t in recorded_rounds], axis=1),
-        names=None if names is None else names[:MAX_DETAILED_CLIENTS],
-        accuracy_names=None if names is None or (accuracy is None and not metrics) else names[measured],
+        names=None if client_names is None else client_names[:MAX_DETAILED_CLIENTS],
+        accuracy_names=None
+        if client_names is None or (accuracy is None and not metrics)
+        else client_names[measured_values],
         labels=None if labels is None else np.array(labels),
         metrics=metrics,
         held_out=held_out,

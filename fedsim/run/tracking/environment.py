@@ -21,17 +21,21 @@ def commit_hash() -> str | None:
         return None
     try:
         git = ["git", "--no-optional-locks", "-C", str(root)]  # `git status` would lock the index of the checkout
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        head_commit = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed_files = subprocess.run(
+            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head + ("+" if changed.strip() else "")
+    return head_commit + ("+" if changed_files.strip() else "")
 
 
 def package_versions() -> dict[str, str | None]:
     """Distribution → version, None where it is not installed."""
     installed_versions: dict[str, str | None] = {}
-    for name in (
+    for package_name in (
         "fedsim-torch",
         "torch",
         "torchvision",
@@ -42,9 +46,9 @@ def package_versions() -> dict[str, str | None]:
         "torchmetrics",
     ):
         try:
-            installed_versions[name] = importlib.metadata.version(name)
+            installed_versions[package_name] = importlib.metadata.version(package_name)
         except importlib.metadata.PackageNotFoundError:
-            installed_versions[name] = None
+            installed_versions[package_name] = None
     return installed_versions
 
 
@@ -53,7 +57,7 @@ def _program_name(path: Path) -> str:
     return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
 
 
-def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
+def environment_facts(device: torch.device, ranks: int = 1) -> dict[str, Any]:
     """What a report needs to say about the machine and the program."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {

@@ -46,11 +46,14 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 def read_column_descriptions(path: Path) -> dict[str, str]:
     """Column → what it is, as the first lines say."""
     with open(path, encoding="utf-8") as file:
-        first = itertools.takewhile(lambda line: line.startswith("# "), file)
-        return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
+        comment_lines = itertools.takewhile(lambda line: line.startswith("# "), file)
+        return {
+            name: description
+            for name, _, description in (line[2:].rstrip("\n").partition(": ") for line in comment_lines)
+        }
 
 
-def checksum(rows: Iterable[MetricsRow], previous_crc: int = 0) -> int:
+def metrics_checksum(rows: Iterable[MetricsRow], previous_crc: int = 0) -> int:
     """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
     for row in rows:
         numbers = [int(value) if name in _INTEGER_COLUMNS else float(value) for name, value in row.items()]
@@ -59,27 +62,37 @@ def checksum(rows: Iterable[MetricsRow], previous_crc: int = 0) -> int:
 
 
 def rows_up_to_round(
-    path: Path, columns: Mapping[str, str], keep: int, count: int | None = None, crc: int | None = None
+    path: Path,
+    column_descriptions: Mapping[str, str],
+    last_kept_round: int,
+    row_count: int | None = None,
+    expected_crc: int | None = None,
 ) -> list[MetricsRow]:
-    """The rows up to a round; none for −1. `count` is how many the run had written by then, `crc` their checksum, where
-    these are known.
+    """The rows up to a round; none for −1. `row_count` is how many the run had written by then, `expected_crc` their
+    checksum, where these are known.
 
     Raises:
         CheckpointError: they are not of a run with these columns, or not all are there.
     """
-    rows = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
-    if rows and list(rows[0]) != list(columns):
+    rows = (
+        [row for row in read_metrics(path) if row["round"] <= last_kept_round]
+        if last_kept_round >= 0 and path.exists()
+        else []
+    )
+    if rows and list(rows[0]) != list(column_descriptions):
         raise CheckpointError(f"{path} has other columns than this run; choose another out")
-    if keep >= 0 and count is not None and len(rows) != count:
-        discrepancy = f"has {len(rows)} of the {count} rows" if path.exists() else f"is gone, with the {count} rows"
-        raise CheckpointError(
-            f"{path} {discrepancy} that the run had written by round {keep}; restore it, or begin afresh with "
-            "resume=overwrite"
+    if last_kept_round >= 0 and row_count is not None and len(rows) != row_count:
+        discrepancy = (
+            f"has {len(rows)} of the {row_count} rows" if path.exists() else f"is gone, with the {row_count} rows"
         )
-    if keep >= 0 and crc is not None and checksum(rows) != crc:
         raise CheckpointError(
-            f"{path} is not what the run had written by round {keep} (its checksum differs); restore it, or begin "
-            "afresh with resume=overwrite"
+            f"{path} {discrepancy} that the run had written by round {last_kept_round}; restore it, or "
+            "start again with resume=overwrite"
+        )
+    if last_kept_round >= 0 and expected_crc is not None and metrics_checksum(rows) != expected_crc:
+        raise CheckpointError(
+            f"{path} is not what the run had written by round {last_kept_round} (its checksum "
+            "differs); restore it, or start again with resume=overwrite"
         )
     return rows
 
@@ -99,23 +112,23 @@ class MetricsCSV:
         self._writer = csv.DictWriter(file, list(columns))
 
     @classmethod
-    def open(cls, path: Path, columns: Mapping[str, str], keep: int = -1) -> MetricsCSV:
-        """Begin the file, or go on with it: rows up to the round `keep` are kept, and what came after is dropped; −1
-        starts afresh.
+    def open(cls, path: Path, column_descriptions: Mapping[str, str], last_kept_round: int = -1) -> MetricsCSV:
+        """Begin the file, or go on with it: rows up to the round `last_kept_round` are kept, and what came after is
+        dropped; −1 starts afresh.
 
         Raises:
             CheckpointError: the rows are not of a run with these columns.
         """
-        rows = rows_up_to_round(path, columns, keep)
+        rows = rows_up_to_round(path, column_descriptions, last_kept_round)
         with replacement_file(path) as file:
-            file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
-            writer = csv.DictWriter(file, list(columns))
+            file.writelines(f"# {name}: {description}\n" for name, description in column_descriptions.items())
+            writer = csv.DictWriter(file, list(column_descriptions))
             writer.writeheader()
             writer.writerows(rows)
-        appended = open(  # noqa: SIM115 (closed by close)
+        csv_file = open(  # noqa: SIM115 (closed by close)
             path, "a", newline="", encoding="utf-8", opener=no_follow_opener
         )
-        return cls(path, columns, appended, rows)
+        return cls(path, column_descriptions, csv_file, rows)
 
     def append(self, rows: list[MetricsRow]) -> None:
         """Write rows through to the file: the end of the process does not touch them.
@@ -127,7 +140,7 @@ class MetricsCSV:
             self._writer.writerows(rows)
             self._file.flush()
 
-    def on_disk(self) -> None:
+    def flush_to_disk(self) -> None:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
         with name_write_errors(self._path):
             flush_to_disk(self._file)

@@ -30,7 +30,7 @@ class RunStarted:
         folder: of the run, where an observer may write files of its own; None where the run keeps nothing.
         seeds: of the replicates.
         rounds: planned.
-        completed: rounds that were run before; what an observer has seen of later ones comes again.
+        completed_rounds: rounds that were run before; what an observer has seen of later ones comes again.
         settings: named values.
         config: config.yaml; None for a run that was begun without one.
     """
@@ -38,7 +38,7 @@ class RunStarted:
     folder: Path | None
     seeds: tuple[int, ...]
     rounds: int
-    completed: int = 0
+    completed_rounds: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
 
@@ -145,47 +145,53 @@ class Observers:
     def begin(self, run: RunStarted) -> None:
         self._notify(lambda observer: observer.begin(run), "as the run began")
 
-    def evaluated(self, seen: EvaluationEvent) -> str | None:
+    def evaluated(self, evaluation_event: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""
-        replies = self._notify(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
+        observer_replies = self._notify(
+            lambda observer: observer.evaluated(evaluation_event), f"after round {evaluation_event.round}"
+        )
         stop_reasons = [
-            f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
+            f"observer {name}: {reason} after round {evaluation_event.round}"
+            for name, reason in observer_replies
+            if isinstance(reason, str)
         ]
         return stop_reasons[0] if stop_reasons else None
 
     def replicates_to_drop(self) -> dict[int, str]:
         """Those that one of them gives up, and why."""
-        replies = self._notify(lambda observer: dict(observer.replicates_to_drop()), "as it was asked what to drop")
-        return {replicate: reason for _, reasons in replies for replicate, reason in reasons.items()}
+        observer_replies = self._notify(
+            lambda observer: dict(observer.replicates_to_drop()), "as it was asked what to drop"
+        )
+        return {replicate: reason for _, reasons in observer_replies for replicate, reason in reasons.items()}
 
-    def finish(self, ended: RunEnded) -> None:
-        self._notify(lambda observer: observer.finish(ended), "as the run ended")
+    def finish(self, run_ended: RunEnded) -> None:
+        self._notify(lambda observer: observer.finish(run_ended), "as the run ended")
 
     def close(self) -> None:
         self._notify(lambda observer: observer.close(), "as it was closed")
         self._active_observers = []
 
-    def _notify(self, call: Callable[[Observer], Any], moment: str) -> Sequence[tuple[str, Any]]:
-        replies = []
+    def _notify(self, call: Callable[[Observer], Any], moment_name: str) -> Sequence[tuple[str, Any]]:
+        observer_replies = []
         for observer in list(self._active_observers):
-            name = _name(observer)
+            observer_name = _observer_name(observer)
             try:
-                replies.append((name, call(observer)))
+                observer_replies.append((observer_name, call(observer)))
             except OutputError:  # a file of the run's own: that is an end of the run, as of metrics.csv
                 raise
             except Exception as error:
                 reason = next(iter(str(error).splitlines()), "")
                 log.warning(
                     "observer %s failed %s (%s: %s); it is disabled, and the run continues",
-                    *(name, moment, type(error).__name__, reason),
+                    *(observer_name, moment_name, type(error).__name__, reason),
                 )
                 self._active_observers.remove(observer)
                 with contextlib.suppress(Exception):
                     observer.close()
-        return replies
+        return observer_replies
 
 
-def _name(observer: Observer) -> str:
+def _observer_name(observer: Observer) -> str:
     implementation = observer.function if isinstance(observer, CallbackObserver) else type(observer)
     return str(getattr(implementation, "__name__", type(implementation).__name__))
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLOTS_PACKAGE = "fedsim.studies"  # the package whose plots.compare.of_folder(folder) yields headings and figures
+PLOTS_PACKAGE = (
+    "fedsim.studies"  # the package whose plots.compare.figures_of_folder(folder) yields headings and figures
+)
 
 
 def run_pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
     """Headings and figures of the run in this folder."""
     if importlib.util.find_spec(PLOTS_PACKAGE) is not None:
-        yield from importlib.import_module(f"{PLOTS_PACKAGE}.plots.compare").of_folder(folder)
+        yield from importlib.import_module(f"{PLOTS_PACKAGE}.plots.compare").figures_of_folder(folder)

@@ -11,7 +11,7 @@ from rich import filesize
 
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import DISTANCE_COLUMNS
-from fedsim.run.tracking.result import MetricsRow, mean_std, spread
+from fedsim.run.tracking.result import MetricsRow, format_spread, mean_std
 
 log = logging.getLogger("fedsim.progress")
 
@@ -23,10 +23,10 @@ class ProgressView(Protocol):
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
-    def round(self, completed: int, active: float) -> None:
+    def round(self, completed_rounds: int, active: float) -> None:
         """A round is complete; `active` clients took part, per replicate."""
 
-    def evaluated(self, completed: int, facts: str, active: float) -> None:
+    def evaluated(self, completed_rounds: int, facts: str, active: float) -> None:
         """An evaluation is at hand, as facts for a person; `active` clients took part in its round."""
 
 
@@ -39,10 +39,10 @@ class NoProgress:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         return None
 
-    def round(self, completed: int, active: float) -> None:
+    def round(self, completed_rounds: int, active: float) -> None:
         return None
 
-    def evaluated(self, completed: int, facts: str, active: float) -> None:
+    def evaluated(self, completed_rounds: int, facts: str, active: float) -> None:
         return None
 
 
@@ -52,32 +52,32 @@ class LogProgress(NoProgress):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
 
-    def evaluated(self, completed: int, facts: str, active: float) -> None:
-        log.info("round %*d/%d  %s  %.3g active", len(str(self.rounds)), completed, self.rounds, facts, active)
+    def evaluated(self, completed_rounds: int, facts: str, active: float) -> None:
+        log.info("round %*d/%d  %s  %.3g active", len(str(self.rounds)), completed_rounds, self.rounds, facts, active)
 
 
 class BarProgress:
     """A single line that is redrawn: round, bar, the last evaluation, active clients, time left."""
 
-    def __init__(self, rounds: int, completed: int) -> None:
+    def __init__(self, rounds: int, completed_rounds: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
-        def fixed(width: int) -> Column:
+        def fixed_width_column(width: int) -> Column:
             """A column that a narrow terminal does not squeeze; the facts give way instead."""
             return Column(no_wrap=True, min_width=width, justify="right")
 
         self._bar = Progress(
-            MofNCompleteColumn(table_column=fixed(2 * len(str(rounds)) + 1)),
-            BarColumn(bar_width=10, table_column=fixed(10)),
+            MofNCompleteColumn(table_column=fixed_width_column(2 * len(str(rounds)) + 1)),
+            BarColumn(bar_width=10, table_column=fixed_width_column(10)),
             TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-            TextColumn("{task.fields[active]} active", table_column=fixed(9)),
-            TimeRemainingColumn(compact=True, table_column=fixed(5)),
-            TextColumn("left", table_column=fixed(4)),
+            TextColumn("{task.fields[active]} active", table_column=fixed_width_column(9)),
+            TimeRemainingColumn(compact=True, table_column=fixed_width_column(5)),
+            TextColumn("left", table_column=fixed_width_column(4)),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task("rounds", total=rounds, completed=completed, facts="", active="0")
+        self._task = self._bar.add_task("rounds", total=rounds, completed=completed_rounds, facts="", active="0")
 
     def __enter__(self) -> BarProgress:
         self._bar.start()
@@ -86,34 +86,34 @@ class BarProgress:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.stop()
 
-    def round(self, completed: int, active: float) -> None:
-        self._bar.update(self._task, completed=completed, active=f"{active:.3g}")
+    def round(self, completed_rounds: int, active: float) -> None:
+        self._bar.update(self._task, completed_rounds=completed_rounds, active=f"{active:.3g}")
 
-    def evaluated(self, completed: int, facts: str, active: float) -> None:
+    def evaluated(self, completed_rounds: int, facts: str, active: float) -> None:
         self._bar.update(self._task, facts=facts)
 
 
-def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
+def progress_view(style: str, rounds: int, completed_rounds: int) -> ProgressView:
     """The view for this run: 'auto' looks whether standard error is a terminal."""
     if style == "none":
         return NoProgress()
-    return BarProgress(rounds, completed) if sys.stderr.isatty() else LogProgress(rounds)
+    return BarProgress(rounds, completed_rounds) if sys.stderr.isatty() else LogProgress(rounds)
 
 
-def facts_line(rows: list[MetricsRow], speed: float | None) -> str:
+def facts_line(rows: list[MetricsRow], rounds_per_second: float | None) -> str:
     """The line a person reads: columns of metrics.csv by their names, without underscores."""
-    segments = []
+    line_segments = []
     test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
     for name in ("train_loss", test_metric, *DISTANCE_COLUMNS):
         if name in rows[0]:
             scale, form, unit = (100, ".1f", " %") if is_fraction(name) else (1, ".3g", "")
             mean, std = mean_std([row[name] * scale for row in rows])
-            segments.append(f"{name.replace('_', ' ')} {mean:{form}}{spread(std)}{unit}")
-    if speed is not None:
-        segments.append(f"{short_number(speed)} samples/s")
+            line_segments.append(f"{name.replace('_', ' ')} {mean:{form}}{format_spread(std)}{unit}")
+    if rounds_per_second is not None:
+        line_segments.append(f"{short_number(rounds_per_second)} samples/s")
     if rows[0]["total_bytes_up"]:
-        segments.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
-    return "  ".join(segments)
+        line_segments.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
+    return "  ".join(line_segments)
 
 
 def short_number(number: float) -> str:

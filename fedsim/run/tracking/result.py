@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import PLACE, TIME, WORK
+from fedsim.evaluation.columns import RUN_POSITION_COLUMNS, TIME_COLUMNS, WORK_COLUMNS
 from fedsim.models.naming import Naming
 from fedsim.strategies import State
 
@@ -51,8 +51,8 @@ class Result:
     def final(self) -> dict[str, tuple[float, float]]:
         """Mean and standard deviation of every metric after the last round, over the replicates not given up.
         Of a single one the standard deviation is NaN."""
-        last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
-        return {name: mean_std([row[name] for row in last]) for name in self.metric_names}
+        last_rows = [row for row in self.history if row["round"] == self.history[-1]["round"]]
+        return {name: mean_std([row[name] for row in last_rows]) for name in self.metric_names}
 
     def model(self, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
         """The last model of a replicate, as the `state_dict` that the module's `load_state_dict` takes.
@@ -67,7 +67,7 @@ class Result:
         return self.naming.state_dict(self.final_models[replicate_of(seeds, seed, replicate, "the run")].cpu())
 
 
-def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run: str) -> int:
+def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run_name: str) -> int:
     """The number of the replicate that has this seed, or this number.
 
     Raises:
@@ -75,7 +75,7 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
     """
     if replicate is not None:
         if not 0 <= replicate < len(seeds):
-            raise ConfigError(f"replicate={replicate}, but {run} has {len(seeds)}")
+            raise ConfigError(f"replicate={replicate}, but {run_name} has {len(seeds)}")
         return replicate
     if seed is None and len(seeds) > 1:
         are_seeds_distinct = len(set(seeds)) == len(seeds)
@@ -83,16 +83,16 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
         choices_text = (
             f"the seeds {', '.join(map(str, seeds))}" if are_seeds_distinct else f"replicates 0 to {len(seeds) - 1}"
         )
-        raise ConfigError(f"{run} has {choices_text}: say which model is meant, such as model({example})")
+        raise ConfigError(f"{run_name} has {choices_text}: say which model is meant, such as model({example})")
     if seed is not None and seeds.count(seed) != 1:
         hint = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
-        raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{hint}")
+        raise ConfigError(f"seed={seed}, but {run_name} has the seeds {', '.join(map(str, seeds))}{hint}")
     return 0 if seed is None else seeds.index(seed)
 
 
 def result_columns(history: list[MetricsRow]) -> list[str]:
     """The columns of a history that are results rather than bookkeeping."""
-    return [name for name in history[0] if name not in PLACE | WORK | TIME]
+    return [name for name in history[0] if name not in RUN_POSITION_COLUMNS | WORK_COLUMNS | TIME_COLUMNS]
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:
@@ -103,6 +103,6 @@ def mean_std(values: list[float]) -> tuple[float, float]:
     return float(np.mean(valid_values)), float(np.std(valid_values, ddof=1)) if len(valid_values) > 1 else math.nan
 
 
-def spread(std: float) -> str:
+def format_spread(std: float) -> str:
     """A standard deviation behind its mean; nothing where there is none."""
     return "" if math.isnan(std) else f" ± {std:.2g}"

@@ -18,28 +18,30 @@ MAX_MLFLOW_VALUE_LENGTH = 500  # signs of a setting that MLflow keeps of old
 MLFLOW_SETTINGS_PER_CALL = 100  # settings that it takes at once
 
 
-def import_service(name: str) -> Any:
+def import_service(package_name: str) -> Any:
     """The service's own package.
 
     Raises:
         ConfigError: it is not installed.
     """
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(package_name)
     except ImportError as error:
-        raise ConfigError(f"tracking.observers={name} is an extra; pip install 'fedsim-torch[{name}]'") from error
+        raise ConfigError(
+            f"tracking.observers={package_name} is an extra; pip install 'fedsim-torch[{package_name}]'"
+        ) from error
 
 
-def event_numbers(event: EvaluationEvent, names: list[str]) -> MetricsRow:
+def mean_metrics(event: EvaluationEvent, names: list[str]) -> MetricsRow:
     """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
     own; what is not a number is left out."""
-    scalars = {name: value for name, value in event.mean().items() if name != "round"}
+    scalar_values = {name: value for name, value in event.mean().items() if name != "round"}
     if len(event.rows) > 1:
         for replicate_name, row in zip(names, event.rows, strict=True):
-            scalars |= {
+            scalar_values |= {
                 f"{replicate_name}/{name}": value for name, value in row.items() if name not in ("round", "seed")
             }
-    return {name: float(value) for name, value in scalars.items() if math.isfinite(value)}
+    return {name: float(value) for name, value in scalar_values.items() if math.isfinite(value)}
 
 
 class Service(Observer):
@@ -54,33 +56,33 @@ class Service(Observer):
 
     def __init__(self, project: str = "fedsim", name: str | None = None) -> None:
         self.project, self.name = project, name
-        self.api = import_service(self.package)
+        self.service_module = import_service(self.package)
         self._names: list[str] = []
 
     def begin(self, run: RunStarted) -> None:
         self._names = run.names
-        identities = _identities(run.folder)
-        previous_id = identities.get(self.package) if run.completed else None
+        identities = _stored_identities(run.folder)
+        previous_id = identities.get(self.package) if run.completed_rounds else None
         run_id = self.start(run, self.name or (run.folder.name if run.folder else None), previous_id)
         if run.folder is not None:
             with replacement_file(run.folder / IDENTITIES_FILE) as file:
                 file.write(json.dumps(identities | {self.package: run_id}) + "\n")
 
-    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
+    def start(self, run_started: RunStarted, name: str | None, identity: str | None) -> str:
         """Begin there, or go on with the run of the identity `identity`; returns the identity."""
         raise NotImplementedError
 
 
-def _identities(folder: Path | None) -> dict[str, str]:
+def _stored_identities(folder: Path | None) -> dict[str, str]:
     path = None if folder is None else folder / IDENTITIES_FILE
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
 
-def _flat(event: RunEnded) -> MetricsRow:
+def _flat_summary(event: RunEnded) -> MetricsRow:
     """Results by 'final/NAME', and what took how long."""
-    final = {f"final/{name}": statistics["mean"] for name, statistics in event.summary["final"].items()}
+    final_means = {f"final/{name}": statistics["mean"] for name, statistics in event.summary["final"].items()}
     totals = {name: event.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
-    return {name: value for name, value in (final | totals).items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in (final_means | totals).items() if value is not None and math.isfinite(value)}
 
 
 class WandB(Service):
@@ -98,20 +100,21 @@ class WandB(Service):
         self.mode = mode
         self._run: Any = None
 
-    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
-        self._run = self.api.init(
-            project=self.project, name=name, config=run.settings, mode=self.mode, id=identity, resume="allow",
-            dir=None if run.folder is None else str(run.folder), settings=self.api.Settings(console="off", silent=True),
+    def start(self, run_started: RunStarted, name: str | None, identity: str | None) -> str:
+        self._run = self.service_module.init(
+            project=self.project, name=name, config=run_started.settings, mode=self.mode, id=identity, resume="allow",
+            dir=None if run_started.folder is None else str(run_started.folder),
+            settings=self.service_module.Settings(console="off", silent=True),
         )  # fmt: skip
         return str(self._run.id)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._run.log(event_numbers(event, self._names), step=event.round)
+        self._run.log(mean_metrics(event, self._names), step=event.round)
 
     def finish(self, event: RunEnded) -> None:
-        self._run.summary.update(_flat(event))
+        self._run.summary.update(_flat_summary(event))
         for heading, figure in event.pictures():
-            self._run.log({f"figures/{heading}": self.api.Image(figure)}, step=event.round)
+            self._run.log({f"figures/{heading}": self.service_module.Image(figure)}, step=event.round)
 
     def close(self) -> None:
         if self._run is not None:
@@ -134,8 +137,8 @@ class MLflow(Service):
         super().__init__(project, name)
         self.uri, self._run, self._status = uri, "", "KILLED"
 
-    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
-        self._client = self.api.MlflowClient(tracking_uri=self.uri)
+    def start(self, run_started: RunStarted, name: str | None, identity: str | None) -> str:
+        self._client = self.service_module.MlflowClient(tracking_uri=self.uri)
         if identity is not None:
             self._run = identity
             self._client.update_run(identity, status="RUNNING")
@@ -147,26 +150,28 @@ class MLflow(Service):
             else existing_experiment.experiment_id
         )
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
-        parameters = [(key, str(value)[:MAX_MLFLOW_VALUE_LENGTH]) for key, value in run.settings.items()]
-        for first in range(0, len(parameters), MLFLOW_SETTINGS_PER_CALL):
+        parameters = [(key, str(value)[:MAX_MLFLOW_VALUE_LENGTH]) for key, value in run_started.settings.items()]
+        for batch_start in range(0, len(parameters), MLFLOW_SETTINGS_PER_CALL):
             params = [
-                self.api.entities.Param(key, value)
-                for key, value in parameters[first : first + MLFLOW_SETTINGS_PER_CALL]
+                self.service_module.entities.Param(key, value)
+                for key, value in parameters[batch_start : batch_start + MLFLOW_SETTINGS_PER_CALL]
             ]
             self._client.log_batch(self._run, params=params)
         return str(self._run)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._log(event_numbers(event, self._names), event.round)
+        self._log(mean_metrics(event, self._names), event.round)
 
     def _log(self, values: MetricsRow, step: int) -> None:
-        timestamp = self.api.utils.time.get_current_time_millis()
-        metrics = [self.api.entities.Metric(name, value, timestamp, step) for name, value in values.items()]
-        for first in range(0, len(metrics), 10 * MLFLOW_SETTINGS_PER_CALL):
-            self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MLFLOW_SETTINGS_PER_CALL])
+        timestamp = self.service_module.utils.time.get_current_time_millis()
+        metrics = [self.service_module.entities.Metric(name, value, timestamp, step) for name, value in values.items()]
+        for batch_start in range(0, len(metrics), 10 * MLFLOW_SETTINGS_PER_CALL):
+            self._client.log_batch(
+                self._run, metrics=metrics[batch_start : batch_start + 10 * MLFLOW_SETTINGS_PER_CALL]
+            )
 
     def finish(self, event: RunEnded) -> None:
-        self._log(_flat(event), event.round)
+        self._log(_flat_summary(event), event.round)
         for heading, figure in event.pictures():
             self._client.log_figure(self._run, figure, f"figures/{heading}.png")
         self._status = "FINISHED"
@@ -186,19 +191,19 @@ class Trackio(Service):
 
     package = "trackio"
 
-    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
+    def start(self, run_started: RunStarted, name: str | None, identity: str | None) -> str:
         name = identity or name
-        self.api.init(project=self.project, name=name, config=run.settings, resume="allow")
-        self._open = True
+        self.service_module.init(project=self.project, name=name, config=run_started.settings, resume="allow")
+        self._is_open = True
         return str(name)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self.api.log(event_numbers(event, self._names), step=event.round)
+        self.service_module.log(mean_metrics(event, self._names), step=event.round)
 
     def close(self) -> None:
-        if getattr(self, "_open", False):
-            self._open = False
-            self.api.finish()
+        if getattr(self, "_is_open", False):
+            self._is_open = False
+            self.service_module.finish()
 
 
 SERVICES = {service.package: service for service in (WandB, MLflow, Trackio)}

@@ -37,14 +37,14 @@ def _make_the_next_name_the_last(folder: Path) -> None:
         time.sleep(0.02)
     is_out_of_order = False
     for directory in {path.parent for path in open_time_by_path}:
-        limit = int(time.time())
+        latest_time = int(time.time())
         for path in sorted((path for path in open_time_by_path if path.parent == directory), reverse=True):
-            if open_time_by_path[path] >= limit:
+            if open_time_by_path[path] >= latest_time:
                 is_out_of_order = True
                 path.rename(
-                    path.with_name(EVENT_TIMESTAMP_PATTERN.sub(f"{EVENT_FILE_PREFIX}{limit - 1:010d}", path.name))
+                    path.with_name(EVENT_TIMESTAMP_PATTERN.sub(f"{EVENT_FILE_PREFIX}{latest_time - 1:010d}", path.name))
                 )
-            limit = min(limit - 1, open_time_by_path[path])
+            latest_time = min(latest_time - 1, open_time_by_path[path])
     if is_out_of_order:
         log.warning("the system clock is behind this run's earlier event files; they are renamed to keep their order")
 
@@ -67,24 +67,26 @@ class TensorBoard(Observer):
         self._files, self._settings = run.folder / "event files", run.settings
         with name_write_errors(self._files):
             _make_the_next_name_the_last(run.folder)
-            names, purge = run.names, run.completed + 1 if run.completed else 0
+            names, first_step = run.names, run.completed_rounds + 1 if run.completed_rounds else 0
             for name in ["mean", *names] if len(names) > 1 else names:
-                self._writers.append(SummaryWriter(str(ensure_real_folder(run.folder / name)), purge_step=purge))
+                self._writers.append(SummaryWriter(str(ensure_real_folder(run.folder / name)), purge_step=first_step))
 
     def evaluated(self, event: EvaluationEvent) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         if not self._writers:
             return
-        mean, *replicate_writers = self._writers
+        mean_writer, *replicate_writers = self._writers
         with name_write_errors(self._files):
-            for name in event.rows[0]:
-                if (scalar_tag := describe(name).tag) is not None:
-                    mean.add_scalar(scalar_tag, mean_std([row[name] for row in event.rows])[0], event.round)
+            for metric_name in event.rows[0]:
+                if (scalar_tag := describe(metric_name).tag) is not None:
+                    mean_writer.add_scalar(
+                        scalar_tag, mean_std([row[metric_name] for row in event.rows])[0], event.round
+                    )
                     for writer, row in zip(replicate_writers, event.rows, strict=False):
-                        writer.add_scalar(scalar_tag, row[name], event.round)
-            for name, values in event.clients.items():
+                        writer.add_scalar(scalar_tag, row[metric_name], event.round)
+            for metric_name, values in event.clients.items():
                 if len(values):
-                    mean.add_histogram(f"clients/{name}", values, event.round, bins="auto")
+                    mean_writer.add_histogram(f"clients/{metric_name}", values, event.round, bins="auto")
             self._flush()
 
     def finish(self, event: RunEnded) -> None:
@@ -102,8 +104,10 @@ class TensorBoard(Observer):
             if event.round > 1:  # of one round there is no course to see, and drawing takes a second
                 for heading, figure in event.pictures():
                     self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
-            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()}
-            _columns, start, end = hparams(plain, {})
+            scalar_settings = {
+                k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()
+            }
+            _columns, start, end = hparams(scalar_settings, {})
             for summary in (start, end):
                 self._writers[0]._get_file_writer().add_summary(summary)
             self._flush()

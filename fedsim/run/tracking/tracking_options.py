@@ -35,10 +35,10 @@ class Tracking(Validated):
             )
         for observer in self.observers:
             if isinstance(observer, str):
-                checks.choice("observers", observer, SERVICES)
+                checks.check_choice("observers", observer, SERVICES)
         self.observers = [SERVICES[g]() if isinstance(g, str) else as_observer(g) for g in self.observers]
 
     @property
-    def watching(self) -> list[Observer]:
+    def all_observers(self) -> list[Observer]:
         """All of them."""
         return [TensorBoard(), *self.observers] if self.tensorboard else list(self.observers)

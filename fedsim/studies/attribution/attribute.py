@@ -14,9 +14,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.run.tracking.result import result_columns
 from fedsim.studies.attribution.causes import Cause, ChoiceByGroup, without_causes
-from fedsim.studies.attribution.shapley import shapley
-from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
+from fedsim.studies.attribution.shapley import shapley_values
+from fedsim.studies.reproduce.recipe import RecipeSetting
+from fedsim.studies.reproduce.runner import Job, config_digest, run_jobs
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_rows
 
@@ -30,72 +30,75 @@ class Attribution:
 
     Attributes:
         metric: the metric that is compared after the last round.
-        causes: the causes, in the order of the subsets' bits.
+        all_causes: the causes, in the order of the subsets' bits.
         values: [2^k, R] the metric for each subset of removed causes, in the order of `shapley`.
         higher_is_better: whether larger values of the metric are better.
     """
 
     metric: str
-    causes: list[Cause]
+    all_causes: list[Cause]
     values: np.ndarray
     higher_is_better: bool
 
     @property
     def shares(self) -> np.ndarray:
         """The loss due to each cause [k, R]; negative where the run gains from the cause."""
-        return self.sign * shapley(self.values)
+        return self.metric_sign * shapley_values(self.values)
 
     @property
-    def alone(self) -> np.ndarray:
+    def single_removal_gains(self) -> np.ndarray:
         """The gain when a single cause is removed [k, R]."""
-        return self.sign * (self.values[[2**cause for cause in range(len(self.causes))]] - self.values[0])
+        return self.metric_sign * (self.values[[2**cause for cause in range(len(self.all_causes))]] - self.values[0])
 
     @property
-    def total(self) -> np.ndarray:
+    def total_effect(self) -> np.ndarray:
         """The gain when all causes are removed [R]."""
-        return self.sign * (self.values[-1] - self.values[0])
+        return self.metric_sign * (self.values[-1] - self.values[0])
 
     @property
-    def sign(self) -> float:
+    def metric_sign(self) -> float:
         """The factor, 1 or -1, that converts a change of the metric to a gain."""
         return 1.0 if self.higher_is_better else -1.0
 
     @property
-    def largest_first(self) -> np.ndarray:
+    def cause_order(self) -> np.ndarray:
         """The indices of the causes [k], ordered by mean share, largest first."""
         return np.argsort(-self.shares.mean(1), kind="stable")
 
 
-def removed_causes(causes: list[Cause], subset: int) -> list[Cause]:
+def causes_in_subset(causes: list[Cause], subset: int) -> list[Cause]:
     """Return the causes that a subset removes."""
     return [cause for number, cause in enumerate(causes) if subset >> number & 1]
 
 
 def attribute(
     config: DictConfig,
-    choices: ChoiceByGroup,
+    choice_by_group: ChoiceByGroup,
     causes: list[Cause],
     folder: Path,
     metric: str | None = None,
     at_once: int = 1,
-    trusted: tuple[str, ...] = (),
+    trusted_packages: tuple[str, ...] = (),
 ) -> Attribution:
     """Run the configuration with each subset of causes removed, and compare the runs by seed.
 
     Args:
-        config, choices: the composed configuration and choices of the run.
-        causes: up to five causes from `causes_of`.
+        config, choice_by_group: the composed configuration and choices of the run.
+        causes: up to five causes from `applicable_causes`.
         folder: folder of the runs; finished runs in it are reused.
         metric: a column of metrics.csv; None: see `default_metric`.
         at_once: number of processes.
-        trusted: packages that the user trusts.
+        trusted_packages: packages that the user trusts.
 
     Raises:
         ConfigError: a run failed or has no such metric.
     """
-    jobs = [_job(config, choices, causes, subset, folder, trusted) for subset in range(2 ** len(causes))]
-    waiting = [job for job in jobs if not job.finished]
-    for job, outcome in carry_out_all(waiting, at_once):
+    jobs = [
+        _attribution_job(config, choice_by_group, causes, subset, folder, trusted_packages)
+        for subset in range(2 ** len(causes))
+    ]
+    pending_jobs = [job for job in jobs if not job.is_finished]
+    for job, outcome in run_jobs(pending_jobs, at_once):
         if outcome.status != "done":
             raise ConfigError(f"the run {job.setting.name} {outcome.status}: {outcome.message}")
     histories = [read_rows(job.folder / "metrics.csv") for job in jobs]
@@ -107,37 +110,53 @@ def attribute(
     return Attribution(name, causes, values, is_higher_better(name))
 
 
-def default_metric(columns: Collection[str], causes: Sequence[Cause]) -> str | None:
+def default_metric(column_names: Collection[str], causes: Sequence[Cause]) -> str | None:
     """The first of `DEFAULT_METRIC_ORDER` that the run has; with a performative shift among the causes the performative
     risk, since test samples do not react to the model, so that test metrics rise when the shift is removed even where
     the shift costs nothing."""
-    if "performative_risk" in columns and any(cause.name == "shift" for cause in causes):
+    if "performative_risk" in column_names and any(cause.name == "shift" for cause in causes):
         return "performative_risk"
-    return next((column for column in DEFAULT_METRIC_ORDER if column in columns), None)
+    return next((column for column in DEFAULT_METRIC_ORDER if column in column_names), None)
 
 
-def _job(
-    config: DictConfig, choices: ChoiceByGroup, causes: list[Cause], subset: int, folder: Path, trusted: tuple[str, ...]
+def _attribution_job(
+    config: DictConfig,
+    choices: ChoiceByGroup,
+    causes: list[Cause],
+    subset: int,
+    folder: Path,
+    trusted_packages: tuple[str, ...],
 ) -> Job:
-    removed = removed_causes(causes, subset)
-    changed, changed_choices = without_causes(config, choices, removed)
-    name = "without " + ", ".join(cause.label for cause in removed) if removed else "as it is"
-    slug = "-".join(["without", *(cause.name for cause in removed)]) if removed else "as-it-is"
+    removed_causes_of_job = causes_in_subset(causes, subset)
+    changed_config, changed_choices = without_causes(config, choices, removed_causes_of_job)
+    job_name = (
+        "without " + ", ".join(cause.label for cause in removed_causes_of_job) if removed_causes_of_job else "as it is"
+    )
+    job_folder_name = (
+        "-".join(["without", *(cause.name for cause in removed_causes_of_job)]) if removed_causes_of_job else "as-it-is"
+    )
     return Job(
-        Setting((("removed", name),), ()), (), folder / f"{slug}-{digest(changed)}", changed, changed_choices, trusted
+        RecipeSetting((("removed", job_name),), ()),
+        (),
+        folder / f"{job_folder_name}-{config_digest(changed_config)}",
+        changed_config,
+        changed_choices,
+        trusted_packages,
     )
 
 
-def summary_sentence(attribution: Attribution, scale: float = 1.0, unit: str = "") -> str:
+def summary_sentence(attribution: Attribution, scale: float = 1.0, unit_label: str = "") -> str:
     """Return the result as one sentence, largest cause first, with 95 % intervals over seeds."""
 
-    def amount(values: np.ndarray) -> str:
-        low, high = PairedDifference(scale * values).interval
+    def share_text(values: np.ndarray) -> str:
+        low, high = PairedDifference(scale * values).confidence_interval
         spread = "" if math.isnan(low) else f" [{_signed_number_text(low)}, {_signed_number_text(high)}]"
         return f"{_signed_number_text(scale * values.mean())}{spread}"
 
-    amounts = [f"{attribution.causes[i].label} {amount(attribution.shares[i])}" for i in attribution.largest_first]
-    return f"Of {amount(attribution.total)}{unit}: {', '.join(amounts)}."
+    share_texts = [
+        f"{attribution.all_causes[i].label} {share_text(attribution.shares[i])}" for i in attribution.cause_order
+    ]
+    return f"Of {share_text(attribution.total_effect)}{unit_label}: {', '.join(share_texts)}."
 
 
 def _signed_number_text(value: float) -> str:

@@ -11,9 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.app.composition import compose, hydra_context
 from fedsim.core.errors import ConfigError
+from fedsim.data import datasets
 
 ChoiceByGroup = dict[str, str]  # config group → choice
-PRIVATE_STAGES = {"gaussian", "tree", "clip"}
+PRIVACY_STAGES = {"gaussian", "tree", "clip"}
 MAX_CAUSES = 5  # causes of one attribution, which needs 2^5 runs
 
 
@@ -24,14 +25,14 @@ class Cause:
     Attributes:
         name: its name on the command line.
         label: its label in tables and pictures.
-        replacement: function of a run's configuration and the choice of each group; returns the groups and keys that
-            replace the cause, with their values, or None if the run does not have the cause.
+        override_function: function of a run's configuration and the choice of each group; returns the groups and keys
+            that replace the cause, with their values, or None if the run does not have the cause.
         removal: a description of the replacement.
     """
 
     name: str
     label: str
-    replacement: Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]
+    override_function: Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]
     removal: str
 
 
@@ -40,8 +41,8 @@ def _choice_replacement(
 ) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
     """Return a replacement that sets a group's choice unless the run has it, or one of `equivalents`, already."""
 
-    def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
-        return {name: choice} if choices.get(name, choice) not in (choice, *equivalents) else None
+    def replacement(config: DictConfig, choice_by_group: ChoiceByGroup) -> dict[str, Any] | None:
+        return {name: choice} if choice_by_group.get(name, choice) not in (choice, *equivalents) else None
 
     return replacement
 
@@ -65,18 +66,26 @@ def _iid_partition(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any]
 
 
 def _full_batches(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
-    return None if config.batch_size is None else {"batch_size": None}
+    return None if config.batch_size is None or _draws_fresh_samples(config) else {"batch_size": None}
 
 
-def _no_uplink(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
-    def replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
+def _draws_fresh_samples(config: DictConfig) -> bool:
+    """Whether the data set is a stream of fedsim, of which a client has no full batch."""
+    module, _, name = str(OmegaConf.select(config, "dataset._target_")).rpartition(".")
+    dataset_class = getattr(datasets, name, None) if module == datasets.__name__ else None
+    return isinstance(dataset_class, type) and issubclass(dataset_class, datasets.Stream)
+
+
+def _without_uplink_stages(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
+    def replacement(config: DictConfig, choice_by_group: ChoiceByGroup) -> dict[str, Any] | None:
         stages = {str(name) for name in config.uplink} - {"_target_"} if config.get("uplink") else set()
         is_private = bool(stages & {"gaussian", "tree"})
-        if not stages or choices.get("uplink") == "none" or is_private != private:
+        if not stages or choice_by_group.get("uplink") == "none" or is_private != private:
             return None
-        if private and not stages <= PRIVATE_STAGES:
+        if private and not stages <= PRIVACY_STAGES:
             raise ConfigError(
-                f"uplink={choices.get('uplink')} compresses and adds noise, which cannot be removed apart; leave out "
+                f"uplink={choice_by_group.get('uplink')} compresses and adds noise, which cannot be removed "
+                "separately; leave out "
                 "the cause privacy by --causes"
             )
         return {"uplink": "none"}
@@ -98,34 +107,38 @@ CAUSES = (
     Cause("data_drift", "data drift", _choice_replacement("drift", "none"), "data whose distribution does not change"),
     Cause("attack", "attack", _choice_replacement("attack", "none"), "no attacker"),
     Cause("contamination", "contamination", _choice_replacement("contamination", "none"), "clean samples"),
-    Cause("privacy", "privacy noise", _no_uplink(private=True), "neither clipping nor noise"),
-    Cause("compression", "compression", _no_uplink(private=False), "uncompressed updates"),
+    Cause("privacy", "privacy noise", _without_uplink_stages(private=True), "neither clipping nor noise"),
+    Cause("compression", "compression", _without_uplink_stages(private=False), "uncompressed updates"),
     Cause("staleness", "staleness", _choice_replacement("delay", "none"), "updates that arrive in their round"),
     Cause("deadlines", "deadlines", _choice_replacement("clock", "none"), "no deadline"),
     Cause("stragglers", "partial work", _choice_replacement("work", "all"), "each client computes all its local steps"),
 )
 
 
-def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] | None = None) -> list[Cause]:
+def applicable_causes(
+    config: DictConfig, choice_by_group: ChoiceByGroup, cause_names: Iterable[str] | None = None
+) -> list[Cause]:
     """Return the named causes, or without names the first `MAX_CAUSES` of `CAUSES` that the run has.
 
     Raises:
         ConfigError: a name is unknown, the run does not have a named cause or has no causes, or too many are named.
     """
-    if names is None:
-        present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:MAX_CAUSES]
-        if not present:
+    if cause_names is None:
+        present_causes = [cause for cause in CAUSES if cause.override_function(config, choice_by_group) is not None][
+            :MAX_CAUSES
+        ]
+        if not present_causes:
             raise ConfigError(
                 "this run has none of the causes that can be removed: "
                 f"{', '.join(cause.name for cause in CAUSES)}; there is nothing to attribute"
             )
-        return present
+        return present_causes
     by_name = {cause.name: cause for cause in CAUSES}
     chosen_causes = []
-    for name in names:
+    for name in cause_names:
         if name not in by_name:
             raise ConfigError(f"--causes {name} is unknown; choose among {', '.join(by_name)}")
-        if by_name[name].replacement(config, choices) is None:
+        if by_name[name].override_function(config, choice_by_group) is None:
             raise ConfigError(f"--causes {name}: this run does not have it; leave it out")
         chosen_causes.append(by_name[name])
     if len(chosen_causes) > MAX_CAUSES:
@@ -137,22 +150,24 @@ def causes_of(config: DictConfig, choices: ChoiceByGroup, names: Iterable[str] |
 
 
 def without_causes(
-    config: DictConfig, choices: ChoiceByGroup, causes: Iterable[Cause]
+    config: DictConfig, choice_by_group: ChoiceByGroup, causes: Iterable[Cause]
 ) -> tuple[DictConfig, ChoiceByGroup]:
     """Return the configuration and choices of the same run without some causes."""
-    changed, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choices)
-    assert isinstance(changed, DictConfig)
+    changed_config, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choice_by_group)
+    assert isinstance(changed_config, DictConfig)
     for cause in causes:
-        for key, value in (cause.replacement(config, choices) or {}).items():
-            if key in changed_choices:
-                OmegaConf.update(changed, key, _default_configuration(key, value), merge=False)
-                nested_groups = [group for group in changed_choices if group.startswith(f"{key}/")]
+        for config_key, replacement_value in (cause.override_function(config, choice_by_group) or {}).items():
+            if config_key in changed_choices:
+                OmegaConf.update(
+                    changed_config, config_key, _default_configuration(config_key, replacement_value), merge=False
+                )
+                nested_groups = [group for group in changed_choices if group.startswith(f"{config_key}/")]
                 for group in nested_groups:
                     del changed_choices[group]
-                changed_choices[key] = value
+                changed_choices[config_key] = replacement_value
             else:
-                OmegaConf.update(changed, key, value, merge=False)
-    return changed, changed_choices
+                OmegaConf.update(changed_config, config_key, replacement_value, merge=False)
+    return changed_config, changed_choices
 
 
 @functools.cache

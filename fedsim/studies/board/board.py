@@ -13,8 +13,8 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.board.findings import Finding
 from fedsim.studies.board.measured import BoardMeasure
-from fedsim.studies.board.trials import TunedParameter, Tuning
-from fedsim.studies.described import choices, read_description
+from fedsim.studies.board.trials import TunedParameter, TuningBudget
+from fedsim.studies.described import choices_of_axes, read_description
 from fedsim.studies.reproduce.recipe import recipe_folder
 
 BOARDS_FOLDER = "leaderboard/boards"  # below the folder of the recipes
@@ -22,23 +22,23 @@ RESULTS_FOLDER = "leaderboard/results"
 
 
 @dataclass(frozen=True)
-class Cell:
+class BoardCell:
     """One setting in which all algorithms are compared.
 
     Attributes:
         track: data and model.
-        at: (axis, label) of each axis.
+        axis_labels: (axis, label) of each axis.
         overrides: Hydra overrides of the cell.
     """
 
     track: str
-    at: tuple[tuple[str, str], ...]
+    axis_labels: tuple[tuple[str, str], ...]
     overrides: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """The name of the cell and of its file, TRACK/LABEL/LABEL."""
-        return "/".join([self.track, *(label for _, label in self.at)])
+        return "/".join([self.track, *(label for _, label in self.axis_labels)])
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Board:
     axes: dict[str, dict[str, list[str]]]
     tracks: dict[str, Track]
     entries: dict[str, Entry]
-    tuning: Tuning
+    tuning: TuningBudget
     measures: dict[str, BoardMeasure]
     against: str
     compared: list[str]
@@ -120,33 +120,33 @@ class Board:
         """The measure that determines the order of the entries."""
         return next(iter(self.measures))
 
-    def cells(self, track: str | None = None) -> list[Cell]:
+    def cells(self, track: str | None = None) -> list[BoardCell]:
         """Return the cells of a track, or of all tracks, in their order."""
         names = list(self.tracks) if track is None else [track]
-        return [self.cell(name, dict(at)) for name in names for at in self._variants(self.tracks[name])]
+        return [self.cell(name, dict(at)) for name in names for at in self._axis_label_combinations(self.tracks[name])]
 
-    def cell(self, track: str, at: Mapping[str, str]) -> Cell:
+    def cell(self, track: str, at: Mapping[str, str]) -> BoardCell:
         """Return the cell of a track at these labels (axis → label)."""
         overrides = [*self.tracks[track].overrides, *(o for axis in self.axes for o in self.axes[axis][at[axis]])]
-        return Cell(track, tuple((axis, at[axis]) for axis in self.axes), tuple(overrides))
+        return BoardCell(track, tuple((axis, at[axis]) for axis in self.axes), tuple(overrides))
 
-    def cell_named(self, name: str) -> Cell:
+    def find_cell(self, cell_name: str) -> BoardCell:
         """Return the cell of this name.
 
         Raises:
             ConfigError: the board has no such cell.
         """
         cells = {cell.name: cell for cell in self.cells()}
-        return cells[checks.choice("--cell", name, cells)]
+        return cells[checks.check_choice("--cell", cell_name, cells)]
 
-    def _variants(self, track: Track) -> list[tuple[tuple[str, str], ...]]:
+    def _axis_label_combinations(self, track: Track) -> list[tuple[tuple[str, str], ...]]:
         labels = [[(axis, label) for label in track.axes.get(axis, self.axes[axis])] for axis in self.axes]
         return list(itertools.product(*labels))
 
     def check(self) -> None:
         """Refuse a board that contradicts itself."""
         prefix = f"board {self.name}"
-        checks.choice(f"{prefix}: against", self.against, self.entries)
+        checks.check_choice(f"{prefix}: against", self.against, self.entries)
         if set(self.seeds) & set(self.tuning.seeds):
             raise ConfigError(f"{prefix}: tuning.seeds={self.tuning.seeds} and seeds={self.seeds} share some")
         for name, track in self.tracks.items():
@@ -158,8 +158,8 @@ class Board:
     def _check_findings(self, prefix: str) -> None:
         """Check the equivalence margins, and the comparisons of the findings."""
         for measure, margin in self.equivalence_margins.items():
-            checks.choice(f"{prefix}: equivalence_margins", measure, self.measures)
-            checks.positive(f"{prefix}: equivalence_margins.{measure}", margin)
+            checks.check_choice(f"{prefix}: equivalence_margins", measure, self.measures)
+            checks.check_positive(f"{prefix}: equivalence_margins.{measure}", margin)
         margins = {measure: self.equivalence_margins.get(measure) for measure in self.measures}
         cells = [cell.name for cell in self.cells()]
         for number, finding in enumerate(self.findings, 1):
@@ -169,15 +169,15 @@ class Board:
 
     def _check_track(self, prefix: str, track: Track) -> None:
         """Check that a track names axes and labels that the board has."""
-        for axis, labels in track.axes.items():
-            checks.choice(f"{prefix}.axes", axis, self.axes)
-            for label in labels:
-                checks.choice(f"{prefix}.axes.{axis}", label, self.axes[axis])
+        for axis_name, labels in track.axes.items():
+            checks.check_choice(f"{prefix}.axes", axis_name, self.axes)
+            for axis_label in labels:
+                checks.check_choice(f"{prefix}.axes.{axis_name}", axis_label, self.axes[axis_name])
         for at in track.tuned_at:
             if at.keys() != self.axes.keys():
                 raise ConfigError(f"{prefix}.tuned_at={at} must name {', '.join(self.axes)}")
-            for axis, label in at.items():
-                checks.choice(f"{prefix}.tuned_at.{axis}", label, self.axes[axis])
+            for axis_name, axis_label in at.items():
+                checks.check_choice(f"{prefix}.tuned_at.{axis_name}", axis_label, self.axes[axis_name])
         if not track.tuned_at:
             raise ConfigError(f"{prefix}.tuned_at is empty; name a place where rates are tuned")
 
@@ -198,7 +198,7 @@ def board_names(folder: Path | None = None) -> list[str]:
     return sorted(path.stem for path in (folder or board_folder()).glob("*.yaml"))
 
 
-def load_board(name: str, folder: Path | None = None) -> Board:
+def load_board(board_name: str, folder: Path | None = None) -> Board:
     """Read a board by its name.
 
     Raises:
@@ -207,20 +207,22 @@ def load_board(name: str, folder: Path | None = None) -> Board:
     directory = folder or board_folder()
     if str(directory) not in sys.path:
         sys.path.append(str(directory))  # for classes of its own
-    with read_description("board", name, directory, board_names(folder), "fedsim-leaderboard") as content:
-        board = _board(name, content)
+    with read_description("board", board_name, directory, board_names(folder), "fedsim-leaderboard") as content:
+        board = _parse_board(board_name, content)
         board.check()
     return board
 
 
-def _board(name: str, content: dict[str, Any]) -> Board:
-    content["axes"] = {axis: choices(labels) for axis, labels in content["axes"].items()}
-    content["tracks"] = {str(key): Track(**_labels_as_text(value)) for key, value in content["tracks"].items()}
-    content["entries"] = {str(key): parse_entry(value) for key, value in content["entries"].items()}
-    content["tuning"] = Tuning(**content["tuning"])
-    content["measures"] = {key: BoardMeasure(**value) for key, value in content["measures"].items()}
-    content["findings"] = [Finding.from_content(finding) for finding in content.get("findings") or []]
-    return Board(name, **content)
+def _parse_board(board_name: str, board_content: dict[str, Any]) -> Board:
+    board_content["axes"] = {axis: choices_of_axes(labels) for axis, labels in board_content["axes"].items()}
+    board_content["tracks"] = {
+        str(key): Track(**_labels_as_text(value)) for key, value in board_content["tracks"].items()
+    }
+    board_content["entries"] = {str(key): parse_entry(value) for key, value in board_content["entries"].items()}
+    board_content["tuning"] = TuningBudget(**board_content["tuning"])
+    board_content["measures"] = {key: BoardMeasure(**value) for key, value in board_content["measures"].items()}
+    board_content["findings"] = [Finding.from_content(finding) for finding in board_content.get("findings") or []]
+    return Board(board_name, **board_content)
 
 
 def parse_entry(content_or_text: Any) -> Entry:

@@ -24,25 +24,25 @@ class RoundTimes(TrackSettings):
     where the algorithm cannot run.
     """
 
-    file = "times.json"
+    file_name = "times.json"
 
-    def ms(self, track: str, entry: str) -> float | None:
+    def milliseconds_per_round(self, track: str, entry: str) -> float | None:
         """Return the milliseconds per round; None where the entry has not been timed or cannot run."""
-        timing = self.of(track, entry)
+        timing = self.record_of(track, entry)
         return None if timing is None or timing["ms"] is None else float(timing["ms"])
 
 
-def milliseconds(job: Job, shared: dict[str, Any]) -> float:
+def milliseconds_per_round(job: Job, shared_objects: dict[str, Any]) -> float:
     """Return the median processor time of a round in milliseconds, without evaluations; nothing is written.
 
     Args:
         job: the run to time; its configuration has at least two rounds.
-        shared: data sets, in the form that `fedsim.app.build.build` takes.
+        shared_objects: data sets, in the form that `fedsim.app.build.build` takes.
 
     Raises:
         ConfigError: the configuration cannot run.
     """
-    steps = build(job.config, shared=shared)[0].steps()
+    steps = build(job.config, shared=shared_objects)[0].run_steps()
     round_seconds = []
     try:
         work = next(steps)
@@ -54,11 +54,11 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
         return 1000 * statistics.median(round_seconds[len(round_seconds) // 2 :])
 
 
-def remembered_bytes(simulation: Simulation) -> float:
+def client_memory_bytes(simulation: Simulation) -> float:
     """Return the bytes per client in the strategy's state and the local rule's memory, before the first round."""
-    clients = simulation.federation.replicates * simulation.federation.clients
+    clients = simulation.federation.num_replicates * simulation.federation.clients
     state = simulation.initial_state()
     tensors: list[Tensor] = [getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "model"]
-    tensors += simulation.trainer.memory(state.model).clients.values()
+    tensors += simulation.trainer.initial_memory(state.model).clients.values()
     of_each = [tensor for tensor in tensors if len(tensor.shape) and tensor.shape[0] == clients]
     return sum(tensor.numel() * tensor.element_size() for tensor in of_each) / clients

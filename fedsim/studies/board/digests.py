@@ -19,20 +19,20 @@ DIGEST_NAMES = ("data", "splits", "traces", "models", "batches")
 DigestsByName = dict[str, list[Any]]
 
 
-def digests(simulation: Simulation) -> DigestsByName:
+def digest_inputs(simulation: Simulation) -> DigestsByName:
     """Return the digests of a run that has not started, by the names in `DIGEST_NAMES`; data have several digests.
 
     A rule that pools all data in one client has a digest of its models only.
     """
     rounds = simulation.rounds
-    all_rows = np.arange(simulation.federation.replicates * simulation.federation.clients)
+    all_rows = np.arange(simulation.federation.num_replicates * simulation.federation.clients)
     seeds = simulation.federation.seeds
     models = fingerprint(simulation.model.initial(seeds).detach().cpu().double().numpy())
-    if simulation.trainer.rule.pooled:
+    if simulation.trainer.local_rule.pooled:
         return {"models": models}
-    splits = [
+    split_digests = [
         array.astype(np.int64)
-        for table in simulation.tables
+        for table in simulation.client_tables
         for subset in (table, table.validation)
         if subset is not None
         for array in (subset.offsets, subset.order)
@@ -44,7 +44,7 @@ def digests(simulation: Simulation) -> DigestsByName:
             if name.endswith("of the data")
         },
         "models": models,
-        "splits": _count_and_digest(splits),
+        "splits": _count_and_digest(split_digests),
         "traces": _count_and_digest([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
         "batches": fingerprint(np.stack([_first_batch(simulation, t, all_rows) for t in {0, rounds - 1}])),
     }
@@ -60,24 +60,30 @@ def _count_and_digest(arrays: list[np.ndarray]) -> list[Any]:
 
 def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.ndarray:
     """Return the sum of the inputs in each client's first batch of a round [R·m]."""
-    all_active = np.ones((simulation.federation.replicates, simulation.federation.clients))
-    cohort = simulation.federation.cohort(all_active, all_active, t)
+    all_active = np.ones((simulation.federation.num_replicates, simulation.federation.clients))
+    cohort = simulation.federation.make_cohort(all_active, all_active, t)
     batch = (
         simulation.trainer.batches.plan(cohort, t).chunk(positions).batch(0, 0, len(positions), simulation.model.dtype)
     )
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
 
-def check_digests(label: str, digests: DigestsByName, committed: DigestsByName, shared_digests: list[str]) -> None:
+def check_digests(
+    board_label: str, current_digests: DigestsByName, committed_digests: DigestsByName, shared_digests: list[str]
+) -> None:
     """Refuse a row made with other data, splits, traces, initial models or batches than the cell's other rows.
 
     Raises:
         ConfigError: they differ; the message names what differs.
     """
-    compared_names = [name for name in digests if name in committed and name.partition(":")[0] in shared_digests]
-    mismatches = [name for name in compared_names if not fingerprints_match(committed[name], digests[name])]
+    compared_names = [
+        name for name in current_digests if name in committed_digests and name.partition(":")[0] in shared_digests
+    ]
+    mismatches = [
+        name for name in compared_names if not fingerprints_match(committed_digests[name], current_digests[name])
+    ]
     if mismatches:
         raise ConfigError(
-            f"{label} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "
-            "the board's own settings, seeds and version"
+            f"{board_label} was made with other {', '.join(mismatches)} than the rows it would stand beside; "
+            "make it with the board's own settings, seeds and version"
         )

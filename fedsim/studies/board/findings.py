@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
-BETTER, EQUIVALENT = "better", "equivalent"
+ASKS_BETTER, ASKS_EQUIVALENT = "better", "equivalent"
 ALL_CELLS_PATTERN = "*"
 
 
@@ -29,38 +29,43 @@ class Comparison:
 
     one: str
     other: str
-    asks: str = BETTER
+    asks: str = ASKS_BETTER
     measure: str | None = None
     cells: list[str] = field(default_factory=lambda: [ALL_CELLS_PATTERN])
     but: list[str] = field(default_factory=list)
 
     def check(
-        self, label: str, entries: Collection[str], margins: Mapping[str, float | None], cells: Collection[str]
+        self,
+        finding_label: str,
+        entry_names: Collection[str],
+        margin_by_measure: Mapping[str, float | None],
+        cells: Collection[str],
     ) -> None:
         """Refuse a comparison that names entries, measures or cells that the board does not have.
 
         Args:
-            label: names the comparison in the message.
-            entries: names of the board's entries.
-            margins: measure → its equivalence margin; None where the board has none. The first one is the main measure.
+            finding_label: names the comparison in the message.
+            entry_names: names of the board's entries.
+            margin_by_measure: measure → its equivalence margin; None where the board has none. The first one
+                is the main measure.
             cells: names of the board's cells.
         """
-        for key in ("one", "other"):
-            checks.choice(f"{label}.{key}", getattr(self, key), entries)
-        checks.choice(f"{label}.asks", self.asks, (BETTER, EQUIVALENT))
+        for side_key in ("one", "other"):
+            checks.check_choice(f"{finding_label}.{side_key}", getattr(self, side_key), entry_names)
+        checks.check_choice(f"{finding_label}.asks", self.asks, (ASKS_BETTER, ASKS_EQUIVALENT))
         if self.measure is not None:
-            checks.choice(f"{label}.measure", self.measure, margins)
-        for key in ("cells", "but"):
-            for pattern in getattr(self, key):
+            checks.check_choice(f"{finding_label}.measure", self.measure, margin_by_measure)
+        for side_key in ("cells", "but"):
+            for pattern in getattr(self, side_key):
                 if not fnmatch.filter(cells, pattern):
-                    raise ConfigError(f"{label}.{key}: {pattern!r} matches none of the board's cells")
+                    raise ConfigError(f"{finding_label}.{side_key}: {pattern!r} matches none of the board's cells")
         if not any(map(self.includes, cells)):
-            raise ConfigError(f"{label}.but={self.but} leaves none of its cells")
-        measure = self.measure or next(iter(margins))
-        if self.asks == EQUIVALENT and margins[measure] is None:
+            raise ConfigError(f"{finding_label}.but={self.but} leaves none of its cells")
+        measure = self.measure or next(iter(margin_by_measure))
+        if self.asks == ASKS_EQUIVALENT and margin_by_measure[measure] is None:
             raise ConfigError(
-                f"{label}.asks={EQUIVALENT} needs the largest difference in {measure!r} that does not matter: set "
-                f"equivalence_margins.{measure}"
+                f"{finding_label}.asks={ASKS_EQUIVALENT} needs the largest difference in {measure!r} that does "
+                f"not matter: set equivalence_margins.{measure}"
             )
 
     def includes(self, cell: str) -> bool:
@@ -88,7 +93,9 @@ class Finding:
         """Create a finding from its YAML content."""
         return cls(content["question"], [Comparison(**comparison) for comparison in content["comparisons"]])
 
-    def check(self, label: str) -> None:
+    def check(self, finding_label: str) -> None:
         """Refuse a heading that is not a question, since only the numbers may assert an answer."""
         if not self.question.strip().endswith("?"):
-            raise ConfigError(f"{label}.question={self.question!r} must be a question; the page writes the answers")
+            raise ConfigError(
+                f"{finding_label}.question={self.question!r} must be a question; the page writes the answers"
+            )

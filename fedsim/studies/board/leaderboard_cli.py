@@ -18,15 +18,15 @@ import torch
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.speaking import tolerate_broken_pipes
-from fedsim.run.tracking.environment import environment
+from fedsim.run.tracking.environment import environment_facts
 from fedsim.studies.board import submission
-from fedsim.studies.board.board import Board, Cell, board_names, load_board, results_folder
+from fedsim.studies.board.board import Board, BoardCell, board_names, load_board, results_folder
 from fedsim.studies.board.costs import RoundTimes
 from fedsim.studies.board.page import write_pages
-from fedsim.studies.board.recheck import RECHECK_TOLERANCE, recheck
-from fedsim.studies.board.rows import Rates, read, write
+from fedsim.studies.board.recheck import RECHECK_TOLERANCE, max_difference_from_rerun
+from fedsim.studies.board.rows import TunedRates, read_cell_rows, write_cell_rows
 from fedsim.studies.board.runner import compute_rows
-from fedsim.studies.reproduce.runner import jobs_at_once, resumable_command
+from fedsim.studies.reproduce.runner import num_concurrent_jobs, resumable_command
 
 VERSIONED_PACKAGES = ("fedsim-torch", "torch", "numpy")
 
@@ -44,120 +44,141 @@ def main(arguments: list[str] | None = None) -> None:
         if not options.board:
             parser.error("name a board; --list shows them")
         for name in options.board:
-            _board(load_board(name, options.boards), options)
+            _run_board(load_board(name, options.boards), options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "fedsim-leaderboard",
-        description="Many algorithms under many settings, on the same traces, splits, initial models and batches.",
-        epilog="Rates that are tuned and rows that are there are not computed again; a killed command goes on.",
+        description="Compare algorithms in many environments, with the same traces, partitions, models and batches.",
+        epilog="Tuned rates and existing rows are not computed again; repeating a killed command continues it.",
     )
     parser.add_argument("board", nargs="*", metavar="BOARD", help="one or several boards")
-    parser.add_argument("--list", action="store_true", help="name all boards, their tracks and entries")
+    parser.add_argument("--list", action="store_true", help="list all boards, their tracks and entries")
     parser.add_argument(
-        "--cell", action="append", default=[], metavar="GLOB", help="only these, such as 'digits-*/sine/*'"
+        "--cell",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only these cells, such as 'digits-*/sine/*'; may be repeated",
     )
     parser.add_argument("--only", action="append", default=[], metavar="ENTRY", help="only this entry; may be repeated")
-    parser.add_argument("--entry", type=Path, metavar="FILE", help="an algorithm of your own (.py, .yaml): its rows")
     parser.add_argument(
-        "--forget", action="append", default=[], metavar="ENTRY", help="delete its rates and rows first"
+        "--entry", type=Path, metavar="FILE", help="compute the rows of your own algorithm (.py, .yaml)"
     )
-    parser.add_argument("--check", action="store_true", help="make one cell again, a random one, and compare")
     parser.add_argument(
-        "--tolerance", type=float, default=RECHECK_TOLERANCE, help="of --check, relative (default: %(default)g)"
+        "--forget",
+        action="append",
+        default=[],
+        metavar="ENTRY",
+        help="first delete the rates and rows of this entry; may be repeated",
     )
-    parser.add_argument("--page", action="store_true", help="write the pages of what is there; computes nothing")
-    parser.add_argument("--jobs", default="auto", help="processes (default: one per core)")
-    parser.add_argument("--results", type=Path, default=None, help="folder (default: that of the committed results)")
-    parser.add_argument("--out", type=Path, default=Path("leaderboard"), help="runs under way (default: leaderboard)")
-    parser.add_argument("--boards", type=Path, default=None, help="folder of boards of your own")
+    parser.add_argument("--check", action="store_true", help="recompute one random cell and compare")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=RECHECK_TOLERANCE,
+        help="relative tolerance of --check (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="write the pages from existing rows, without computing new ones"
+    )
+    parser.add_argument("--jobs", default="auto", help="number of processes (default: one per core)")
+    parser.add_argument(
+        "--results", type=Path, default=None, help="folder of the results (default: that of the committed results)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("leaderboard"), help="folder for unfinished runs (default: leaderboard)"
+    )
+    parser.add_argument("--boards", type=Path, default=None, help="folder with your own boards")
     return parser
 
 
 def boards_text(folder: Path | None = None) -> str:
     """List the boards with their tracks, numbers of cells and entries."""
-    lines = []
+    report_lines = []
     for name in board_names(folder):
         board = load_board(name, folder)
-        lines.append(f"{name}: {board.about}")
-        lines += [
+        report_lines.append(f"{name}: {board.about}")
+        report_lines += [
             f"  {track}: {len(board.cells(track))} cells; {track_description.about}"
             for track, track_description in board.tracks.items()
         ]
-        lines.append(f"  {len(board.entries)} entries: {'; '.join(board.entries)}")
-    return "\n".join(lines)
+        report_lines.append(f"  {len(board.entries)} entries: {'; '.join(board.entries)}")
+    return "\n".join(report_lines)
 
 
-def _board(board: Board, options: argparse.Namespace) -> None:
+def _run_board(board: Board, options: argparse.Namespace) -> None:
     """Carry out the command's options for one board."""
     folder = (options.results or results_folder()) / board.name
-    for name in options.forget:
-        delete_entry(board, folder, name)
+    for entry_name in options.forget:
+        delete_entry(board, folder, entry_name)
     submitted_names: list[str] = []
     if options.entry is not None:
         entries, digest = submission.submitted_entries(options.entry)
         submission.add_entries(folder, board, entries, digest)
         submitted_names = list(entries)
-    submission.with_submitted(folder, board)
-    for name in options.only:
-        checks.choice("--only", name, board.entries)
+    submission.add_submitted_entries(folder, board)
+    for entry_name in options.only:
+        checks.check_choice("--only", entry_name, board.entries)
     entries_wanted = options.only or submitted_names or list(board.entries)
     cells = chosen_cells(board, options.cell)
     if options.check:
-        _check(board, cells, entries_wanted, folder, options.tolerance)
+        _recheck_cells(board, cells, entries_wanted, folder, options.tolerance)
     elif options.page:
         print(f"written: {', '.join(str(path) for path in write_pages(board, folder))}")
     else:
         torch.set_num_threads(1)
-        jobs = jobs_at_once(options.jobs, "cpu", len(cells))
+        jobs = num_concurrent_jobs(options.jobs, "cpu", len(cells))
         compute_rows(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
 
 
-def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
+def chosen_cells(board: Board, cell_globs: list[str]) -> list[BoardCell]:
     """Return the cells whose names match one of the patterns; all cells if there are no patterns.
 
     Raises:
         ConfigError: a pattern matches no cell.
     """
     cells = board.cells()
-    for pattern in globs:
+    for pattern in cell_globs:
         if not any(fnmatch.fnmatch(cell.name, pattern) for cell in cells):
             examples = ", ".join(cell.name for cell in cells[:3])
             raise ConfigError(f"--cell {pattern} matches none of the {len(cells)} cells; they are called {examples}, …")
-    return [c for c in cells if not globs or any(fnmatch.fnmatch(c.name, pattern) for pattern in globs)]
+    return [c for c in cells if not cell_globs or any(fnmatch.fnmatch(c.name, pattern) for pattern in cell_globs)]
 
 
-def delete_entry(board: Board, folder: Path, name: str) -> None:
+def delete_entry(board: Board, folder: Path, entry_name: str) -> None:
     """Delete the rates, times, rows and submission of an entry."""
-    for store in (Rates.read(folder), RoundTimes.read(folder)):
-        store.forget(name)
+    for store in (TunedRates.read(folder), RoundTimes.read(folder)):
+        store.delete_records(entry_name)
         store.write(folder)
     for cell in board.cells():
-        cells = read(folder, cell, board)
-        if cells.rows.pop(name, None) is not None:
-            write(folder, cells, board)
-    submission.delete_submission(folder, name)
+        cells = read_cell_rows(folder, cell, board)
+        if cells.rows.pop(entry_name, None) is not None:
+            write_cell_rows(folder, cells, board)
+    submission.delete_submission(folder, entry_name)
 
 
-def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, tolerance: float) -> None:
+def _recheck_cells(
+    board: Board, cells: list[BoardCell], entry_names: list[str], folder: Path, tolerance: float
+) -> None:
     """Recompute a random one of the cells that have rows, and compare."""
-    candidates = [cell for cell in cells if set(read(folder, cell, board).rows) & set(entries)]
+    candidates = [cell for cell in cells if set(read_cell_rows(folder, cell, board).rows) & set(entry_names)]
     if not candidates:
         raise ConfigError("no cell has a row yet that could be made again")
     cell = random.choice(candidates)
     print(f"{cell.name}: making its rows again")
     with tempfile.TemporaryDirectory() as scratch:
-        worst = recheck(board, cell, entries, folder, Path(scratch))
-    message = f"{cell.name}: numbers differ by at most {worst:.2g} of themselves"
-    if worst > tolerance:
+        max_difference = max_difference_from_rerun(board, cell, entry_names, folder, Path(scratch))
+    message = f"{cell.name}: numbers differ by at most {max_difference:.2g} of themselves"
+    if max_difference > tolerance:
         raise ConfigError(f"{message}, more than --tolerance {tolerance:g}")
     print(f"{message}; data, splits, traces, initial models and batches are the same")
 
 
 def _provenance_of_run() -> dict[str, Any]:
     """Return the provenance that rows record: command, commit, date and versions."""
-    provenance = environment(torch.device("cpu"))
+    provenance = environment_facts(torch.device("cpu"))
     versions = {name: provenance["versions"][name] for name in VERSIONED_PACKAGES}
     date = datetime.now(timezone.utc).date().isoformat()
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -10,30 +10,31 @@ import numpy as np
 
 from fedsim.core.speaking import code_span, escape_markdown
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.rows import DONE, REFUSED
-from fedsim.studies.board.sentences import SIGNIFICANCE, difference_text, outcomes, sentence
+from fedsim.studies.board.rows import DONE_STATUS, REFUSED_STATUS
+from fedsim.studies.board.sentences import SIGNIFICANCE_LEVEL, difference_text, finding_outcomes, outcome_sentence
 from fedsim.studies.board.standings import Standings
 
-EDGE = "‡"
+GRID_EDGE_MARK = "‡"
 PICTURE_CAPTIONS = {
     "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "
-    "does not tell apart at 5 %. Cells of one data set are no independent problems: this describes these cells only.",
+    "does not distinguish at 5 %. Cells of one data set are not independent problems: the test "
+    "describes these cells only.",
     "wins": "In how many cells the algorithm of a line is better than that of a column, by the cell's paired interval.",
     "cells": "Cell by cell; × where seeds were given up.",
 }
 
 
-def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
+def standings_markdown(standings: Standings, picture_names: Sequence[str]) -> str:
     """Return the page as Markdown; `picture_names` are the file names of its pictures."""
     board = standings.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
     num_planned_cells = len(board.cells())
-    row_counts = Counter(row.status for cells in standings.cells for row in cells.rows.values())
-    lines = [
+    row_counts = Counter(row.status for cells in standings.cell_rows for row in cells.rows.values())
+    text_lines = [
         f"# {escape_markdown(board.title)}: {escape_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(standings.cells)} of {num_planned_cells} cells, {row_counts[DONE]} rows with "
+        f"{len(standings.cell_rows)} of {num_planned_cells} cells, {row_counts[DONE_STATUS]} rows with "
         f"numbers, {len(board.seeds)} seeds each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
@@ -41,55 +42,58 @@ def markdown(standings: Standings, picture_names: Sequence[str]) -> str:
         *_tuning_sentence(board),
         "",
     ]
-    if len(standings.cells) < num_planned_cells:
-        missing = [t for t in board.tracks if t not in standings.tracks]
-        lines += [f"**Not complete**: {num_planned_cells - len(standings.cells)} cells are not computed yet"]
-        lines[-1] += f", none of {', '.join(map(escape_markdown, missing))}." if missing else "."
-        lines.append("")
-    lines += findings_text(standings)
-    lines += _standings_table(standings)
-    if standings.test is not None:
-        halfway_order, test = standings.halfway_orders(), standings.test
-        lines += [
-            f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
-            f"rounds against that at the end, Kendall's τ: {halfway_order.tau:.2f} in the mean over cells, "
-            f"{halfway_order.min_tau:.2f} at least.",
+    if len(standings.cell_rows) < num_planned_cells:
+        missing_tracks = [t for t in board.tracks if t not in standings.tracks]
+        text_lines += [f"**Not complete**: {num_planned_cells - len(standings.cell_rows)} cells are not computed yet"]
+        text_lines[-1] += f", none of {', '.join(map(escape_markdown, missing_tracks))}." if missing_tracks else "."
+        text_lines.append("")
+    text_lines += findings_lines(standings)
+    text_lines += _standings_table(standings)
+    if standings.friedman_test is not None:
+        halfway_order, test = standings.halfway_rank_correlation(), standings.friedman_test
+        text_lines += [
+            f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p_value:.2g}. Order after half "
+            "of the "
+            f"rounds against that at the end, Kendall's τ: {halfway_order.mean_kendall_tau:.2f} in the mean over "
+            "cells, "
+            f"{halfway_order.min_kendall_tau:.2f} at least.",
         ]
-        if halfway_order.separated_pairs:
-            lines[-1] += (
-                f" Of the {halfway_order.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
-                f"{halfway_order.kept_pairs / halfway_order.separated_pairs:.1%} stood in that order by then."
+        if halfway_order.num_separated_pairs:
+            text_lines[-1] += (
+                f" Of the {halfway_order.num_separated_pairs} pairs that a cell's paired intervals distinguish at "
+                "the end, "
+                f"{halfway_order.num_kept_pairs / halfway_order.num_separated_pairs:.1%} stood in that order by then."
             )
-        lines.append("")
+        text_lines.append("")
     for name in picture_names:
-        lines += [f"![{name}]({name})", "", PICTURE_CAPTIONS[name.removesuffix(".png")], ""]
-    if unranked := standings.unranked_reasons:
-        reasons = dict.fromkeys(unranked.values())
-        bullets = [
-            f"- {escape_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
+        text_lines += [f"![{name}]({name})", "", PICTURE_CAPTIONS[name.removesuffix(".png")], ""]
+    if unranked_reasons := standings.unranked_reasons:
+        distinct_reasons = dict.fromkeys(unranked_reasons.values())
+        bullet_lines = [
+            f"- {escape_markdown(', '.join(n for n, cause in unranked_reasons.items() if cause == reason))}: "
             f"{escape_markdown(' '.join(reason.split()))}"
-            for reason in reasons
+            for reason in distinct_reasons
         ]
-        lines += ["Not ranked:", "", *bullets, ""]
+        text_lines += ["Not ranked:", "", *bullet_lines, ""]
     for track in standings.tracks if len(standings.tracks) > 1 else ():
-        lines += [
+        text_lines += [
             f"## {escape_markdown(track)}",
             "",
             f"{escape_markdown(board.tracks[track].about)}.",
             "",
-            *_standings_table(standings.at(track)),
+            *_standings_table(standings.restricted_to_track(track)),
         ]
-    return "\n".join([*lines, *_provenance_text(standings)]).rstrip() + "\n"
+    return "\n".join([*text_lines, *_provenance_text(standings)]).rstrip() + "\n"
 
 
 def _tuning_sentence(board: Board) -> list[str]:
     """Return the paragraph that says how rates were tuned and differences computed."""
-    t, against = board.tuning, escape_markdown(board.against)
+    t, reference_name = board.tuning, escape_markdown(board.against)
     metric = escape_markdown(t.metric.replace("_", " "))
     return [
         f"Rates: {t.trials} trials of each algorithm in a track, {t.rounds} rounds on seeds {t.seeds}, which no row "
         f"has; the best {metric} is kept ([rates.json](rates.json) has all trials). Differences "
-        f"are those by seed to {against}, of the means over the cells, with Student's 95 % interval. "
+        f"are those by seed to {reference_name}, of the means over the cells, with Student's 95 % interval. "
         f"Milliseconds: processor time of a round of {len(board.seeds)} seeds, each algorithm alone on one thread."
     ]
 
@@ -100,8 +104,8 @@ def _standings_table(standings: Standings) -> list[str]:
     Columns: rank, main measure, its difference to the reference, wins and losses, other measures, memory, processor
     time. Entries that have numbers in some cells only come last, without a rank.
     """
-    board, names = standings.board, standings.ranked
-    against = board.against if board.against in names else None
+    board, ranked_names = standings.board, standings.ranked_entries
+    reference_name = board.against if board.against in ranked_names else None
     other_measures = [m for m in board.measures if m != board.main_measure]
     column_headings = [
         "",
@@ -113,27 +117,43 @@ def _standings_table(standings: Standings) -> list[str]:
         "memory",
         "ms a round",
     ]
-    lines = [
+    text_lines = [
         "| " + " | ".join(map(escape_markdown, column_headings)) + " |",
         "|---" + "|--:" * (len(column_headings) - 1) + "|",
     ]
-    ranks = standings.test.ranks if standings.test is not None else np.arange(1.0, len(names) + 1)
-    for index, name in enumerate(names):
-        comparison = ["", ""]
-        if against is not None and name != against:
-            row, column = index, names.index(against)
-            comparison = [
-                difference_text(standings.paired(name, against), board.measures[board.main_measure]),
-                f"{standings.wins[row, column]}/{standings.wins[column, row]}",
+    ranks = (
+        standings.friedman_test.mean_ranks
+        if standings.friedman_test is not None
+        else np.arange(1.0, len(ranked_names) + 1)
+    )
+    for entry_index, entry_name in enumerate(ranked_names):
+        comparison_columns = ["", ""]
+        if reference_name is not None and entry_name != reference_name:
+            row, column = entry_index, ranked_names.index(reference_name)
+            comparison_columns = [
+                difference_text(
+                    standings.paired_differences(entry_name, reference_name), board.measures[board.main_measure]
+                ),
+                f"{standings.win_counts[row, column]}/{standings.win_counts[column, row]}",
             ]
-        lines.append(_line(standings, name, _marked(standings, name), f"{ranks[index]:.1f}", comparison))
-    for name in [name for name in board.entries if name not in names]:
-        partial = standings.with_numbers_of(name)
-        if partial.cells:
-            label = f"*{escape_markdown(name)}*, {len(partial.cells)} of {len(standings.cells)} cells"
-            difference = difference_text(partial.paired(name, board.against), board.measures[board.main_measure])
-            lines.append(_line(partial, name, label, "–", [difference, ""]))
-    return [*lines, "", *_edge_note(standings, names)]
+        text_lines.append(
+            _standings_line(
+                standings,
+                entry_name,
+                _marked_name(standings, entry_name),
+                f"{ranks[entry_index]:.1f}",
+                comparison_columns,
+            )
+        )
+    for entry_name in [entry_name for entry_name in board.entries if entry_name not in ranked_names]:
+        is_partial = standings.restricted_to_entry(entry_name)
+        if is_partial.cell_rows:
+            label = f"*{escape_markdown(entry_name)}*, {len(is_partial.cell_rows)} of {len(standings.cell_rows)} cells"
+            difference = difference_text(
+                is_partial.paired_differences(entry_name, board.against), board.measures[board.main_measure]
+            )
+            text_lines.append(_standings_line(is_partial, entry_name, label, "–", [difference, ""]))
+    return [*text_lines, "", *_edge_note(standings, ranked_names)]
 
 
 def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
@@ -142,14 +162,14 @@ def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
     if not at_edges:
         return []
     text = f"The tuned rate is the lowest or highest of its grid ({_edge_list(standings, at_edges)})"
-    return [f"{EDGE} {text}: a rate beyond it may be better.", ""]
+    return [f"{GRID_EDGE_MARK} {text}: a rate beyond it may be better.", ""]
 
 
-def _line(standings: Standings, name: str, label: str, rank: str, comparison: Sequence[str]) -> str:
+def _standings_line(standings: Standings, name: str, label: str, rank: str, comparison: Sequence[str]) -> str:
     """Return a line of the table; `comparison` holds the difference, and the wins and losses."""
     board = standings.board
     other_measures = [m for m in board.measures if m != board.main_measure]
-    ms = standings.milliseconds(name)
+    ms = standings.milliseconds_per_round(name)
     cells = [label, rank, _mean_text(standings, name, board.main_measure), *comparison]
     cells += [_mean_text(standings, name, measure) for measure in other_measures]
     cells += [_memory_text(standings, name), "–" if ms is None else f"{ms:.3g}"]
@@ -158,11 +178,11 @@ def _line(standings: Standings, name: str, label: str, rank: str, comparison: Se
 
 def _edge_tracks(standings: Standings, name: str) -> list[str]:
     """Return the tracks in which tuning chose an edge of the entry's grid."""
-    return [track for track in standings.tracks if standings.rates.is_at_edge(track, name)]
+    return [track for track in standings.tracks if standings.tuned_rates.is_at_edge(track, name)]
 
 
-def _marked(standings: Standings, name: str) -> str:
-    return escape_markdown(name) + (EDGE if _edge_tracks(standings, name) else "")
+def _marked_name(standings: Standings, name: str) -> str:
+    return escape_markdown(name) + (GRID_EDGE_MARK if _edge_tracks(standings, name) else "")
 
 
 def _edge_list(standings: Standings, names: Sequence[str]) -> str:
@@ -172,44 +192,49 @@ def _edge_list(standings: Standings, names: Sequence[str]) -> str:
     return "; ".join(f"{escape_markdown(name)}: {', '.join(_edge_tracks(standings, name))}" for name in names)
 
 
-def findings_text(standings: Standings) -> list[str]:
+def findings_lines(standings: Standings) -> list[str]:
     """Return the board's questions, each followed by the sentences that answer it from the numbers."""
     board = standings.board
     if not board.findings:
         return []
     comparisons = sum(len(finding.comparisons) for finding in board.findings)
-    lines = [
+    text_lines = [
         "## What the numbers say",
         "",
         f"Each sentence is written from the rows of the cells that it names. Its p-value is corrected for the "
-        f"{comparisons} comparisons of this page (Holm), and it is shown if that is below {SIGNIFICANCE:g}. Intervals "
+        f"{comparisons} comparisons of this page (Holm), and it is shown if that is below {SIGNIFICANCE_LEVEL:g}. "
+        "Intervals "
         "are single 95 % intervals over seeds; they do not include what other tuning seeds would have changed. Single "
         "cells and other tracks are counted by their own intervals.",
         "",
     ]
-    for number, (finding, results) in enumerate(zip(board.findings, outcomes(standings), strict=True), 1):
-        lines += [f"{number}. **{escape_markdown(finding.question)}**", ""]
-        lines += [f"    - {sentence(standings, outcome, escape_markdown)}" for outcome in results]
-        lines.append("")
-    return lines
+    for number, (finding, results) in enumerate(zip(board.findings, finding_outcomes(standings), strict=True), 1):
+        text_lines += [f"{number}. **{escape_markdown(finding.question)}**", ""]
+        text_lines += [f"    - {outcome_sentence(standings, outcome, escape_markdown)}" for outcome in results]
+        text_lines.append("")
+    return text_lines
 
 
 def _mean_text(standings: Standings, name: str, measure: str) -> str:
     """Return the mean over cells and seeds; for costs the median over runs that reached the target, and their share."""
-    by = standings.board.measures[measure]
-    values = np.concatenate([cells.rows[name].of(measure) for cells in standings.cells])
-    finite_values = values[np.isfinite(values)]
+    board_measure = standings.board.measures[measure]
+    measure_values = np.concatenate([cells.rows[name].values_of(measure) for cells in standings.cell_rows])
+    finite_values = measure_values[np.isfinite(measure_values)]
     if not len(finite_values):
         return "–"
-    if by.until is not None:
-        share = len(finite_values) / (len(standings.board.seeds) * len(standings.cells))
+    if board_measure.until is not None:
+        share = len(finite_values) / (len(standings.board.seeds) * len(standings.cell_rows))
         return f"{_count_text(float(np.median(finite_values)))} ({100 * share:.0f} %)"
-    text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
-    return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
+    text = f"{100 * finite_values.mean():.1f} %" if board_measure.is_percent else f"{finite_values.mean():.4g}"
+    return (
+        text if len(finite_values) == len(measure_values) else f"{text} ({len(finite_values)} of {len(measure_values)})"
+    )
 
 
 def _memory_text(standings: Standings, name: str) -> str:
-    sizes = sorted({cells.rows[name].remembered for cells in standings.cells if cells.rows[name].status == DONE})
+    sizes = sorted(
+        {cells.rows[name].remembered for cells in standings.cell_rows if cells.rows[name].status == DONE_STATUS}
+    )
     return (
         "–"
         if not sizes or sizes[-1] == 0
@@ -227,7 +252,7 @@ def _count_text(value: float) -> str:
 
 def _provenance_text(standings: Standings) -> list[str]:
     """Return the section that lists the commands, commits and versions that made the rows."""
-    rows = [row for cells in standings.cells for row in cells.rows.values() if row.status != REFUSED]
+    rows = [row for cells in standings.cell_rows for row in cells.rows.values() if row.status != REFUSED_STATUS]
     origins = Counter(
         (str(row.made.get("command")), _commit_text(row.made), _versions_text(row.made)) for row in rows if row.made
     )

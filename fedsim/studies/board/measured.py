@@ -34,7 +34,7 @@ class BoardMeasure:
 
     def __post_init__(self) -> None:
         if self.until is not None:
-            checks.choice("until", self.until, COLUMNS_BY_BOARD_COST)
+            checks.check_choice("until", self.until, COLUMNS_BY_BOARD_COST)
 
     def __call__(self, run: Run, target: float) -> list[float]:
         """Return one number per replicate [R]; NaN where it diverged or did not reach the target."""
@@ -54,7 +54,7 @@ class BoardMeasure:
         return self.until is None and is_higher_better(self.metric)
 
     @property
-    def percent(self) -> bool:
+    def is_percent(self) -> bool:
         """Whether it is a fraction that is shown in per cent."""
         return self.until is None and is_fraction(self.metric)
 

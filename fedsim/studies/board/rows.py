@@ -12,12 +12,12 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
-from fedsim.studies.board.board import Board, Cell, Track
+from fedsim.studies.board.board import Board, BoardCell, Track
 from fedsim.studies.board.digests import DigestsByName, check_digests
 from fedsim.studies.board.track_settings import TrackSettings
-from fedsim.studies.board.trials import Trial, TunedParameter, Tuning
+from fedsim.studies.board.trials import BoardTrial, TunedParameter, TuningBudget
 
-DONE, REFUSED, FAILED = "done", "refused", "failed"
+DONE_STATUS, REFUSED_STATUS, FAILED_STATUS = "done", "refused", "failed"
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Row:
     digests: DigestsByName = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
 
-    def of(self, measure: str) -> np.ndarray:
+    def values_of(self, measure: str) -> np.ndarray:
         """Return the numbers of a measure, one per seed [R]; empty for a row without numbers."""
         return np.array(self.numbers.get(measure, []), dtype=float)
 
@@ -60,81 +60,81 @@ class CellRows:
         digests: the digests that its rows share.
     """
 
-    cell: Cell
+    cell: BoardCell
     rows: dict[str, Row] = field(default_factory=dict)
     digests: DigestsByName = field(default_factory=dict)
 
-    def add(self, name: str, row: Row, shared_digests: list[str]) -> None:
+    def add_row(self, entry_name: str, row: Row, shared_digests: list[str]) -> None:
         """Add a row, or replace the entry's old one.
 
         Raises:
             ConfigError: the row was made with other traces, splits, data, initial models or batches.
         """
-        check_digests(f"{name} in {self.cell.name}", row.digests, self.digests, shared_digests)
+        check_digests(f"{entry_name} in {self.cell.name}", row.digests, self.digests, shared_digests)
         self.digests = row.digests | self.digests
-        self.rows[name] = row
+        self.rows[entry_name] = row
 
 
-def path_of(folder: Path, cell: Cell) -> Path:
+def cell_path(folder: Path, cell: BoardCell) -> Path:
     """Return the path of a cell's file below the folder of its board."""
     return folder / f"{cell.name}.json"
 
 
-def read(folder: Path, cell: Cell, board: Board) -> CellRows:
+def read_cell_rows(folder: Path, cell: BoardCell, board: Board) -> CellRows:
     """Read the rows of a cell; there are none if it has no file.
 
     Raises:
         ConfigError: the file is damaged, or a row cannot be compared with the other rows.
     """
-    path, cells = path_of(folder, cell), CellRows(cell)
+    path, cells = cell_path(folder, cell), CellRows(cell)
     if not path.exists():
         return cells
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         stored_settings = {key: content[key] for key in _cell_settings(cell, board)}
-        rows = {name: Row(**_restore_numbers(row, content)) for name, row in content["rows"].items()}
+        rows = {entry_name: Row(**_restore_numbers(row, content)) for entry_name, row in content["rows"].items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"{path} holds no rows of a board ({error})") from error
     if stored_settings != _cell_settings(cell, board):
         raise ConfigError(f"{path} was made with other settings than board {board.name} has now; delete it")
-    for name, row in rows.items():
+    for entry_name, row in rows.items():
         measured_values = [row.numbers.get(measure, []) for measure in board.measures]
-        if row.status == DONE and any(len(values) != len(board.seeds) for values in measured_values):
+        if row.status == DONE_STATUS and any(len(values) != len(board.seeds) for values in measured_values):
             raise ConfigError(
-                f"{path}: {name} has not one number of each measure for each of seeds={board.seeds}; --forget it"
+                f"{path}: {entry_name} has not one number of each measure for each of seeds={board.seeds}; --forget it"
             )
-        cells.add(name, row, board.compared)
+        cells.add_row(entry_name, row, board.compared)
     return cells
 
 
-def write(folder: Path, cells: CellRows, board: Board) -> None:
+def write_cell_rows(folder: Path, cells: CellRows, board: Board) -> None:
     """Write the rows of a cell atomically, one row per line.
 
     Digests and provenance that several rows share are stored once; the rows refer to them by index.
     """
-    path = path_of(folder, cells.cell)
+    path = cell_path(folder, cells.cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    shared: dict[str, list[Any]] = {"digests": [], "made": []}
+    shared_entries: dict[str, list[Any]] = {"digests": [], "made": []}
     rows = {}
-    for name, row in cells.rows.items():
+    for entry_name, row in cells.rows.items():
         record = _shorten_numbers(asdict(row))
-        for field_name, entries in shared.items():
+        for field_name, entries in shared_entries.items():
             if record[field_name] not in entries:
                 entries.append(record[field_name])
             record[field_name] = entries.index(record[field_name])
-        rows[name] = record
-    head = {"cell": cells.cell.name, **_cell_settings(cells.cell, board), **shared}
-    lines = [f"  {json.dumps(key)}: {_row_text(value)}," for key, value in head.items()]
-    lines += [
+        rows[entry_name] = record
+    head = {"cell": cells.cell.name, **_cell_settings(cells.cell, board), **shared_entries}
+    text_lines = [f"  {json.dumps(key)}: {_row_text(value)}," for key, value in head.items()]
+    text_lines += [
         '  "rows": {',
-        ",\n".join(f"    {json.dumps(name)}: {_row_text(row)}" for name, row in rows.items()),
+        ",\n".join(f"    {json.dumps(entry_name)}: {_row_text(row)}" for entry_name, row in rows.items()),
         "  }",
     ]
     with replacement_file(path) as file:
-        file.write("\n".join(["{", *lines, "}"]) + "\n")
+        file.write("\n".join(["{", *text_lines, "}"]) + "\n")
 
 
-def _cell_settings(cell: Cell, board: Board) -> dict[str, Any]:
+def _cell_settings(cell: BoardCell, board: Board) -> dict[str, Any]:
     """Return the settings that all rows of a cell share: overrides, target and measures."""
     measures = {name: [m.metric, m.last, m.until] for name, m in board.measures.items()}
     target = board.tracks[cell.track].target
@@ -145,17 +145,17 @@ def _row_text(value: Any) -> str:
     return json.dumps(without_nan(value), ensure_ascii=False)
 
 
-class Rates(TrackSettings):
+class TunedRates(TrackSettings):
     """The tuned rates of each algorithm in a track, with all trials.
 
     A record is {'lr', 'knob', 'score', 'trials', …}; 'lr' is None where all trials failed.
     """
 
-    file = "rates.json"
+    file_name = "rates.json"
 
     def is_at_edge(self, track: str, name: str) -> bool:
         """Return whether the chosen rate is the lowest or highest that was tried, so that one beyond may be better."""
-        record = self.of(track, name)
+        record = self.record_of(track, name)
         if not record or record["lr"] is None:
             return False
         rates = [rate for rate, knob, *_ in record["trials"] if knob == record["knob"]]
@@ -167,31 +167,37 @@ class Rates(TrackSettings):
         Raises:
             ConfigError: the trials differ from the board's.
         """
-        record, entry = self.of(track, name), board.entries[name]
-        if not record or not record["trials"]:
+        tuned_rates, entry = self.record_of(track, name), board.entries[name]
+        if not tuned_rates or not tuned_rates["trials"]:
             return
         low, high = (entry.rates * rate for rate in board.tracks[track].rates)
-        grid = [[lr, knob] for knob, rates in board.tuning.grid(entry.knob, (low, high)).items() for lr in rates]
+        grid = [[lr, knob] for knob, rates in board.tuning.rate_grids(entry.knob, (low, high)).items() for lr in rates]
         tuning = [board.tuning.metric, board.tuning.rounds, board.tuning.seeds]
-        if [t[:2] for t in record["trials"]] != grid or [record[k] for k in ("metric", "rounds", "seeds")] != tuning:
+        if [t[:2] for t in tuned_rates["trials"]] != grid or [
+            tuned_rates[k] for k in ("metric", "rounds", "seeds")
+        ] != tuning:
             raise ConfigError(
                 f"the rates of {name} in {track} were found by other trials than the board's; --forget it"
             )
 
 
-def tuned_record(
-    chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning, track: Track
+def make_tuning_record(
+    best_trial: BoardTrial | None, scores_by_trial: dict[BoardTrial, list[float]], tuning: TuningBudget, track: Track
 ) -> dict[str, Any]:
     """Return the record that `Rates` stores for an algorithm: the chosen values, the trials and the budget."""
 
     def finite_or_none(value: float) -> float | None:
         return float(f"{value:.6g}") if math.isfinite(value) else None
 
-    trials = [[t.lr, t.knob, *(finite_or_none(v) for v in values)] for t, values in scores.items()]
-    best = None if chosen is None else finite_or_none(sum(scores[chosen]) / len(scores[chosen]))
+    trials = [[t.lr, t.tuned_value, *(finite_or_none(v) for v in values)] for t, values in scores_by_trial.items()]
+    best = (
+        None
+        if best_trial is None
+        else finite_or_none(sum(scores_by_trial[best_trial]) / len(scores_by_trial[best_trial]))
+    )
     return {
-        "lr": None if chosen is None else chosen.lr,
-        "knob": None if chosen is None else chosen.knob,
+        "lr": None if best_trial is None else best_trial.lr,
+        "knob": None if best_trial is None else best_trial.tuned_value,
         "score": best,
         "metric": tuning.metric,
         "rounds": tuning.rounds,
@@ -203,8 +209,8 @@ def tuned_record(
 
 def overrides_of(rates: dict[str, Any], knob: TunedParameter | None) -> list[str]:
     """Return the overrides that set the tuned rate and parameter."""
-    chosen = [f"lr={rates['lr']}"]
-    return chosen if knob is None else [*chosen, knob.set(rates["knob"])]
+    override_texts = [f"lr={rates['lr']}"]
+    return override_texts if knob is None else [*override_texts, knob.override(rates["knob"])]
 
 
 def _shorten_numbers(row: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ import torch
 from fedsim.app.job_progress import JobProgress, best_so_far, metric_text, yield_finished_futures
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
-from fedsim.studies.board.board import Board, Cell
+from fedsim.studies.board.board import Board, BoardCell
 from fedsim.studies.board.costs import RoundTimes
-from fedsim.studies.board.rows import CellRows, Rates, read
-from fedsim.studies.board.tasks import FillCell, TimeTrack, TuneTrack
-from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
+from fedsim.studies.board.rows import CellRows, TunedRates, read_cell_rows
+from fedsim.studies.board.tasks import FillCellTask, TimeTrackTask, TuneTrackTask
+from fedsim.studies.reproduce.runner import exit_if_orphaned, terminate_with_parent
 
 ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms per tuning task, whose run folders exist at the same time
 
@@ -27,73 +27,79 @@ T = TypeVar("T")
 
 def compute_rows(
     board: Board,
-    cells: list[Cell],
-    entries: list[str],
+    cells: list[BoardCell],
+    entry_names: list[str],
     folder: Path,
     runs: Path,
     jobs: int,
-    provenance: dict[str, Any],
-    say: Callable[[str], None] = print,
+    provenance_facts: dict[str, Any],
+    print_line: Callable[[str], None] = print,
 ) -> None:
     """Compute the missing rates, rows and times of these cells and entries.
 
     Args:
         board: the board.
-        cells, entries: the cells and names of entries to compute.
+        cells, entry_names: the cells and names of entries to compute.
         folder: folder of the board's results: rates.json, times.json and one file per cell.
         runs: folder of unfinished runs; the next command resumes them if this one is killed.
         jobs: number of processes.
-        provenance: command, commit and versions that rows record.
-        say: called with a message for each finished task.
+        provenance_facts: command, commit and versions that rows record.
+        print_line: called with a message for each finished task.
 
     Raises:
         Stopped: the user asked to stop.
     """
-    rates = Rates.read(folder)
-    tracks = list(dict.fromkeys(cell.track for cell in cells))
-    tunings = []
-    for track in tracks:
-        missing = [name for name in entries if rates.of(track, name) is None]
-        for name in entries:
-            rates.check(board, track, name)
+    rates = TunedRates.read(folder)
+    track_names = list(dict.fromkeys(cell.track for cell in cells))
+    tune_tasks = []
+    for track in track_names:
+        missing_entries = [entry_name for entry_name in entry_names if rates.record_of(track, entry_name) is None]
+        for entry_name in entry_names:
+            rates.check(board, track, entry_name)
         batches = [
-            missing[first : first + ALGORITHMS_TUNED_AT_ONCE]
-            for first in range(0, len(missing), ALGORITHMS_TUNED_AT_ONCE)
+            missing_entries[first_entry : first_entry + ALGORITHMS_TUNED_AT_ONCE]
+            for first_entry in range(0, len(missing_entries), ALGORITHMS_TUNED_AT_ONCE)
         ]
-        tunings += [TuneTrack(board, batch, runs, folder, provenance, track) for batch in batches]
-    for number, (tune, results) in enumerate(_finished_tasks(tunings, jobs, runs), 1):
-        rates.update(tune.track, results)
+        tune_tasks += [TuneTrackTask(board, batch, runs, folder, provenance_facts, track) for batch in batches]
+    for task_number, (tune, task_results) in enumerate(_finished_tasks(tune_tasks, jobs, runs), 1):
+        rates.update(tune.track, task_results)
         rates.write(folder)
-        say(f"[{number}/{len(tunings)}] tuned in {tune.track}: {', '.join(tune.entries)}")
-    fillings = []
+        print_line(f"[{task_number}/{len(tune_tasks)}] tuned in {tune.track}: {', '.join(tune.entries)}")
+    fill_tasks = []
     for cell in cells:
-        rows = read(folder, cell, board).rows
-        if missing := [name for name in entries if name not in rows]:
-            fillings.append(FillCell(board, missing, runs, folder, provenance, cell, rates.by_track[cell.track]))
-    for number, (fill, name) in enumerate(_finished_tasks(fillings, jobs, runs), 1):
-        best = best_row_text(read(folder, fill.cell, board), board)
-        say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows{best}")
+        rows = read_cell_rows(folder, cell, board).rows
+        if missing_entries := [entry_name for entry_name in entry_names if entry_name not in rows]:
+            fill_tasks.append(
+                FillCellTask(board, missing_entries, runs, folder, provenance_facts, cell, rates.by_track[cell.track])
+            )
+    for task_number, (fill_task, entry_name) in enumerate(_finished_tasks(fill_tasks, jobs, runs), 1):
+        best = best_row_text(read_cell_rows(folder, fill_task.cell, board), board)
+        print_line(f"[{task_number}/{len(fill_tasks)}] {entry_name}: {len(fill_task.entries)} rows{best}")
     times = RoundTimes.read(folder)
-    for track in tracks:
-        if missing := [name for name in entries if times.of(track, name) is None]:
-            results = TimeTrack(board, missing, runs, folder, provenance, track, rates.by_track[track])()
-            times.update(track, results)
+    for track in track_names:
+        if missing_entries := [entry_name for entry_name in entry_names if times.record_of(track, entry_name) is None]:
+            task_results = TimeTrackTask(
+                board, missing_entries, runs, folder, provenance_facts, track, rates.by_track[track]
+            )()
+            times.update(track, task_results)
             times.write(folder)
-            say(f"timed in {track}: {', '.join(results)}")
+            print_line(f"timed in {track}: {', '.join(task_results)}")
 
 
 def best_row_text(cells: CellRows, board: Board) -> str:
     """Return '; best so far: accuracy 0.83 (FedAWE)' for the cell's best row by the main measure; '' if it has none."""
-    means = {
-        name: float(row.of(board.main_measure).mean())
+    measure_means = {
+        name: float(row.values_of(board.main_measure).mean())
         for name, row in cells.rows.items()
-        if row.of(board.main_measure).size
+        if row.values_of(board.main_measure).size
     }
-    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
-    if not means:
+    measure_means = {name: mean for name, mean in measure_means.items() if math.isfinite(mean)}
+    if not measure_means:
         return ""
-    best = (max if board.measures[board.main_measure].higher_is_better else min)(means, key=lambda name: means[name])
-    return f"; best so far: {metric_text(board.main_measure, means[best])} ({best})"
+    best = (max if board.measures[board.main_measure].higher_is_better else min)(
+        measure_means, key=lambda name: measure_means[name]
+    )
+    return f"; best so far: {metric_text(board.main_measure, measure_means[best])} ({best})"
 
 
 def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
@@ -104,14 +110,14 @@ def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> It
         return
     process_pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
-        waiting = {process_pool.submit(_run_task, task): task for task in tasks}
+        task_by_future = {process_pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
-        for future in yield_finished_futures(list(waiting), progress, lambda: _best_running_metric(runs)):
+        for future in yield_finished_futures(list(task_by_future), progress, lambda: _best_running_metric(runs)):
             progress.jobs_finished()
-            stopped, result = future.result()
-            if stopped is not None:
-                raise Stopped(stopped)
-            yield waiting[future], result
+            was_stopped, result = future.result()
+            if was_stopped is not None:
+                raise Stopped(was_stopped)
+            yield task_by_future[future], result
     except BaseException:
         process_pool.shutdown(wait=True, cancel_futures=True)
         raise
@@ -129,11 +135,11 @@ def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
         outcome: tuple[str | None, T | None] = None, task()
     except Stopped as stop:
         outcome = str(stop), None
-    leave_if_alone()
+    exit_if_orphaned()
     return outcome
 
 
 def _start_worker() -> None:
     """Prepare a worker process: one thread, and end when the command ends."""
     torch.set_num_threads(1)
-    end_with_parent()
+    terminate_with_parent()

@@ -68,41 +68,45 @@ def _entries_from_python(path: Path) -> dict[str, Entry]:
     if not candidates:
         raise ConfigError(f"--entry {path} defines no Strategy and no LocalRule; derive a class from one of them")
     group, kind = candidates[-1]
-    options = dict(getattr(module, "board", {}))
-    name, overrides = options.pop("name", kind.__name__), options.pop("overrides", [])
-    description = options.pop("about", (kind.__doc__ or "").split("\n")[0])
+    board_options = dict(getattr(module, "board", {}))
+    name, overrides = board_options.pop("name", kind.__name__), board_options.pop("overrides", [])
+    description = board_options.pop("about", (kind.__doc__ or "").split("\n")[0])
     try:
         made_by = [f"{group}=custom", f"{group}._target_={path.stem}.{kind.__name__}"]
-        submission = parse_entry({"overrides": [*made_by, *overrides], "about": description, **options})
+        submission = parse_entry({"overrides": [*made_by, *overrides], "about": description, **board_options})
     except TypeError as error:
-        raise ConfigError(f"--entry {path}: board={options} is not well formed ({error})") from error
+        raise ConfigError(f"--entry {path}: board={board_options} is not well formed ({error})") from error
     if submission.knob is not None:
         submission.knob.key = f"++{submission.knob.key.lstrip('+')}"  # custom classes have keys of their own
     return {name: submission}
 
 
-def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> None:
+def add_entries(folder: Path, board: Board, new_entries: dict[str, Entry], digest: str) -> None:
     """Add the entries to the board, and to the submissions stored with its results.
 
     Raises:
         ConfigError: a name is already taken by another entry, or an entry sets `trusted`.
     """
     stored_entries = _stored_submissions(folder)
-    for name, new_entry in entries.items():
+    for entry_name, new_entry in new_entries.items():
         if any(override_key(override) == "trusted" for override in new_entry.overrides):
-            raise ConfigError(f"--entry: {name} has trusted=…, which counts on the command line alone; leave it out")
-        if name in board.entries and name not in stored_entries:
-            raise ConfigError(f"{name} is an entry of board {board.name}; give the submission another name")
-        if name in stored_entries and stored_entries[name]["file"] != digest:
-            raise ConfigError(f"{name} was submitted with another file; give it another name, or --forget {name} first")
-        board.tuning.check(f"entry {name}", new_entry.knob)
-        stored_entries[name] = {"file": digest, **asdict(new_entry)}
+            raise ConfigError(
+                f"--entry: {entry_name} has trusted=…, which counts on the command line alone; leave it out"
+            )
+        if entry_name in board.entries and entry_name not in stored_entries:
+            raise ConfigError(f"{entry_name} is an entry of board {board.name}; give the submission another name")
+        if entry_name in stored_entries and stored_entries[entry_name]["file"] != digest:
+            raise ConfigError(
+                f"{entry_name} was submitted with another file; give it another name, or --forget {entry_name} first"
+            )
+        board.tuning.check(f"entry {entry_name}", new_entry.knob)
+        stored_entries[entry_name] = {"file": digest, **asdict(new_entry)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SUBMISSIONS_FILE, stored_entries)
-    with_submitted(folder, board)
+    add_submitted_entries(folder, board)
 
 
-def with_submitted(folder: Path, board: Board) -> Board:
+def add_submitted_entries(folder: Path, board: Board) -> Board:
     """Return the board after adding the entries that were submitted to these results."""
     for name, definition in _stored_submissions(folder).items():
         board.entries[name] = parse_entry({key: value for key, value in definition.items() if key != "file"})

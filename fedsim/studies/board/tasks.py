@@ -16,38 +16,47 @@ from fedsim.app.job_progress import JobProgress, LockstepProgress
 from fedsim.core.errors import ConfigError, OutputError, RunError
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
-from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.costs import TIMED_ROUNDS, milliseconds, remembered_bytes
-from fedsim.studies.board.digests import digests
+from fedsim.studies.board.board import Board, BoardCell
+from fedsim.studies.board.costs import TIMED_ROUNDS, client_memory_bytes, milliseconds_per_round
+from fedsim.studies.board.digests import digest_inputs
 from fedsim.studies.board.measured import metric_curve
-from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned_record, write
-from fedsim.studies.board.trials import Trial, best_trial
-from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import Job, Outcome, carry_out, in_company, plan
+from fedsim.studies.board.rows import (
+    DONE_STATUS,
+    FAILED_STATUS,
+    REFUSED_STATUS,
+    Row,
+    make_tuning_record,
+    overrides_of,
+    read_cell_rows,
+    write_cell_rows,
+)
+from fedsim.studies.board.trials import BoardTrial, best_trial
+from fedsim.studies.reproduce.recipe import RecipeSetting
+from fedsim.studies.reproduce.runner import Job, Outcome, batch_jobs, job_steps, plan_jobs
 from fedsim.studies.results.runs import load
 
 
 @dataclass(frozen=True)
-class BoardJob:
+class BoardTask:
     """A task of a board for some of its entries.
 
     Attributes:
         board: the board.
         entries: names of the entries.
-        runs: folder of unfinished runs, which are deleted once their numbers are stored.
-        folder: folder of the board's results.
+        runs_folder: folder of unfinished runs, which are deleted once their numbers are stored.
+        results_folder: folder of the board's results.
         provenance: command, commit and versions that rows record.
     """
 
     board: Board
     entries: list[str]
-    runs: Path
-    folder: Path
+    runs_folder: Path
+    results_folder: Path
     provenance: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TuneTrack(BoardJob):
+class TuneTrackTask(BoardTask):
     """A task that tunes some algorithms in a track."""
 
     track: str = ""
@@ -58,34 +67,41 @@ class TuneTrack(BoardJob):
         planned_jobs: list[tuple[str, Any, list[float], Job]] = []
         for cell_labels in track.tuned_at:
             cell = board.cell(self.track, cell_labels)
-            for name in self.entries:
-                entry = board.entries[name]
+            for entry_name in self.entries:
+                entry = board.entries[entry_name]
                 low, high = (entry.rates * rate for rate in track.rates)
-                for value, rates in board.tuning.grid(entry.knob, (low, high)).items():
-                    knob = [] if entry.knob is None else [entry.knob.set(value)]
-                    overrides = (*entry.overrides, *self._trial(rates), *knob)
-                    planned_jobs.append((name, value, rates, _board_job(board, cell, name, overrides, self.runs)))
+                for knob_value, entry_rates in board.tuning.rate_grids(entry.knob, (low, high)).items():
+                    knob = [] if entry.knob is None else [entry.knob.override(knob_value)]
+                    overrides = (*entry.overrides, *self._trial(entry_rates), *knob)
+                    planned_jobs.append(
+                        (
+                            entry_name,
+                            knob_value,
+                            entry_rates,
+                            _board_job(board, cell, entry_name, overrides, self.runs_folder),
+                        )
+                    )
         outcomes = dict(_run_jobs([job for *_, job in planned_jobs]))
-        scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
+        scores_by_entry: dict[str, dict[BoardTrial, list[float]]] = {entry_name: {} for entry_name in self.entries}
         refusal_reasons: dict[str, str] = {}
-        for name, value, rates, job in planned_jobs:
+        for entry_name, knob_value, entry_rates, job in planned_jobs:
             outcome = outcomes[job.folder]
-            rate_scores = [-math.inf] * len(rates)
-            if outcome.status == REFUSED:
-                refusal_reasons[name] = outcome.message
+            rate_scores = [-math.inf] * len(entry_rates)
+            if outcome.status == REFUSED_STATUS:
+                refusal_reasons[entry_name] = outcome.message
                 continue
-            if outcome.status == DONE:
-                rate_scores = board.tuning.scores(load(job.folder), rates)
-            for rate, score in zip(rates, rate_scores, strict=True):
-                scores[name].setdefault(Trial(rate, value), []).append(score)
-        records = {}
-        for name, entry_scores in scores.items():
-            records[name] = tuned_record(
+            if outcome.status == DONE_STATUS:
+                rate_scores = board.tuning.scores(load(job.folder), entry_rates)
+            for rate, score in zip(entry_rates, rate_scores, strict=True):
+                scores_by_entry[entry_name].setdefault(BoardTrial(rate, knob_value), []).append(score)
+        tuned_records = {}
+        for entry_name, entry_scores in scores_by_entry.items():
+            tuned_records[entry_name] = make_tuning_record(
                 best_trial(entry_scores) if entry_scores else None, entry_scores, board.tuning, track
             )
-            records[name] |= {} if entry_scores else {"message": refusal_reasons[name]}
+            tuned_records[entry_name] |= {} if entry_scores else {"message": refusal_reasons[entry_name]}
         _delete_run_folders(job for *_, job in planned_jobs)
-        return records
+        return tuned_records
 
     def _trial(self, rates: list[float]) -> list[str]:
         """Return the overrides of one run that combines each rate with each seed as replicates."""
@@ -94,7 +110,7 @@ class TuneTrack(BoardJob):
 
 
 @dataclass(frozen=True)
-class FillCell(BoardJob):
+class FillCellTask(BoardTask):
     """A task that computes the missing rows of a cell.
 
     Attributes:
@@ -102,40 +118,44 @@ class FillCell(BoardJob):
         rates: entry → its record in `Rates`.
     """
 
-    cell: Cell | None = None
+    cell: BoardCell | None = None
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> str:
         """Compute the rows, write them to the cell's file after each lockstep batch, and return the cell's name."""
-        board, cell, rates = self.board, self.cell, self.rates
+        board, cell, rates_by_entry = self.board, self.cell, self.rates
         assert cell is not None
-        assert rates is not None
-        cells = read(self.folder, cell, board)
+        assert rates_by_entry is not None
+        cells = read_cell_rows(self.results_folder, cell, board)
         rows: dict[Path, tuple[str, Row]] = {}
         jobs = []
-        shared: dict[str, Any] = {}
-        for name in self.entries:
-            entry, entry_rates = board.entries[name], rates[name]
+        shared_objects: dict[str, Any] = {}
+        for entry_name in self.entries:
+            entry, entry_rates = board.entries[entry_name], rates_by_entry[entry_name]
             if entry_rates["lr"] is None:
                 reason = entry_rates.get("message") or "no trial of its tuning ended well"
-                cells.add(name, Row(REFUSED, reason, entry.overrides, made=self.provenance), board.compared)
+                cells.add_row(
+                    entry_name, Row(REFUSED_STATUS, reason, entry.overrides, made=self.provenance), board.compared
+                )
                 continue
             overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
-            row = Row(DONE, "", list(overrides), made=self.provenance)
+            row = Row(DONE_STATUS, "", list(overrides), made=self.provenance)
             try:
-                job = _board_job(board, cell, name, overrides, self.runs)
-                simulation, _, _ = build(job.config, shared=shared)
-                row.digests, row.remembered = digests(simulation), remembered_bytes(simulation)
+                job = _board_job(board, cell, entry_name, overrides, self.runs_folder)
+                simulation, _, _ = build(job.config, shared=shared_objects)
+                row.digests, row.remembered = digest_inputs(simulation), client_memory_bytes(simulation)
             except ConfigError as error:
-                cells.add(name, Row(REFUSED, str(error), list(overrides), made=self.provenance), board.compared)
+                cells.add_row(
+                    entry_name, Row(REFUSED_STATUS, str(error), list(overrides), made=self.provenance), board.compared
+                )
                 continue
-            rows[job.folder] = name, row
+            rows[job.folder] = entry_name, row
             jobs.append(job)
-        for company in in_company(jobs):
-            for folder, outcome in _run_jobs(company):
-                name, row = rows[folder]
-                row.status, row.message = outcome.status, outcome.message if outcome.status != DONE else ""
-                if outcome.status == DONE:
+        for job_batch in batch_jobs(jobs):
+            for folder, outcome in _run_jobs(job_batch):
+                entry_name, row = rows[folder]
+                row.status, row.message = outcome.status, outcome.message if outcome.status != DONE_STATUS else ""
+                if outcome.status == DONE_STATUS:
                     run = load(folder)
                     target = board.tracks[cell.track].target
                     row.numbers = {key: measured(run, target) for key, measured in board.measures.items()}
@@ -143,15 +163,15 @@ class FillCell(BoardJob):
                         list(map(float, series))
                         for series in metric_curve(run, board.measures[board.main_measure].metric)
                     ]
-                cells.add(name, row, board.compared)
-            write(self.folder, cells, board)
-            _delete_run_folders(company)
-        write(self.folder, cells, board)
+                cells.add_row(entry_name, row, board.compared)
+            write_cell_rows(self.results_folder, cells, board)
+            _delete_run_folders(job_batch)
+        write_cell_rows(self.results_folder, cells, board)
         return cell.name
 
 
 @dataclass(frozen=True)
-class TimeTrack(BoardJob):
+class TimeTrackTask(BoardTask):
     """A task that times some algorithms, one after another, in the first cell where their track was tuned.
 
     Attributes:
@@ -164,29 +184,33 @@ class TimeTrack(BoardJob):
 
     def __call__(self) -> dict[str, dict[str, Any]]:
         """Time the entries and return entry → record for `RoundTimes`."""
-        board, rates = self.board, self.rates
-        assert rates is not None
+        board, rates_by_entry = self.board, self.rates
+        assert rates_by_entry is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
-        short = [f"seeds={board.seeds}", f"rounds={TIMED_ROUNDS}", f"eval_every={TIMED_ROUNDS}"]
-        timings: dict[str, dict[str, Any]] = {}
-        shared: dict[str, Any] = {}
-        for name in self.entries:
-            entry, entry_rates = board.entries[name], rates[name]
-            timings[name] = {"ms": None, "made": self.provenance}
+        short_overrides = [f"seeds={board.seeds}", f"rounds={TIMED_ROUNDS}", f"eval_every={TIMED_ROUNDS}"]
+        timing_by_entry: dict[str, dict[str, Any]] = {}
+        shared_objects: dict[str, Any] = {}
+        for entry_name in self.entries:
+            board_entry, entry_rates = board.entries[entry_name], rates_by_entry[entry_name]
+            timing_by_entry[entry_name] = {"ms": None, "made": self.provenance}
             if entry_rates["lr"] is None:
                 continue
             job = _board_job(
-                board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs
+                board,
+                cell,
+                entry_name,
+                (*board_entry.overrides, *overrides_of(entry_rates, board_entry.knob), *short_overrides),
+                self.runs_folder,
             )
             with contextlib.suppress(Exception):  # its rows hold the error
-                timings[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
-        return timings
+                timing_by_entry[entry_name]["ms"] = float(f"{milliseconds_per_round(job, shared_objects):.3g}")
+        return timing_by_entry
 
 
-def _board_job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
+def _board_job(board: Board, cell: BoardCell, name: str, overrides: Sequence[str], runs: Path) -> Job:
     """Return the job of one run, in a folder of its own."""
-    setting = Setting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
-    return plan([setting], runs, ())[0]
+    setting = RecipeSetting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
+    return plan_jobs([setting], runs, ())[0]
 
 
 def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
@@ -195,26 +219,28 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
     Raises:
         Stopped: the user asked to stop.
     """
-    companies = in_company(list({job.folder: job for job in jobs}.values()))
+    companies = batch_jobs(list({job.folder: job for job in jobs}.values()))
     progress = JobProgress(sum(map(len, companies)), "runs of this piece of work")
-    for company in companies:
+    for job_batch in companies:
         shared: dict[str, Any] = {}
-        watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
-        runs = [functools.partial(carry_out, job, quiet=True, shared=shared) for job in company]
-        stopped = False
-        for number, outcome in Lockstep[Outcome](watch=watch)(runs):
+        lockstep_progress = LockstepProgress(
+            progress, [job.folder for job in job_batch], [int(job.config.rounds) for job in job_batch]
+        )
+        runs = [functools.partial(job_steps, job, without_progress=True, shared=shared) for job in job_batch]
+        was_stopped = False
+        for job_index, job_outcome in Lockstep[Outcome](report_progress=lockstep_progress)(runs):
             progress.jobs_finished()
-            if isinstance(outcome, ConfigError):
-                outcome = Outcome(REFUSED, str(outcome))
-            elif isinstance(outcome, Exception) and not isinstance(outcome, (OutputError, RunError)):
-                outcome = Outcome(FAILED, f"{type(outcome).__name__}: {outcome}".splitlines()[0])
-            if isinstance(outcome, BaseException):
-                raise outcome
-            if outcome.status == "skipped":
-                raise ConfigError(outcome.message)
-            stopped = stopped or outcome.status == "stopped"
-            yield company[number].folder, outcome
-        if stopped:
+            if isinstance(job_outcome, ConfigError):
+                job_outcome = Outcome(REFUSED_STATUS, str(job_outcome))
+            elif isinstance(job_outcome, Exception) and not isinstance(job_outcome, (OutputError, RunError)):
+                job_outcome = Outcome(FAILED_STATUS, f"{type(job_outcome).__name__}: {job_outcome}".splitlines()[0])
+            if isinstance(job_outcome, BaseException):
+                raise job_outcome
+            if job_outcome.status == "skipped":
+                raise ConfigError(job_outcome.message)
+            was_stopped = was_stopped or job_outcome.status == "stopped"
+            yield job_batch[job_index].folder, job_outcome
+        if was_stopped:
             raise Stopped("stopped between two rounds")
 
 

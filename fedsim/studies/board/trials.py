@@ -26,21 +26,21 @@ class TunedParameter:
     key: str
     values: list[Any]
 
-    def set(self, value: Any) -> str:
+    def override(self, value: Any) -> str:
         """Return the override that sets the parameter to this value."""
         return f"{self.key}={'null' if value is None else value}"
 
 
 @dataclass(frozen=True)
-class Trial:
+class BoardTrial:
     """A local rate and a value of the tuned parameter, which is None for entries that tune the rate only."""
 
     lr: float
-    knob: Any = None
+    tuned_value: Any = None
 
 
 @dataclass
-class Tuning:
+class TuningBudget:
     """The tuning budget, which is the same for all algorithms.
 
     Attributes:
@@ -59,15 +59,15 @@ class Tuning:
     last: int = 1
     overrides: list[str] = field(default_factory=list)
 
-    def check(self, label: str, knob: TunedParameter | None) -> None:
+    def check(self, finding_label: str, knob: TunedParameter | None) -> None:
         """Refuse a tuned parameter whose number of values does not divide the number of trials."""
-        checks.whole_number("tuning.trials", self.trials)
+        checks.check_whole_number("tuning.trials", self.trials)
         if knob is not None and (not knob.values or self.trials % len(knob.values)):
             raise ConfigError(
-                f"{label}: knob.values={knob.values} must be as many as divide tuning.trials={self.trials}"
+                f"{finding_label}: knob.values={knob.values} must be as many as divide tuning.trials={self.trials}"
             )
 
-    def grid(self, knob: TunedParameter | None, rates: tuple[float, float]) -> dict[Any, list[float]]:
+    def rate_grids(self, knob: TunedParameter | None, rates: tuple[float, float]) -> dict[Any, list[float]]:
         """Return value of the tuned parameter (None without one) → local rates, evenly spaced in their logarithm."""
         values = [None] if knob is None else knob.values
         return {value: geometric_grid(*rates, self.trials // len(values)) for value in values}
@@ -83,14 +83,14 @@ class Tuning:
         return [float(value) if math.isfinite(value) else -math.inf for value in values]
 
 
-def geometric_grid(low: float, high: float, count: int) -> list[float]:
-    """Return `count` numbers from `low` to `high` in geometric progression, rounded to two digits."""
+def geometric_grid(lowest_rate: float, highest_rate: float, count: int) -> list[float]:
+    """Return `count` numbers from `lowest_rate` to `highest_rate` in geometric progression, rounded to two digits."""
     if count == 1:
-        return [float(f"{math.sqrt(low * high):.2g}")]
-    return [float(f"{rate:.2g}") for rate in np.geomspace(low, high, count)]
+        return [float(f"{math.sqrt(lowest_rate * highest_rate):.2g}")]
+    return [float(f"{rate:.2g}") for rate in np.geomspace(lowest_rate, highest_rate, count)]
 
 
-def best_trial(scores: dict[Trial, list[float]]) -> Trial | None:
+def best_trial(scores: dict[BoardTrial, list[float]]) -> BoardTrial | None:
     """Return the trial with the highest mean score, the first in a tie; None if each trial failed somewhere."""
     means = {trial: sum(values) / len(values) for trial, values in scores.items()}
     best = max(means, key=lambda trial: means[trial])

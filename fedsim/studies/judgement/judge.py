@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import json
-import logging
 import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +20,32 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_fraction, is_higher_better
 from fedsim.evaluation.registry import describe
-from fedsim.studies.judgement.tries import record, tries
-from fedsim.studies.judgement.verdict import MECHANISM, NOT_SHOWN, SEED, TUNING, Evidence, confidence_of, verdict
-from fedsim.studies.results.paired import PairedDifference
-from fedsim.studies.tuning.choice import ChoiceRule
-from fedsim.studies.tuning.federations import advance, federations_of, measured
-from fedsim.studies.tuning.schedule import Halving
-from fedsim.studies.tuning.space import Interval, Trial, as_override, overrides_of, parse
-from fedsim.studies.tuning.tune import Outcome, tune
-
-log = logging.getLogger(__name__)
-
-SETTING = (
-    "dataset=digits", "model=linear", "clients=20", "local_steps=5", "batch_size=10", "partition.alpha=0.3",
-    "partition.validation=0.2", "availability/base=class_correlated", "availability.base.high=0.8",
-    "availability.base.low=0.1", "device=cpu",
-)  # fmt: skip
-TUNING_CELLS = (("availability=stationary",), ("availability=sine",))
-HELD_OUT_CELLS = (
-    ("availability=markov",),
-    ("availability=sine", "partition.alpha=0.1"),
-    ("availability=stationary", "local_steps=10"),
+from fedsim.studies.judgement.contender import Contender, make_contender
+from fedsim.studies.judgement.environments import DIGITS_ENVIRONMENTS, QUADRATICS_ENVIRONMENTS, Environments
+from fedsim.studies.judgement.tries import attempt_number, record_attempt
+from fedsim.studies.judgement.verdict import (
+    MECHANISM_VERDICT,
+    NOT_SHOWN_VERDICT,
+    SEED_VERDICT,
+    TUNING_VERDICT,
+    Evidence,
+    confidence_of_attempt,
+    judge_evidence,
+    strongest_verdict,
 )
-TUNING_SEEDS = (0, 1, 2)
-HELD_OUT_SEEDS = tuple(range(100, 124))
-RATES, SERVER_RATES = "0.03,0.1,0.3,1.0,3.0", "0.3,1.0,3.0"
-ALONE_RATES = "log(0.01,10,15)"  # as many trials for a challenger without a server's rate
+from fedsim.studies.results.paired import PairedDifference
+from fedsim.studies.tuning.choice import SelectionRule
+from fedsim.studies.tuning.federations import group_into_federations, read_values_by_trial, run_to_rung
+from fedsim.studies.tuning.schedule import SuccessiveHalving
+from fedsim.studies.tuning.space import GridKnob, Knob, Trial, trial_overrides
+from fedsim.studies.tuning.tune import TuningOutcome, tune
+
+TUNING_SEEDS = (0, 1, 2, 3)
+HELD_OUT_SEEDS = tuple(range(100, 148))
 REFERENCE_KNOBS = ("local.clip=null,1.0,3.0", "local.weight_decay=0.0,0.001,0.01")  # if the challenger has more knobs
-FINALISTS = 6
-MARGIN = 0.005  # of accuracies: half a percentage point
-ROUNDS = (30, 60, 100, 150, 200)  # the numbers of rounds among which a budget chooses
-TUNING_AND_TEST_METRICS = ("validation_accuracy", "test_accuracy")  # of tuning, of the comparison
+NUM_FINALISTS = 6
+GRID_REFINEMENTS = (2, 4)  # a reference's grid is refined on the held-out runs: by half a step, then by a quarter
+CANDIDATE_ROUNDS = (30, 60, 100, 150, 200)  # the numbers of rounds among which a budget chooses
 
 
 @dataclass(frozen=True)
@@ -61,94 +53,28 @@ class Contest:
     """How strategies are compared.
 
     Attributes:
-        setting: overrides of all runs.
-        tuning_cells, held_out_cells: environments, as overrides.
+        environments: of one kind or more; an advantage in one kind is enough, with intervals corrected for their
+            number.
         tuning_seeds, held_out_seeds: replicates.
         rounds: of each run.
         knobs: further knobs of the challenger, as for `fedsim tune`, at most two; each reference gets as many of
             `REFERENCE_KNOBS`.
-        margin: the smallest difference that matters.
-        metrics: by which trials are chosen, and by which strategies are compared.
     """
 
-    setting: tuple[str, ...] = SETTING
-    tuning_cells: tuple[tuple[str, ...], ...] = TUNING_CELLS
-    held_out_cells: tuple[tuple[str, ...], ...] = HELD_OUT_CELLS
+    environments: tuple[Environments, ...] = (DIGITS_ENVIRONMENTS, QUADRATICS_ENVIRONMENTS)
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     held_out_seeds: tuple[int, ...] = HELD_OUT_SEEDS
     rounds: int = 100
     knobs: tuple[str, ...] = ()
-    margin: float = MARGIN
-    metrics: tuple[str, str] = TUNING_AND_TEST_METRICS
 
     def __post_init__(self) -> None:
+        if not self.environments:
+            raise ConfigError("a contest needs environments; give at least one kind")
         if set(self.tuning_seeds) & set(self.held_out_seeds):
             raise ConfigError("tuning and held-out seeds must differ")
-        if shared := set(self.tuning_cells) & set(self.held_out_cells):
-            raise ConfigError(f"{' '.join(next(iter(shared)))} is a cell of tuning and a held-out one")
         if len(self.knobs) > len(REFERENCE_KNOBS):
             raise ConfigError(f"{len(self.knobs)} knobs beside the rates; give at most {len(REFERENCE_KNOBS)}")
-        checks.whole_number("rounds", self.rounds)
-        checks.not_negative("margin", self.margin)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A strategy.
-
-    Attributes:
-        name: a choice of the group strategy, or the dotted path of a class.
-        overrides: that choose it.
-        knobs: what is tuned.
-        default: its settings where nothing is tuned.
-        source: digest of its class's source.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    knobs: tuple[str, ...]
-    default: Trial
-    source: str
-
-
-def contender(name: str, knobs: Sequence[str] = ()) -> Contender:
-    """A strategy by its choice or class, with the knobs of its rates and further ones.
-
-    A class without server_lr gets as many values of the local rate as the others have pairs of rates.
-
-    Raises:
-        ConfigError: there is no such strategy.
-    """
-    overrides: tuple[str, ...]
-    if "." not in name:
-        checks.choice("strategy", name, groups()["strategy"])
-        from fedsim.app.config import choice_target
-
-        cls, overrides = _class(choice_target("strategy", name)), (f"strategy={name}",)
-    else:
-        cls, overrides = _class(name), ("strategy=custom", f"strategy._target_={name}")
-    has_rate = "server_lr" in inspect.signature(cls).parameters
-    if "." in name:  # strategy=custom has no keys of its own
-        strategy_knobs = [knob for knob in parse(knobs)[1] if knob.key.startswith("strategy.")] if knobs else []
-        firsts = [
-            as_override(knob.key, knob.low if isinstance(knob, Interval) else knob.values[0]) for knob in strategy_knobs
-        ]
-        overrides = (*overrides, *(f"++{text}" for text in (*["strategy.server_lr=1.0"] * has_rate, *firsts)))
-    rates = (f"lr={RATES}", f"strategy.server_lr={SERVER_RATES}") if has_rate else (f"lr={ALONE_RATES}",)
-    default = (("lr", 0.1), ("strategy.server_lr", 1.0)) if has_rate else (("lr", 0.1),)
-    source = hashlib.sha256(inspect.getsource(inspect.getmodule(cls) or cls).encode()).hexdigest()[:10]
-    return Contender(name, overrides, (*rates, *knobs), default, source)
-
-
-def _class(path: str) -> type:
-    module, _, name = path.rpartition(".")
-    try:
-        strategy_class: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be imported ({error}); give a class as PACKAGE.MODULE.CLASS") from error
-    if not inspect.isclass(strategy_class):
-        raise ConfigError(f"{path} is no class; give a class as PACKAGE.MODULE.CLASS")
-    return strategy_class
+        checks.check_whole_number("rounds", self.rounds)
 
 
 @dataclass
@@ -158,33 +84,47 @@ class Judgement:
     Attributes:
         challenger: its name.
         verdict: 'mechanism', 'tuning', 'seed' or 'not shown'.
+        verdict_by_environment: kind of environments → the verdict of these alone, at the same confidence.
         sentence: the verdict in words, with intervals.
-        number: of this try in the ledger.
-        evidence: reference → differences.
-        chosen: contender → overrides that tuning chose.
+        attempt_number: of this try in the ledger.
+        evidence_by_environment: kind of environments → reference → differences.
+        chosen_overrides: kind of environments → contender → overrides that tuning chose.
         contest: how it was compared.
         seconds: that it took, without what earlier judgements had left.
+        intervals: kind of environments → reference → of each kind of differences the mean and its interval.
     """
 
     challenger: str
     verdict: str
+    verdict_by_environment: dict[str, str]
     sentence: str
-    number: int
-    evidence: dict[str, Evidence]
-    chosen: dict[str, str]
+    attempt_number: int
+    evidence_by_environment: dict[str, dict[str, Evidence]]
+    chosen_overrides: dict[str, dict[str, str]]
     contest: Contest
     seconds: float = 0.0
-    intervals: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    intervals: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+
+    @property
+    def confidence(self) -> float:
+        """Of the intervals."""
+        return confidence_of_attempt(self.attempt_number, len(self.contest.environments))
 
     def as_json(self) -> dict[str, Any]:
         """Everything."""
         return {
-            "challenger": self.challenger, "verdict": self.verdict, "sentence": self.sentence, "try": self.number,
-            "confidence": confidence_of(self.number), "chosen": self.chosen, "intervals": self.intervals,
+            "challenger": self.challenger, "verdict": self.verdict, "sentence": self.sentence,
+            "try": self.attempt_number,
+            "verdicts": self.verdict_by_environment, "confidence": self.confidence, "chosen": self.chosen_overrides,
+            "intervals": self.intervals,
             "differences": {
-                name: {key: values.tolist() for key, values in vars(of).items()} for name, of in self.evidence.items()
+                kind: {
+                    name: {key: values.tolist() for key, values in vars(differences).items()}
+                    for name, differences in evidence.items()
+                }
+                for kind, evidence in self.evidence_by_environment.items()
             },
-            "contest": vars(self.contest), "seconds": round(self.seconds, 1), "fedsim": fedsim.__version__,
+            "contest": asdict(self.contest), "seconds": round(self.seconds, 1), "fedsim": fedsim.__version__,
         }  # fmt: skip
 
 
@@ -204,92 +144,189 @@ def judge(
     Raises:
         ConfigError: a strategy does not exist or cannot be run.
     """
-    begin, contest, folder = time.monotonic(), contest or Contest(), Path(out)
-    checks.choice("against", against[0] if against else "", [*groups()["strategy"], *(n for n in against if "." in n)])
-    reference_knobs = REFERENCE_KNOBS[: len(contest.knobs)]
-    contenders = [contender(challenger, contest.knobs), *(contender(name, reference_knobs) for name in against)]
+    start_time, contest, folder = time.monotonic(), contest or Contest(), Path(out)
+    checks.check_choice(
+        "against",
+        against[0] if against else "",
+        [*groups()["strategy"], *(n for n in against if "." in n)],
+    )
+    contenders_by_kind = {
+        environment_kind.name: _make_contenders(challenger, against, environment_kind, contest)
+        for environment_kind in contest.environments
+    }
+    first = contenders_by_kind[contest.environments[0].name][0]
     path = folder / "ledger.jsonl" if ledger is None else Path(ledger)
-    key = hashlib.sha256(json.dumps([challenger, contenders[0].source, contenders[0].knobs]).encode()).hexdigest()[:16]
-    number = tries(path, key)
-    values = [_Measured.of(candidate, contest, folder, candidate is not contenders[0]) for candidate in contenders]
-    evidence = {name: values[0].against(of) for name, of in zip(against, values[1:], strict=True)}
-    decided = verdict(list(evidence.values()), contest.margin, number)
-    chosen = {
-        candidate.name: overrides_of(of.outcome.choice.trial) for candidate, of in zip(contenders, values, strict=True)
+    attempt_key = hashlib.sha256(
+        json.dumps([challenger, first.source_digest, first.knob_overrides]).encode()
+    ).hexdigest()[:16]
+    attempt = attempt_number(path, attempt_key)
+    confidence = confidence_of_attempt(attempt, len(contest.environments))
+    evidence_by_kind: dict[str, dict[str, Evidence]] = {}
+    chosen_settings: dict[str, dict[str, str]] = {}
+    for environment_kind in contest.environments:
+        kind_contenders = contenders_by_kind[environment_kind.name]
+        held_out_results = [
+            _ContenderResult.run_contest(
+                candidate,
+                contest,
+                environment_kind,
+                folder / environment_kind.name,
+                candidate is not kind_contenders[0],
+            )
+            for candidate in kind_contenders
+        ]
+        evidence_by_kind[environment_kind.name] = {
+            name: held_out_results[0].evidence_against(baseline)
+            for name, baseline in zip(against, held_out_results[1:], strict=True)
+        }
+        chosen_settings[environment_kind.name] = {
+            candidate.name: trial_overrides(baseline.tuning_outcome.choice.trial)
+            for candidate, baseline in zip(kind_contenders, held_out_results, strict=True)
+        }
+    verdict_by_kind = {
+        environment_kind.name: judge_evidence(
+            list(evidence_by_kind[environment_kind.name].values()), environment_kind.margin, confidence
+        )
+        for environment_kind in contest.environments
     }
-    judgement = Judgement(challenger, decided, "", number, evidence, chosen, contest, time.monotonic() - begin)
-    confidence = confidence_of(number)
+    decided_verdict = strongest_verdict(list(verdict_by_kind.values()))
+    seconds = time.monotonic() - start_time
+    judgement = Judgement(
+        challenger, decided_verdict, verdict_by_kind, "", attempt, evidence_by_kind, chosen_settings, contest, seconds
+    )
     judgement.intervals = {
-        name: {k: [float(v.mean()), *PairedDifference(v, confidence).interval] for k, v in vars(of).items()}
-        for name, of in evidence.items()
+        kind_name: {
+            name: {
+                k: [float(v.mean()), *PairedDifference(v, confidence).confidence_interval]
+                for k, v in vars(baseline).items()
+            }
+            for name, baseline in evidence_by_reference.items()
+        }
+        for kind_name, evidence_by_reference in evidence_by_kind.items()
     }
-    judgement.sentence = sentence(judgement)
-    record(path, {"key": key, "challenger": challenger, "verdict": decided, "try": number})
+    judgement.sentence = judgement_sentence(judgement)
+    record_attempt(path, {"key": attempt_key, "challenger": challenger, "verdict": decided_verdict, "try": attempt})
     return judgement
 
 
+def _make_contenders(challenger: str, against: Sequence[str], kind: Environments, contest: Contest) -> list[Contender]:
+    reference_knobs = REFERENCE_KNOBS[: len(contest.knobs)]
+    return [
+        make_contender(challenger, kind, contest.knobs),
+        *(make_contender(name, kind, reference_knobs) for name in against),
+    ]
+
+
 @dataclass
-class _Measured:
-    """What was measured of one contender.
+class _ContenderResult:
+    """What was measured of one contender in environments of one kind, scaled as it is subtracted.
 
     Attributes:
-        outcome: of its tuning.
-        held_out: trial → [R] means over the held-out cells; of a reference, that of all finalists.
-        default, tuned_default: of a reference with default settings: [R] held out, and [n] on the cells of tuning.
-        sign: turns a difference into an advantage.
+        tuning_outcome: of its tuning.
+        held_out_values: trial → [R] means over the held-out cells; of a reference, that of all finalists and of the
+            trials around the best of them.
+        default_held_out_values: of a reference with default settings: [R] held out.
+        tuned_values, default_tuning_values: [n] on the cells of tuning, of the chosen trial and of default settings.
+        metric_sign: turns a difference into an advantage.
     """
 
-    outcome: Outcome
-    held_out: Mapping[Trial, np.ndarray]
-    default: np.ndarray
-    tuned_default: np.ndarray
-    sign: float
+    tuning_outcome: TuningOutcome
+    held_out_values: Mapping[Trial, np.ndarray]
+    default_held_out_values: np.ndarray
+    tuned_values: np.ndarray
+    default_tuning_values: np.ndarray
+    metric_sign: float
 
     @classmethod
-    def of(cls, candidate: Contender, contest: Contest, folder: Path, reference: bool) -> _Measured:
-        fixed = (*contest.setting, *candidate.overrides, f"rounds={contest.rounds}")
-        choosing, comparing = contest.metrics
-        halving = Halving(finalists=FINALISTS)
+    def run_contest(
+        cls, candidate: Contender, contest: Contest, environments: Environments, folder: Path, reference: bool
+    ) -> _ContenderResult:
+        fixed_overrides = (*environments.setting, *candidate.overrides, f"rounds={contest.rounds}")
+        tuning_metric, comparison_metric = environments.metrics
+        halving = SuccessiveHalving(finalists=NUM_FINALISTS)
         # the source is part of the folder's name: a class that was edited is run again
-        runs = folder / f"{candidate.name}-{candidate.source}"
+        runs = folder / f"{candidate.name}-{candidate.source_digest}"
         outcome = tune(
-            (*fixed, *candidate.knobs), contest.tuning_seeds, choosing, halving, rule=ChoiceRule("best"), out=runs,
-            extensions=2, cells=contest.tuning_cells,
+            (*fixed_overrides, *candidate.knob_overrides), contest.tuning_seeds, tuning_metric, halving,
+            rule=SelectionRule("best"), out=runs, extensions=2, cells=environments.tuning_cells,
         )  # fmt: skip
-        quiet = (*fixed, f"eval_every={contest.rounds}")
-        sign = 1.0 if is_higher_better(comparing) else -1.0
+        final_round_overrides = (*fixed_overrides, f"eval_every={contest.rounds}")
+        metric_sign = 1.0 if is_higher_better(comparison_metric) else -1.0
 
-        def final(trials: Sequence[Trial], cells: Any, seeds: Sequence[int], metric: str) -> dict[Trial, np.ndarray]:
-            return final_values(trials, quiet, cells, seeds, metric, runs / "compared")
+        def final_values_by_trial(
+            trials: Sequence[Trial], cells: Any, seeds: Sequence[int], metric: str
+        ) -> dict[Trial, np.ndarray]:
+            values = final_values(trials, final_round_overrides, cells, seeds, metric, runs / "compared")
+            return {trial: environments.comparable_values(numbers) for trial, numbers in values.items()}
 
-        default = _complete(candidate.default, outcome)
-        trials = list(dict.fromkeys([outcome.choice.trial, *outcome.tuning.finalists, default]))
+        def held_out_values(trials: Sequence[Trial]) -> dict[Trial, np.ndarray]:
+            cells = environments.held_out_cells
+            values = final_values_by_trial(trials, cells, contest.held_out_seeds, comparison_metric)
+            return {t: v.reshape(len(cells), -1).mean(0) for t, v in values.items()}
+
+        chosen_trial = outcome.choice.trial
+        tuned_values = environments.comparable_values(outcome.choice.values)
         if not reference:
-            trials = [outcome.choice.trial]
-        values = final(trials, contest.held_out_cells, contest.held_out_seeds, comparing)
-        held_out = {t: v.reshape(len(contest.held_out_cells), -1).mean(0) for t, v in values.items()}
-        if not reference:
-            return cls(outcome, held_out, np.zeros(0), np.zeros(0), sign)
-        tuned = final([default], contest.tuning_cells, contest.tuning_seeds, choosing)
-        tried = {trial: values for trial, values in held_out.items() if trial in outcome.tuning.finalists}
-        return cls(outcome, tried, held_out[default], tuned[default], sign)
+            return cls(outcome, held_out_values([chosen_trial]), np.zeros(0), tuned_values, np.zeros(0), metric_sign)
+        default_outcome = _with_default_values(candidate.default_trial, outcome)
+        finalists = list(dict.fromkeys([chosen_trial, *outcome.tuning.finalists]))
+        held_out_by_trial = held_out_values(list(dict.fromkeys([*finalists, default_outcome])))
+        tried_values = {trial: held_out_by_trial[trial] for trial in finalists}
+        for refinement in GRID_REFINEMENTS:
+            best = best_trial(tried_values, metric_sign)
+            tried_values |= held_out_values(trials_around(best, outcome.tuning.knobs, refinement))
+        default_values = final_values_by_trial(
+            [default_outcome], environments.tuning_cells, contest.tuning_seeds, tuning_metric
+        )
+        return cls(
+            outcome,
+            tried_values,
+            held_out_by_trial[default_outcome],
+            tuned_values,
+            default_values[default_outcome],
+            metric_sign,
+        )
 
-    def against(self, reference: _Measured) -> Evidence:
+    def evidence_against(self, reference: _ContenderResult) -> Evidence:
         """Differences by seed, positive where this one is better."""
-        chosen = self.held_out[self.outcome.choice.trial]
-        finite = {t: v for t, v in reference.held_out.items() if np.isfinite(v).all()}
-        best = max(finite.values(), key=lambda values: self.sign * values.mean())
-        tuned = self.outcome.choice.values
+        chosen_values = self.held_out_values[self.tuning_outcome.choice.trial]
+        best = best_trial(reference.held_out_values, self.metric_sign)
         return Evidence(
-            self.sign * (chosen - best),
-            self.sign * (chosen - reference.held_out[reference.outcome.choice.trial]),
-            self.sign * (chosen - reference.default),
-            self.sign * (tuned - reference.outcome.choice.values),
-            self.sign * (tuned - reference.tuned_default),
+            self.metric_sign * (chosen_values - reference.held_out_values[best]),
+            self.metric_sign * (chosen_values - reference.held_out_values[reference.tuning_outcome.choice.trial]),
+            self.metric_sign * (chosen_values - reference.default_held_out_values),
+            self.metric_sign * (self.tuned_values - reference.tuned_values),
+            self.metric_sign * (self.tuned_values - reference.default_tuning_values),
         )
 
 
-def _complete(default: Trial, outcome: Outcome) -> Trial:
+def best_trial(values_by_trial: Mapping[Trial, np.ndarray], metric_sign: float) -> Trial:
+    """The trial of the best mean, among those whose values are finite.
+
+    Raises:
+        ConfigError: no trial has finite values.
+    """
+    finite = {trial: numbers for trial, numbers in values_by_trial.items() if np.isfinite(numbers).all()}
+    if not finite:
+        raise ConfigError("each finalist of a reference diverges on a held-out seed; lower the rates")
+    return max(finite, key=lambda trial: metric_sign * float(finite[trial].mean()))
+
+
+def trials_around(trial: Trial, knobs: Sequence[Knob], refinement_factor: int) -> list[Trial]:
+    """The trials that differ in one knob with a geometric grid, by a fraction 1 / `refinement_factor` of its step."""
+    neighbouring_trials = []
+    for knob_position, (knob, (knob_key, knob_value)) in enumerate(zip(knobs, trial, strict=True)):
+        ratio = knob.geometric_ratio if isinstance(knob, GridKnob) else None
+        if ratio is None:
+            continue
+        for factor in (ratio ** (1 / refinement_factor), ratio ** (-1 / refinement_factor)):
+            neighbouring_trials.append(
+                (*trial[:knob_position], (knob_key, float(f"{knob_value * factor:.3g}")), *trial[knob_position + 1 :])
+            )
+    return neighbouring_trials
+
+
+def _with_default_values(default: Trial, outcome: TuningOutcome) -> Trial:
     """Default settings, with the chosen values of knobs that have none."""
     settings = dict(default)
     return tuple((key, settings.get(key, value)) for key, value in outcome.choice.trial)
@@ -300,61 +337,97 @@ def final_values(
     metric: str, folder: Path,
 ) -> dict[Trial, np.ndarray]:  # fmt: skip
     """Trial → [cells · R] a metric after the last round."""
-    by_cell = [federations_of(trials, (*overrides, *cell), seeds, folder) for cell in cells]
-    federations = [of for federations in by_cell for of in federations]
+    by_cell = [group_into_federations(trials, (*overrides, *cell), seeds, folder) for cell in cells]
+    federations = [federation for federations in by_cell for federation in federations]
     rounds = int(federations[0].config.rounds)
-    advance(federations, rounds, (), True)
-    of_cells = [measured(group, metric, rounds) for group in by_cell]
+    run_to_rung(federations, rounds, (), True)
+    of_cells = [read_values_by_trial(group, metric, rounds) for group in by_cell]
     return {trial: np.concatenate([numbers[trial] for numbers in of_cells]) for trial in trials}
 
 
-def rounds_within(seconds: float, challenger: str, against: Sequence[str], contest: Contest) -> int:
-    """The most rounds, among `ROUNDS`, with which judging takes about so many seconds, estimated from runs of a tuning
-    federation of the challenger with few rounds."""
-    candidate = contender(challenger, contest.knobs)
-    trial, times = candidate.default, []
+def rounds_within_budget(seconds: float, challenger: str, against: Sequence[str], contest: Contest) -> int:
+    """The most rounds, among `ROUNDS`, with which judging takes about so many seconds, estimated from runs of tuning
+    federations of the challenger with few rounds."""
+    costs = [_estimated_cost(challenger, against, kind, contest) for kind in contest.environments]
+    start, seconds_per_round = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+    affordable_rounds = [rounds for rounds in CANDIDATE_ROUNDS if start + rounds * seconds_per_round <= seconds]
+    return max(affordable_rounds, default=CANDIDATE_ROUNDS[0])
+
+
+def _estimated_cost(
+    challenger: str, baseline_names: Sequence[str], environment_kind: Environments, contest: Contest
+) -> tuple[float, float]:
+    """Seconds that environments of one kind take to start, and for each round."""
+    candidate = make_contender(challenger, environment_kind, contest.knobs)
+    measured_times = []
     for rounds in (3, 9):
-        begin = time.monotonic()
-        overrides = (
-            *contest.setting,
-            *candidate.overrides,
-            f"rounds={rounds}",
-            f"eval_every={rounds}",
-            "trainer.trial=false",
-        )
+        start_time = time.monotonic()
+        short_run_overrides = (f"rounds={rounds}", f"eval_every={rounds}", "trainer.trial=false")
+        overrides = (*environment_kind.setting, *candidate.overrides, *short_run_overrides)
         with tempfile.TemporaryDirectory() as folder:
-            final_values([trial], overrides, contest.tuning_cells[:1], range(60), contest.metrics[0], Path(folder))
-        times.append(time.monotonic() - begin)
-    per_round = max(times[1] - times[0], 1e-3) / 6 / 60  # of one replicate
+            final_values(
+                [candidate.default_trial],
+                overrides,
+                environment_kind.tuning_cells[:1],
+                range(60),
+                environment_kind.metrics[0],
+                Path(folder),
+            )
+        measured_times.append(time.monotonic() - start_time)
+    per_replicate = max(measured_times[1] - measured_times[0], 1e-3) / 6 / 60
     trials = 15 * math.prod(max(1, text.count(",") + 1) for text in contest.knobs)
-    halved = trials * len(contest.tuning_cells) * len(contest.tuning_seeds) * 0.5
-    held_out = (FINALISTS + 1) * len(contest.held_out_cells) * len(contest.held_out_seeds)
-    challenger_alone = len(contest.held_out_cells) * len(contest.held_out_seeds)
-    replicates = (1 + len(against)) * halved + len(against) * held_out + challenger_alone
-    start = 4.0 * (1 + len(against)) * (len(contest.tuning_cells) + len(contest.held_out_cells))
-    affordable = [rounds for rounds in ROUNDS if start + rounds * replicates * per_round <= seconds]
-    return max(affordable, default=ROUNDS[0])
-
-
-def sentence(judgement: Judgement) -> str:
-    """The verdict in one sentence, with the intervals that it rests on."""
-    scale = 100.0 if is_fraction(judgement.contest.metrics[1]) else 1.0
-    unit = " percentage points" if scale > 1 else ""
-    label = describe(judgement.contest.metrics[1]).label
-    key = {MECHANISM: "held_out_best", TUNING: "held_out_best", SEED: "held_out_chosen", NOT_SHOWN: "held_out_best"}
-    meaning = {
-        MECHANISM: "is better than the best tuned setting of each reference",
-        TUNING: "is better than references with default or chosen settings, but not than the best of their finalists",
-        SEED: "is better on the cells and seeds of tuning, but not on held-out ones",
-        NOT_SHOWN: "has no advantage that is shown",
-    }
-    differences = []
-    for name, intervals in judgement.intervals.items():
-        mean, low, high = (scale * value for value in intervals[key[judgement.verdict]])
-        differences.append(f"{name} {mean:+.2f} [{low:.2f}, {high:.2f}]")
-    of = "best finalists" if key[judgement.verdict] == "held_out_best" else "chosen settings"
-    return (
-        f"{judgement.verdict}: {judgement.challenger} {meaning[judgement.verdict]}; held-out {label}, challenger less "
-        f"{of} of {', '.join(differences)}{unit} ({100 * confidence_of(judgement.number):.4g} % intervals, try "
-        f"{judgement.number})."
+    num_halving_runs = trials * len(environment_kind.tuning_cells) * len(contest.tuning_seeds) * 0.5
+    num_refining_trials = len(GRID_REFINEMENTS) * 2 * (2 + len(contest.knobs))
+    num_held_out_trials = 1 + len(baseline_names) * (NUM_FINALISTS + 1 + num_refining_trials)
+    num_held_out_runs = num_held_out_trials * len(environment_kind.held_out_cells) * len(contest.held_out_seeds)
+    replicates = (1 + len(baseline_names)) * num_halving_runs + num_held_out_runs
+    start = (
+        4.0 * (1 + len(baseline_names)) * (len(environment_kind.tuning_cells) + len(environment_kind.held_out_cells))
     )
+    return start, replicates * per_replicate
+
+
+def judgement_sentence(judgement: Judgement) -> str:
+    """The verdict in one sentence, with the intervals that it rests on."""
+    meaning_by_verdict = {
+        MECHANISM_VERDICT: "is better than the best tuned setting of each reference",
+        TUNING_VERDICT: "is better than references with default or chosen settings, but not than their best trials",
+        SEED_VERDICT: "is better on the cells and seeds of tuning, but not on held-out ones",
+        NOT_SHOWN_VERDICT: "has no advantage that is shown",
+    }
+    deciding_kinds = [
+        kind for kind, judge_evidence in judgement.verdict_by_environment.items() if judge_evidence == judgement.verdict
+    ]
+    kinds_phrase = (
+        f" on {' and on '.join(deciding_kinds)}" if len(deciding_kinds) < len(judgement.verdict_by_environment) else ""
+    )
+    differences = "; ".join(_differences_text(judgement, kind) for kind in judgement.contest.environments)
+    return (
+        f"{judgement.verdict}: {judgement.challenger} {meaning_by_verdict[judgement.verdict]}{kinds_phrase}; "
+        f"held out, {differences} "
+        f"({100 * judgement.confidence:.5g} % intervals, strategy {judgement.attempt_number} of the ledger)."
+    )
+
+
+def _differences_text(judgement: Judgement, environment_kind: Environments) -> str:
+    """The intervals of one kind of environments in words."""
+    uses_chosen = judgement.verdict_by_environment[environment_kind.name] == SEED_VERDICT
+    metric_label = describe(environment_kind.metrics[1]).label
+    compared_text = "chosen settings" if uses_chosen else "best trials"
+    percent = is_fraction(environment_kind.metrics[1])
+    words = []
+    for baseline_name, intervals in judgement.intervals[environment_kind.name].items():
+        interval_bounds = np.array(intervals["held_out_chosen" if uses_chosen else "held_out_best"])
+        if environment_kind.of_ratios:
+            sign = 1.0 if is_higher_better(environment_kind.metrics[1]) else -1.0
+            mean, *ends = np.exp(sign * interval_bounds)
+            words.append(f"{baseline_name} {mean:.3g} [{min(ends):.3g}, {max(ends):.3g}]")
+        else:
+            mean, low, high = interval_bounds * (100.0 if percent else 1.0)
+            words.append(f"{baseline_name} {mean:+.2f} [{low:.2f}, {high:.2f}]")
+    if environment_kind.of_ratios:
+        return (
+            f"ratio of its {metric_label} on {environment_kind.name} to that of the {compared_text}: {', '.join(words)}"
+        )
+    unit = " percentage points" if percent else ""
+    return f"advantage in {metric_label} on {environment_kind.name} over the {compared_text}: {', '.join(words)}{unit}"

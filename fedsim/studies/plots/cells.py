@@ -11,31 +11,31 @@ from fedsim.studies.results.runs import Run
 
 
 @dataclass
-class Cell:
+class ResultCell:
     """One run of a comparison.
 
     Attributes:
-        at: axis → label.
+        axis_labels: axis → label.
         run: the run read from disk, if it was trained.
         availability: the availability process bound to its federation, for pictures without training.
-        numbers: measure → [R].
-        paper: measure → the number the paper printed.
-        fitted: whether it uses constants that were fitted after seeing the paper's numbers.
+        values_by_measure: measure → [R].
+        paper_values: measure → the number the paper printed.
+        is_fitted: whether it uses constants that were fitted after seeing the paper's numbers.
     """
 
-    at: dict[str, str]
+    axis_labels: dict[str, str]
     run: Run | None = None
     availability: Availability | None = None
-    numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    paper: dict[str, float] = field(default_factory=dict)
-    fitted: bool = False
+    values_by_measure: dict[str, np.ndarray] = field(default_factory=dict)
+    paper_values: dict[str, float] = field(default_factory=dict)
+    is_fitted: bool = False
 
 
-def axis_labels(cells: list[Cell], axis: str | None) -> list[str]:
+def labels_of_axis(cells: list[ResultCell], axis: str | None) -> list[str]:
     """Return the labels on an axis, in the order of the cells; one empty label if the axis is None."""
-    return [""] if axis is None else list(dict.fromkeys(cell.at[axis] for cell in cells))
+    return [""] if axis is None else list(dict.fromkeys(cell.axis_labels[axis] for cell in cells))
 
 
-def cells_at_label(cells: list[Cell], axis: str | None, label: str) -> list[Cell]:
+def cells_at_label(cells: list[ResultCell], axis: str | None, label: str) -> list[ResultCell]:
     """Return the cells with this label on the axis; all cells if the axis is None."""
-    return cells if axis is None else [cell for cell in cells if cell.at[axis] == label]
+    return cells if axis is None else [cell for cell in cells if cell.axis_labels[axis] == label]

@@ -14,16 +14,16 @@ from matplotlib.figure import Figure
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import DISTANCE_COLUMNS, describe
 from fedsim.run.tracking.clients import MAX_DETAILED_CLIENTS, MAX_DETAILED_ROUNDS
-from fedsim.run.tracking.result import spread as after
+from fedsim.run.tracking.result import format_spread as after
 from fedsim.studies.plots import clients
-from fedsim.studies.plots.curves import figure, metrics_with_loss, telling_metrics
+from fedsim.studies.plots.curves import comparison_figure, informative_metrics, metrics_with_loss
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
     escape_formula,
+    matplotlib_parameters,
     metric_axis_label,
     panel_figure,
-    parameters,
-    scaled_points,
+    scaled_font_size,
     set_percent_axis,
     wrap_name,
 )
@@ -48,7 +48,7 @@ class Picture:
     figure: Figure
 
 
-def pictures(
+def comparison_pictures(
     runs: list[Run],
     metrics: list[str] | None = None,
     max_metrics: int = 2,
@@ -65,37 +65,41 @@ def pictures(
         limits: metric → limits of the curves' vertical axis.
     """
     runs = [dataclasses.replace(run, label=escape_formula(run.label)) for run in runs]
-    has_several_replicates, count = max(run.replicates for run in runs) > 1, replicates(runs)
-    few_note = f" {FEW_REPLICATES_NOTE}" if few_replicates(runs) else ""
-    band_sentence = f" Bands are ±1 standard deviation over {count}.{few_note}" if has_several_replicates else ""
-    inner = (
-        f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}"
+    has_several_replicates, num_runs = max(run.replicates for run in runs) > 1, replicates_text(runs)
+    few_note = f" {FEW_REPLICATES_NOTE}" if has_few_replicates(runs) else ""
+    band_sentence = f" Bands are ±1 standard deviation over {num_runs}.{few_note}" if has_several_replicates else ""
+    middle_band = (
+        f" Bands hold the replicates ({num_runs}) from the 10 % to the 90 % quantile.{few_note}"
         if has_several_replicates
         else ""
     )
     chosen_metrics = metrics or metrics_with_loss(
-        [name for name in telling_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
+        [name for name in informative_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
     )
     if chosen_metrics:
         curves_heading = "Over the rounds" if x is None else f"Over {describe(x).label}"
         logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
         text = f"Mean over the replicates.{band_sentence}" if has_several_replicates else "One seed."
         text += (
-            " On logarithmic axes bands hold the middle 80 % of them." if has_several_replicates and logarithmic else ""
+            " On logarithmic axes, bands show the middle 80 % of the replicates."
+            if has_several_replicates and logarithmic
+            else ""
         )
-        yield Picture("curves", curves_heading, text, figure(runs, chosen_metrics, x, limits))
+        yield Picture("curves", curves_heading, text, comparison_figure(runs, chosen_metrics, x, limits))
     if len(runs) > 1:
         whiskers = (
-            f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few_note}"
+            f" Whiskers are ±1 standard deviation over {num_runs}, dots the replicates.{few_note}"
             if has_several_replicates
             else ""
         )
         bars_caption = f"After the last round.{whiskers}"
-        yield Picture("final", "Where the runs ended", bars_caption, final_bars(runs))
+        yield Picture("final", "Where the runs ended", bars_caption, final_values_figure(runs))
     if distances := [name for name in DISTANCE_COLUMNS if any(name in run.metrics for run in runs)]:
-        distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
-        yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
-    if drawing := clients.accuracy_boxes(runs):
+        distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{middle_band}"
+        yield Picture(
+            "distances", "How far from the reference points", distance_caption, comparison_figure(runs, distances, x)
+        )
+    if drawing := clients.accuracy_box_plot(runs):
         caption = (
             "A dot is a client, evaluated after the last round on the samples that the axis names; all replicates "
         )
@@ -105,7 +109,7 @@ def pictures(
         caption += "the mean."
         yield Picture("clients", "From client to client", caption, drawing)
     for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):
-        if drawing := clients.accuracy_boxes(runs, metric):
+        if drawing := clients.accuracy_box_plot(runs, metric):
             caption = "A dot is a client for which it exists, as above."
             yield Picture(f"clients_{metric}", f"From client to client: {metric}", caption, drawing)
     if drawing := clients.availability_figure(runs):
@@ -123,41 +127,51 @@ def pictures(
 FEW_REPLICATES_NOTE = f"A spread over fewer than {MIN_RELIABLE_REPLICATES} seeds is itself uncertain."
 
 
-def replicates(runs: list[Run]) -> str:
+def replicates_text(runs: list[Run]) -> str:
     """Return the number of seeds of the runs as text, for a caption."""
     counts = sorted({run.replicates for run in runs})
     return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
 
 
-def few_replicates(runs: list[Run]) -> bool:
+def has_few_replicates(runs: list[Run]) -> bool:
     """Return whether a run has several seeds, but fewer than `MIN_RELIABLE_REPLICATES`."""
     return any(1 < run.replicates < MIN_RELIABLE_REPLICATES for run in runs)
 
 
-def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
+def figures_of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
     """Yield the headings and figures of one run, which trackers show at its end."""
-    yield from ((picture.heading, picture.figure) for picture in pictures([load(folder)]))
+    yield from ((picture.heading, picture.figure) for picture in comparison_pictures([load(folder)]))
 
 
-def final_bars(runs: list[Run]) -> Figure:
+def final_values_figure(runs: list[Run]) -> Figure:
     """Draw a bar per run for up to two most informative metrics, mean ± 1 standard deviation over replicates."""
-    metrics, tints = telling_metrics(runs)[:2], [style.tint for style in curve_styles(runs).of]
-    with matplotlib.rc_context(parameters()):
+    metrics, colours = informative_metrics(runs)[:2], [style.colour for style in curve_styles(runs).styles]
+    with matplotlib.rc_context(matplotlib_parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
-        drawing, grid = panel_figure(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
+        figure, grid = panel_figure(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
         for axes, metric in zip(grid, metrics, strict=True):
-            for position, run in enumerate(runs):
-                values = run.final_values(metric)
-                mean, spread = run.final(metric)
+            for series_position, run in enumerate(runs):
+                final_metric_values = run.final_values(metric)
+                final_mean, final_spread = run.final(metric)
                 if run.has_metric(metric):
-                    axes.barh(position, mean, 0.62, color=tints[position], alpha=0.85)
-                if len(values) > 1:
-                    axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
-                    axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
+                    axes.barh(series_position, final_mean, 0.62, color=colours[series_position], alpha=0.85)
+                if len(final_metric_values) > 1:
+                    axes.errorbar(
+                        final_mean, series_position, xerr=final_spread, color="#333333", capsize=3, linewidth=1.2
+                    )
+                    axes.plot(
+                        final_metric_values,
+                        np.full(len(final_metric_values), series_position),
+                        ".",
+                        color="#333333",
+                        markersize=4,
+                        alpha=0.6,
+                    )
                 axes.annotate(
-                    mean_text(metric, mean, spread) if run.has_metric(metric) else ABSENT_TEXT, (1, position), (6, 0),
+                    mean_text(metric, final_mean, final_spread) if run.has_metric(metric) else ABSENT_TEXT,
+                    (1, series_position), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-                    fontsize=scaled_points(9),
+                    fontsize=scaled_font_size(9),
                 )  # fmt: skip
             axes.set_xlabel(metric_axis_label(metric))
             axes.set_ylim(len(runs) - 0.45, -0.55)
@@ -166,7 +180,7 @@ def final_bars(runs: list[Run]) -> Figure:
             if is_fraction(metric):
                 axes.set_xlim(0, 1)
             set_percent_axis(axes.xaxis, metric)
-    return drawing
+    return figure
 
 
 def mean_text(metric: str, mean: float, std: float) -> str:

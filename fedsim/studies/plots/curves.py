@@ -14,23 +14,23 @@ from matplotlib.figure import Figure
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import EVALUATED_MODEL_DESCRIPTIONS, is_fraction
 from fedsim.evaluation.registry import DISTANCE_COLUMNS, NEWCOMER_PREFIX
-from fedsim.studies.plots.cells import Cell, axis_labels, cells_at_label
+from fedsim.studies.plots.cells import ResultCell, cells_at_label, labels_of_axis
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
-    DASHES,
     FITTED_DASHES,
     FITTED_LABEL,
+    LINE_STYLES,
     legend_below,
+    matplotlib_parameters,
     metric_axis_label,
     nth_colour,
     panel_figure,
-    parameters,
-    scaled_points,
+    scaled_font_size,
     set_log_labels,
     set_percent_axis,
     typeset_formulas,
 )
-from fedsim.studies.results.runs import Run, measured_columns
+from fedsim.studies.results.runs import Run, final_metric_columns
 
 PREFERRED_METRICS = (
     "test_accuracy",
@@ -55,7 +55,7 @@ def draw_curve(
     values: np.ndarray,
     metric: str,
     label: str,
-    tint: str,
+    colour: str,
     dashes: Any = "-",
     marker: str = "",
 ) -> None:
@@ -66,8 +66,14 @@ def draw_curve(
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     marker_interval = max(1, len(rounds) // 8)
-    marker_options: dict[str, Any] = {"marker": marker, "markersize": scaled_points(4.5), "markevery": marker_interval}
-    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=scaled_points(1.6), label=label, **marker_options)
+    marker_options: dict[str, Any] = {
+        "marker": marker,
+        "markersize": scaled_font_size(4.5),
+        "markevery": marker_interval,
+    }
+    axes.plot(
+        rounds, mean, linestyle=dashes, color=colour, linewidth=scaled_font_size(1.6), label=label, **marker_options
+    )
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
@@ -78,10 +84,10 @@ def draw_curve(
             ).T
         if is_fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
-        axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def smooth(values: np.ndarray, decay: float) -> np.ndarray:
+def exponential_moving_average(values: np.ndarray, decay: float) -> np.ndarray:
     """Return the exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
     smoothed = np.array(values, dtype=float)
     for position in range(1, len(smoothed)):
@@ -89,7 +95,7 @@ def smooth(values: np.ndarray, decay: float) -> np.ndarray:
     return smoothed
 
 
-def figure(
+def comparison_figure(
     runs: list[Run],
     metrics: list[str] | None = None,
     x: str | None = None,
@@ -103,8 +109,8 @@ def figure(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → limits of its vertical axis.
     """
-    chosen_metrics, styles = metrics or metrics_with_loss(telling_metrics(runs)[:2], runs), curve_styles(runs)
-    with matplotlib.rc_context(parameters()):
+    chosen_metrics, styles = metrics or metrics_with_loss(informative_metrics(runs)[:2], runs), curve_styles(runs)
+    with matplotlib.rc_context(matplotlib_parameters()):
         columns = 3 if len(chosen_metrics) == 3 else min(len(chosen_metrics), 2)
         drawing, grid = panel_figure(
             len(chosen_metrics), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns
@@ -112,14 +118,14 @@ def figure(
         for axes, metric in zip(grid, chosen_metrics, strict=True):
             _prepare_axes(axes, metric, "", metric in DISTANCE_COLUMNS, x)
             axes.set_ylabel(metric_axis_label(metric, _label_width(axes)))
-            for run, style in zip(runs, styles.of, strict=True):
+            for run, style in zip(runs, styles.styles, strict=True):
                 if run.has_metric(metric):
-                    draw_curve(axes, *run.along(metric, x), metric, "", style.tint, style.dashes, style.marker)
+                    draw_curve(axes, *run.curve_along(metric, x), metric, "", style.colour, style.dashes, style.marker)
             _hide_round_0(axes)
             if limits and metric in limits:
                 axes.set_ylim(*limits[metric])
             set_percent_axis(axes.yaxis, metric)
-        legend_below(drawing, grid, styles.entries(), styles.legend_title)
+        legend_below(drawing, grid, styles.legend_entries(), styles.legend_title)
     return drawing
 
 
@@ -128,7 +134,7 @@ def _label_width(axes: Axes) -> int:
     drawing = axes.figure
     assert isinstance(drawing, Figure)
     rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
-    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / scaled_points(1)))
+    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / scaled_font_size(1)))
 
 
 def _hide_round_0(axes: Axes) -> None:
@@ -153,16 +159,16 @@ def metrics_with_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     return metrics[:1] + [name for name in LOSS_METRICS if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
-def telling_metrics(runs: list[Run]) -> list[str]:
+def informative_metrics(runs: list[Run]) -> list[str]:
     """Return the metrics of the runs, those of all runs before those of some, the most informative first."""
-    available_metrics = measured_columns(runs)
+    available_metrics = final_metric_columns(runs)
     order = [*PREFERRED_METRICS, *(name for name in available_metrics if name not in PREFERRED_METRICS)]
     selected_metrics = [name for name in PREFERRED_METRICS if name in available_metrics] or available_metrics
     return sorted(selected_metrics, key=lambda name: (not all(run.has_metric(name) for run in runs), order.index(name)))
 
 
-def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
-    cells: list[Cell],
+def curves_figure(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
+    cells: list[ResultCell],
     metric: str | list[str],
     panel: str | None = None,
     colours: str | None = None,
@@ -185,17 +191,18 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
         ema: decay per round of an exponential moving average; None shows the raw values.
         first: first round that is shown.
         iterations: count local steps instead of rounds.
-        also: another model, such as client_mean, whose curve is added as a dotted line if the run evaluates it.
+        also: another model, such as client_mean, whose curve is added as a dotted line if the run evaluates
+            it.
         minimum: where the vertical axes begin.
-        x: the column along which curves are drawn, such as virtual_seconds (`Run.along`), and to which `first` refers;
-            None: rounds.
+        x: the column along which curves are drawn, such as virtual_seconds (`Run.curve_along`), and to which `first`
+            refers; None: rounds.
     """
     if x and (iterations or ema is not None):
         raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
     metrics = [metric] if isinstance(metric, str) else metric
-    lines = _LineStyles(axis_labels(cells, colours), axis_labels(cells, dashes), colours, dashes, also)
-    boxes = [(name, label) for name in metrics for label in axis_labels(cells, panel)]
-    with matplotlib.rc_context(parameters()):
+    lines = _LineStyles(labels_of_axis(cells, colours), labels_of_axis(cells, dashes), colours, dashes, also)
+    boxes = [(name, label) for name in metrics for label in labels_of_axis(cells, panel)]
+    with matplotlib.rc_context(matplotlib_parameters()):
         num_columns = len(boxes) // len(metrics)
         drawing, grid = panel_figure(len(boxes), columns=num_columns if num_columns > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
@@ -209,15 +216,17 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
             axes.set_ylabel(metric_axis_label(name, 36))
             for cell in cells_at_label(cells, panel, label):
                 assert cell.run is not None
-                for quantity, quantity_label, style in lines.of(cell, name):
-                    rounds, values = cell.run.along(quantity, x)
+                for quantity, quantity_label, style in lines.quantities_of(cell, name):
+                    rounds, values = cell.run.curve_along(quantity, x)
                     if ema is not None:
-                        values = smooth(values, ema ** float(np.diff(rounds).mean()))
+                        values = exponential_moving_average(values, ema ** float(np.diff(rounds).mean()))
                     visible_mask = rounds >= first
                     x_values = rounds[visible_mask]
                     if iterations:
                         x_values = x_values * cell.run.settings["local_steps"]
-                    draw_curve(axes, x_values, values[visible_mask], quantity, quantity_label, lines.tint(cell), style)
+                    draw_curve(
+                        axes, x_values, values[visible_mask], quantity, quantity_label, lines.colour(cell), style
+                    )
         if minimum is not None:
             _set_lower_limit(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
@@ -229,39 +238,40 @@ class _LineStyles:
     """The colours and line styles that distinguish the curves of a figure.
 
     Attributes:
-        tints, styles: the labels along `colours` and `dashes`, in the order of the colours and line styles.
-        colours, dashes, also: see `curves`.
+        colour_labels, dash_labels: the labels along `colours` and `dashes`, in the order of the colours and line
+            styles.
+        colour_axis, dash_axis, extra_quantity: see `curves`.
     """
 
-    tints: list[str]
-    styles: list[str]
-    colours: str | None
-    dashes: str | None
-    also: str | None
+    colour_labels: list[str]
+    dash_labels: list[str]
+    colour_axis: str | None
+    dash_axis: str | None
+    extra_quantity: str | None
 
-    def tint(self, cell: Cell) -> str:
+    def colour(self, cell: ResultCell) -> str:
         """Return the colour of a run's lines."""
-        if self.colours is None:
+        if self.colour_axis is None:
             return nth_colour(0)
-        return nth_colour(self.tints.index(cell.at[self.colours]))
+        return nth_colour(self.colour_labels.index(cell.axis_labels[self.colour_axis]))
 
-    def of(self, cell: Cell, metric: str) -> list[tuple[str, str, Any]]:
+    def quantities_of(self, cell: ResultCell, metric: str) -> list[tuple[str, str, Any]]:
         """Return the quantities of a run that are drawn, each with its label and line style."""
         dash: Any = "-"
-        if self.dashes is not None:
-            dash = DASHES[self.styles.index(cell.at[self.dashes]) % len(DASHES)]
-        names = [cell.at[axis] for axis in (self.colours, self.dashes) if axis]
-        if cell.fitted:
-            dash = "--" if self.dashes is None else FITTED_DASHES
+        if self.dash_axis is not None:
+            dash = LINE_STYLES[self.dash_labels.index(cell.axis_labels[self.dash_axis]) % len(LINE_STYLES)]
+        names = [cell.axis_labels[axis] for axis in (self.colour_axis, self.dash_axis) if axis]
+        if cell.is_fitted:
+            dash = "--" if self.dash_axis is None else FITTED_DASHES
             if all(FITTED_LABEL not in name for name in names):
                 names.append(FITTED_LABEL)
         lines = [(metric, ", ".join(names), dash)]
-        companion_metric = f"{self.also}_{metric}"
-        if self.also and cell.run is not None and cell.run.has_metric(companion_metric):
+        companion_metric = f"{self.extra_quantity}_{metric}"
+        if self.extra_quantity and cell.run is not None and cell.run.has_metric(companion_metric):
             lines.append(
                 (
                     companion_metric,
-                    ", ".join([*names, EVALUATED_MODEL_DESCRIPTIONS[self.also].removeprefix("the ")]),
+                    ", ".join([*names, EVALUATED_MODEL_DESCRIPTIONS[self.extra_quantity].removeprefix("the ")]),
                     ":",
                 )
             )

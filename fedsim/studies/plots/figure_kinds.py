@@ -8,22 +8,22 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.plots.bars import bars, heatmap
-from fedsim.studies.plots.cells import Cell
-from fedsim.studies.plots.configured import bubbles, histogram, rasters
-from fedsim.studies.plots.curves import curves
+from fedsim.studies.plots.bars import bars_figure, heatmap_figure
+from fedsim.studies.plots.cells import ResultCell
+from fedsim.studies.plots.configured import availability_rasters, bubbles_figure, probability_histogram
+from fedsim.studies.plots.curves import curves_figure
 
 DRAW_FUNCTION_BY_KIND: dict[str, Callable[..., Figure]] = {
-    "curves": curves,
-    "bars": bars,
-    "heatmap": heatmap,
-    "bubbles": bubbles,
-    "histogram": histogram,
-    "rasters": rasters,
+    "curves": curves_figure,
+    "bars": bars_figure,
+    "heatmap": heatmap_figure,
+    "bubbles": bubbles_figure,
+    "histogram": probability_histogram,
+    "rasters": availability_rasters,
 }
 
 
-def draw(cells: list[Cell], options: dict[str, Any]) -> Figure:
+def draw_figure(cells: list[ResultCell], options: dict[str, Any]) -> Figure:
     """Draw the figure that `options` (`kind` and its arguments) describe."""
     arguments = dict(options)
     kind = arguments.pop("kind")

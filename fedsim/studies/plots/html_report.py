@@ -16,17 +16,17 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from fedsim.core.settings import display_key
-from fedsim.studies.plots.compare import mean_text, pictures
-from fedsim.studies.plots.curves import telling_metrics
+from fedsim.studies.plots.compare import comparison_pictures, mean_text
+from fedsim.studies.plots.curves import informative_metrics
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.results.differences import (
     ABSENT_TEXT,
     find_differing_keys,
-    own_class_options,
     setting_text,
     shared_name,
+    user_class_options,
 )
-from fedsim.studies.results.runs import Run, measured_columns, run_that_measures
+from fedsim.studies.results.runs import Run, final_metric_columns, run_that_measures
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_CURVE_METRICS = 4
@@ -45,29 +45,29 @@ def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["formula"] = _formula
+    environment.filters["formula"] = _formula_markup
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     keys = find_differing_keys(runs)
     return template.render(
         heading=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
-        about=_description(runs),
+        about=_runs_description(runs),
         runs=[
             {
                 "label": run.label,
-                "colour": style.tint,
+                "colour": style.colour,
                 "dashes": SVG_DASHES.get(style.dashes, "0 99"),
                 "marker": style.marker,
             }
-            for run, style in zip(runs, curve_styles(runs).of, strict=True)
+            for run, style in zip(runs, curve_styles(runs).styles, strict=True)
         ],
         differences=_differing_settings(runs, keys),
         hidden=_hidden_settings(runs, keys),
         across=len(runs) <= MAX_RUN_COLUMNS,
-        results=_results(runs),
+        results=_result_rows(runs),
         pictures=[
-            {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _svg(p.figure)}
-            for p in pictures(runs, metrics, MAX_CURVE_METRICS, x)
+            {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _figure_svg(p.figure)}
+            for p in comparison_pictures(runs, metrics, MAX_CURVE_METRICS, x)
         ],
         replicated=max(run.replicates for run in runs) > 1,
         notes=_reader_notes(runs),
@@ -80,12 +80,12 @@ def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None
     )
 
 
-def _formula(text: str) -> Markup:
+def _formula_markup(text: str) -> Markup:
     """Return HTML with superscripts, such as θ^PS with a raised PS."""
     return Markup(re.sub(r"\^(\w+)", r"<sup>\1</sup>", str(escape(text))))
 
 
-def _description(runs: list[Run]) -> str:
+def _runs_description(runs: list[Run]) -> str:
     """Return one line with the data set, clients, rounds and seeds, as far as the runs agree."""
     facts = []
     for key, form in (
@@ -106,7 +106,7 @@ def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]
     Options that only runs of a single class have, all with the same value, add nothing to the class and are left out
     (`_hidden_settings` names them).
     """
-    class_options = own_class_options(keys)
+    class_options = user_class_options(keys)
     return [
         {
             "name": display_key(key),
@@ -114,11 +114,11 @@ def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]
             "values": [setting_text(run.settings, key) for run in runs],
         }
         for key in sorted(keys, key=lambda key: key in class_options)
-        if not _of_one_class(runs, key, class_options)
+        if not _is_of_single_class(runs, key, class_options)
     ]
 
 
-def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
+def _is_of_single_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
     """Return whether only runs of a single class have this option, all with the same value."""
     runs_with_key = [run for run in runs if key in run.settings]
     if key not in class_options or len(runs_with_key) == len(runs):
@@ -133,10 +133,10 @@ def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
 
 def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """Return the settings that `_differing_settings` leaves out: name, the runs that have it, and its value."""
-    class_options = own_class_options(keys)
+    class_options = user_class_options(keys)
     hidden_rows = []
     for key in keys:
-        if _of_one_class(runs, key, class_options):
+        if _is_of_single_class(runs, key, class_options):
             runs_with_key = [run for run in runs if key in run.settings]
             label = shared_name(runs_with_key, runs)
             hidden_rows.append(
@@ -145,16 +145,16 @@ def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     return hidden_rows
 
 
-def _results(runs: list[Run]) -> list[dict[str, Any]]:
+def _result_rows(runs: list[Run]) -> list[dict[str, Any]]:
     """Return the rows of the results: title and column of a metric, and per run its text and whether it is the best."""
     table = []
-    for metric in dict.fromkeys([*telling_metrics(runs), *measured_columns(runs)]):
-        first = run_that_measures(runs, metric)
+    for metric in dict.fromkeys([*informative_metrics(runs), *final_metric_columns(runs)]):
+        first_run = run_that_measures(runs, metric)
         final_values = [run.final(metric) for run in runs]
         means = [mean for mean, _ in final_values]
-        description = first.describe(metric)
+        description = first_run.describe(metric)
         comparable_means = [mean for mean in means if description.better and not math.isnan(mean)]
-        best = (max if first.higher_is_better(metric) else min)(comparable_means, default=math.nan)
+        best = (max if first_run.higher_is_better(metric) else min)(comparable_means, default=math.nan)
         texts = [
             mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT_TEXT
             for run, (mean, std) in zip(runs, final_values, strict=True)
@@ -166,16 +166,16 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
 
 def _reader_notes(runs: list[Run]) -> list[str]:
     """Return notes on unfinished runs and missing files, for readers of the comparison."""
-    notes = []
+    reader_notes = []
     for run in runs:
         completed_rounds, planned_rounds = run.rows[-1]["round"], run.settings.get("rounds")
         if run.summary.get("stopped"):
-            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned_rounds}.")
+            reader_notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned_rounds}.")
         elif planned_rounds is not None and completed_rounds < planned_rounds:
-            notes.append(f"{run.label} has completed {completed_rounds} of {planned_rounds} rounds.")
+            reader_notes.append(f"{run.label} has completed {completed_rounds} of {planned_rounds} rounds.")
         elif run.clients is None:
-            notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
-    return notes
+            reader_notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
+    return reader_notes
 
 
 def _run_origin(run: Run) -> dict[str, str]:
@@ -190,14 +190,14 @@ def _run_origin(run: Run) -> dict[str, str]:
         "command": environment.get("command", ABSENT_TEXT),
         "started": str(environment.get("started", ABSENT_TEXT)).replace("T", " ")[:16],
         "device": environment.get("gpu") or machine,
-        "took": _duration(run.rows[-1].get("seconds", math.nan)),
+        "took": _duration_text(run.rows[-1].get("seconds", math.nan)),
         "speed": ABSENT_TEXT if speed is None else f"{speed:,.0f} samples/s",
         "version": f"fedsim {versions.get('fedsim-torch') or '?'}, torch {versions.get('torch', '?')}",
         "commit": (environment.get("commit") or ABSENT_TEXT)[:10],
     }
 
 
-def _duration(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Format a duration in hours, minutes or seconds."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds > 2 * unit:
@@ -205,7 +205,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _svg(figure: Figure) -> str:
+def _figure_svg(figure: Figure) -> str:
     """Return the figure as a base64 SVG whose letters are outlines, so that it looks the same everywhere."""
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path"}):

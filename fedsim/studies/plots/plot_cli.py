@@ -15,15 +15,21 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.core.speaking import tolerate_broken_pipes
-from fedsim.studies.plots.compare import FEW_REPLICATES_NOTE, Picture, few_replicates, pictures, replicates
+from fedsim.studies.plots.compare import (
+    FEW_REPLICATES_NOTE,
+    Picture,
+    comparison_pictures,
+    has_few_replicates,
+    replicates_text,
+)
 from fedsim.studies.plots.html_report import report_html
-from fedsim.studies.plots.style import PALETTE_DESCRIPTION, parameters
-from fedsim.studies.plots.venues import VENUES, drawn_for
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.plots.style import PALETTE_DESCRIPTION, matplotlib_parameters
+from fedsim.studies.plots.venues import VENUES, use_venue
+from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.forms import TABLE_FORMATTERS
-from fedsim.studies.results.run_measures import Cell, final_metric_measure
-from fedsim.studies.results.runs import Run, measured_columns
-from fedsim.studies.results.table import Table
+from fedsim.studies.results.run_measures import TableCell, final_metric_measure
+from fedsim.studies.results.runs import Run, final_metric_columns
+from fedsim.studies.results.table import ResultTable
 
 PICTURE_FORMATS = ("png", "pdf", "svg")
 UNDATED_METADATA: dict[str, dict[str, Any]] = {
@@ -36,6 +42,38 @@ INCREASING_COLUMNS = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "
 @tolerate_broken_pipes()
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-plot`."""
+    options = _parser().parse_args(arguments)
+    try:
+        runs = load_runs(options.runs)
+        available_metrics = final_metric_columns(runs)
+        for name in options.metric or []:
+            checks.check_choice("--metric", name, available_metrics)
+        if options.x is not None:
+            checks.check_choice("--x", options.x, increasing_columns(runs))
+        formats = _parse_formats(options.format)
+        limits = dict(_parse_limits(text, available_metrics) for text in options.ylim)
+        out = options.out
+        if out is None and options.html is None:
+            out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
+        print(final_values_table(runs, options.metric or available_metrics, "markdown" if options.markdown else "text"))
+        messages = []
+        if out is not None:
+            with use_venue(VENUES.get(options.style)):
+                figures = comparison_pictures(runs, options.metric, x=options.x, limits=limits)
+                messages.append(f"pictures: {_save_pictures(figures, out, formats)}")
+        if options.html is not None:
+            messages.append(f"report:   {_write_text(options.html, report_html(runs, options.metric, options.x))}")
+        if has_few_replicates(runs):
+            print(f"fedsim-plot: bands are over {replicates_text(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
+    except ConfigError as error:
+        sys.exit(f"fedsim-plot: {error}")
+    folders = " ".join(map(str, options.runs))
+    if not options.markdown:
+        print("\n" + "\n".join([*messages, f"curves:   tensorboard --logdir {folders}"]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the options of `fedsim-plot`."""
     parser = argparse.ArgumentParser("fedsim-plot", description="Compare runs: a table, pictures, an HTML report.")
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
@@ -45,65 +83,40 @@ def main(arguments: list[str] | None = None) -> None:
         type=Path,
         help="folder for the pictures and their captions, NAME.caption.txt (default: the first RUN_DIR, unless --html)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report: one file that needs no other")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML report")
     parser.add_argument(
         "--metric",
         action="append",
         metavar="NAME",
-        help="a column of metrics.csv for the table and the curves, beside which the other pictures (final values, "
+        help="column of metrics.csv for the table and the curves; the other pictures (final values, "
         "distances, clients, availability, partition) are drawn as well; may be repeated",
     )
     parser.add_argument(
-        "--x", metavar="NAME", help="a column along which curves are drawn, such as virtual_seconds (default: rounds)"
+        "--x",
+        metavar="NAME",
+        help="column for the horizontal axis of curves, such as virtual_seconds (default: rounds)",
     )
     parser.add_argument(
         "--style",
         choices=VENUES,
-        help="width of a column, letters and fonts of a venue: "
-        + ", ".join(f"{name} ({venue.width:g} in, {venue.font:g} pt)" for name, venue in VENUES.items()),
+        help="figure width and font size of a venue: "
+        + ", ".join(f"{name} ({venue.text_width:g} in, {venue.font_size:g} pt)" for name, venue in VENUES.items()),
     )
     parser.add_argument(
         "--ylim",
         action="append",
         default=[],
         metavar="NAME=LOW,HIGH",
-        help="ends of the vertical axis of a metric's curves, as numbers of metrics.csv; may be repeated",
+        help="limits of the vertical axis of a metric's curves, in the units of metrics.csv; may be repeated",
     )
     parser.add_argument(
         "--format",
         default="png,pdf",
         metavar="LIST",
-        help=f"formats of the pictures: of {', '.join(PICTURE_FORMATS)} (default: png,pdf)",
+        help=f"formats of the pictures, a list of: {', '.join(PICTURE_FORMATS)} (default: png,pdf)",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    options = parser.parse_args(arguments)
-    try:
-        runs = find_runs(options.runs)
-        available_metrics = measured_columns(runs)
-        for name in options.metric or []:
-            checks.choice("--metric", name, available_metrics)
-        if options.x is not None:
-            checks.choice("--x", options.x, increasing_columns(runs))
-        formats = _formats(options.format)
-        limits = dict(_limits(text, available_metrics) for text in options.ylim)
-        out = options.out
-        if out is None and options.html is None:
-            out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
-        print(table(runs, options.metric or available_metrics, "markdown" if options.markdown else "text"))
-        messages = []
-        if out is not None:
-            with drawn_for(VENUES.get(options.style)):
-                figures = pictures(runs, options.metric, x=options.x, limits=limits)
-                messages.append(f"pictures: {_save_pictures(figures, out, formats)}")
-        if options.html is not None:
-            messages.append(f"report:   {_write(options.html, report_html(runs, options.metric, options.x))}")
-        if few_replicates(runs):
-            print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
-    except ConfigError as error:
-        sys.exit(f"fedsim-plot: {error}")
-    folders = " ".join(map(str, options.runs))
-    if not options.markdown:
-        print("\n" + "\n".join([*messages, f"curves:   tensorboard --logdir {folders}"]))
+    return parser
 
 
 def increasing_columns(runs: list[Run]) -> list[str]:
@@ -111,17 +124,17 @@ def increasing_columns(runs: list[Run]) -> list[str]:
     return [name for name in INCREASING_COLUMNS if all(run.has_metric(name) for run in runs)]
 
 
-def _formats(text: str) -> list[str]:
+def _parse_formats(text: str) -> list[str]:
     formats = [name.strip() for name in text.split(",")]
     for name in formats:
-        checks.choice("--format", name, PICTURE_FORMATS)
+        checks.check_choice("--format", name, PICTURE_FORMATS)
     return formats
 
 
-def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
+def _parse_limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
     """Parse NAME=LOW,HIGH."""
     name, _, limits_text = text.partition("=")
-    checks.choice("--ylim", name, metrics)
+    checks.check_choice("--ylim", name, metrics)
     try:
         low, high = map(float, limits_text.split(","))
     except ValueError as error:
@@ -140,7 +153,7 @@ def _save_pictures(figures: Iterable[Picture], out: Path, formats: list[str]) ->
             names.append(picture.name)
             for file_format in formats:
                 with (
-                    matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
+                    matplotlib.rc_context(matplotlib_parameters() | {"savefig.bbox": None}),
                     replacement_file(out / f"{picture.name}.{file_format}", "wb") as file,
                 ):
                     picture.figure.savefig(file, format=file_format, metadata=UNDATED_METADATA.get(file_format))
@@ -151,7 +164,7 @@ def _save_pictures(figures: Iterable[Picture], out: Path, formats: list[str]) ->
     return f"{out / names[0]}.{formats[0]}" + (f", {', '.join(names[1:])}" if names[1:] else "")
 
 
-def _write(path: Path, text: str) -> Path:
+def _write_text(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacement_file(path) as file:
@@ -165,8 +178,8 @@ def _error_text(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def table(runs: list[Run], metrics: list[str], form: str) -> str:
+def final_values_table(runs: list[Run], metrics: list[str], form: str) -> str:
     """Return a table of final mean ± standard deviation per metric and run; `fedsim table` has more options."""
     measures = [final_metric_measure(name, runs) for name in metrics]
-    lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
-    return TABLE_FORMATTERS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))
+    lines = [([run.label], [TableCell(measure.values_function(run)) for measure in measures]) for run in runs]
+    return TABLE_FORMATTERS[form](ResultTable(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

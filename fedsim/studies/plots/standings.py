@@ -14,7 +14,7 @@ from fedsim.studies.plots.style import MATPLOTLIB_STYLE, escape_formula
 NAME_LINE_INCHES = 0.21  # height of a line with a name, in inches
 
 
-def critical_differences(
+def critical_difference_diagram(
     names: Sequence[str], ranks: np.ndarray, difference: float, groups: Sequence[tuple[int, int]]
 ) -> Figure:
     """Draw Demšar's diagram: mean ranks on a line, best on the left; a bar joins those without significant difference.
@@ -25,8 +25,8 @@ def critical_differences(
         groups: first and last index of the names joined by a bar.
     """
     count = len(names)
-    left_count, bars = (count + 1) // 2, 0.11 * len(groups)
-    height = 0.9 + bars + NAME_LINE_INCHES * left_count
+    left_count, bars_height = (count + 1) // 2, 0.11 * len(groups)
+    height = 0.9 + bars_height + NAME_LINE_INCHES * left_count
     with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(9, height))
         axes = drawing.add_axes((0, 0, 1, 1))
@@ -41,15 +41,20 @@ def critical_differences(
             axes.text(tick, 0.1, f"{tick:g}", ha="center", va="bottom", fontsize=8)
         axes.plot([low, low + difference], [0.38, 0.38], color="black", linewidth=1.5)
         axes.text(low + difference + 0.01 * (high - low), 0.38, f"CD = {difference:.2f}", va="center", fontsize=9)
-        for number, (first, last) in enumerate(groups):
+        for number, (first_rank, last_rank) in enumerate(groups):
             y = -0.1 - 0.11 * number
             bar_overhang = 0.003 * (high - low)
-            axes.plot([ranks[first] - bar_overhang, ranks[last] + bar_overhang], [y, y], color="#D55E00", linewidth=2.6)
+            axes.plot(
+                [ranks[first_rank] - bar_overhang, ranks[last_rank] + bar_overhang],
+                [y, y],
+                color="#D55E00",
+                linewidth=2.6,
+            )
         for position, (name, rank) in enumerate(zip(names, ranks, strict=True)):
             on_left = position < left_count
-            line = position if on_left else count - 1 - position
+            label_row = position if on_left else count - 1 - position
             y, x = (
-                -0.3 - bars - NAME_LINE_INCHES * line,
+                -0.3 - bars_height - NAME_LINE_INCHES * label_row,
                 low - 0.02 * name_width if on_left else high + 0.02 * name_width,
             )
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
@@ -81,12 +86,12 @@ def wins_heatmap(names: Sequence[str], matrix: np.ndarray, num_cells: int) -> Fi
         picture = axes.imshow(np.ma.masked_where(np.eye(count, dtype=bool), shares), cmap="Blues", vmin=0, vmax=1)
         for i, j in np.ndindex(count, count):
             if i != j and matrix[i, j]:
-                shade = "white" if shares[i, j] > 0.55 else "black"
-                axes.text(j, i, str(matrix[i, j]), ha="center", va="center", fontsize=6.5, color=shade)
+                text_colour = "white" if shares[i, j] > 0.55 else "black"
+                axes.text(j, i, str(matrix[i, j]), ha="center", va="center", fontsize=6.5, color=text_colour)
         axes.set_xticks(range(count), [escape_formula(name) for name in names], rotation=90, fontsize=8)
         axes.set_yticks(range(count), [escape_formula(name) for name in names], fontsize=8)
-        axes.set_xlabel("… than this one")
-        axes.set_ylabel("this one is surely better …")
+        axes.set_xlabel("… than that of the column")
+        axes.set_ylabel("row is significantly better …")
         drawing.colorbar(picture, ax=axes, label=f"share of {num_cells} cells", shrink=0.7)
     return drawing
 
@@ -105,37 +110,37 @@ def difference_heatmap(
     """
     magnitudes = np.abs(values[np.isfinite(values)])
     limit = float(np.quantile(magnitudes, 0.97)) if len(magnitudes) else 1.0
-    shades = {"cmap": "RdBu", "vmin": -limit or None, "vmax": limit or None}
-    return _cell_heatmap(names, columns, values, blocks, unit, "both", shades)
+    colour_options = {"cmap": "RdBu", "vmin": -limit or None, "vmax": limit or None}
+    return _cell_heatmap(names, columns, values, blocks, unit, "both", colour_options)
 
 
-def ranks_by_cell(
+def rank_heatmap(
     names: Sequence[str], columns: Sequence[str], ranks: np.ndarray, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
     """Draw the rank [k, N] of each algorithm in each cell; the other arguments as in `difference_heatmap`."""
-    shades = {"cmap": "Blues_r", "vmin": 1, "vmax": len(names)}
-    return _cell_heatmap(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
+    colour_options = {"cmap": "Blues_r", "vmin": 1, "vmax": len(names)}
+    return _cell_heatmap(names, columns, ranks, blocks, "rank, 1 the best", "neither", colour_options)
 
 
 def _cell_heatmap(
     names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], label: str,
-    extend: str, shades: dict[str, Any],
+    extend: str, colour_options: dict[str, Any],
 ) -> Figure:  # fmt: skip
     """Draw a heat map with a line per algorithm and a column per cell; × marks missing numbers."""
     with matplotlib.rc_context({**MATPLOTLIB_STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(3.4 + 0.27 * len(columns), 2.1 + 0.21 * len(names)), layout="constrained")
         axes = drawing.subplots()
         axes.set_facecolor("#E8E8E8")
-        picture = axes.imshow(np.where(np.isfinite(values), values, np.nan), aspect="auto", **shades)
+        picture = axes.imshow(np.where(np.isfinite(values), values, np.nan), aspect="auto", **colour_options)
         for line, column in np.argwhere(~np.isfinite(values)):
             axes.text(column, line, "×", ha="center", va="center", fontsize=8)
         axes.set_yticks(range(len(names)), [escape_formula(name) for name in names], fontsize=8)
         axes.set_xticks(range(len(columns)), [escape_formula(name) for name in columns], rotation=90, fontsize=8)
-        first = 0
+        first_cell = 0
         for name, count in blocks:
-            if first:
-                axes.axvline(first - 0.5, color="black", linewidth=1)
-            axes.text(first + (count - 1) / 2, -0.7, escape_formula(name), ha="center", va="bottom", fontsize=7)
-            first += count
+            if first_cell:
+                axes.axvline(first_cell - 0.5, color="black", linewidth=1)
+            axes.text(first_cell + (count - 1) / 2, -0.7, escape_formula(name), ha="center", va="bottom", fontsize=7)
+            first_cell += count
         drawing.colorbar(picture, ax=axes, label=label, extend=extend, shrink=0.7)
     return drawing

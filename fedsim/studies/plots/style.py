@@ -18,14 +18,14 @@ from PIL import Image
 
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import describe
-from fedsim.studies.plots.venues import current_venue, grid_size
+from fedsim.studies.plots.venues import current_venue, panel_grid_size
 
 PALETTE_DESCRIPTION = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
-COLOURS = (  # Okabe–Ito (Okabe and Ito 2008), and two more
+PALETTE = (  # Okabe–Ito (Okabe and Ito 2008), and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip
-DASHES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_STYLES = ("-", "--", ":", "-.")
+MARKER_SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
 FITTED_LABEL = "fitted"  # legend of results with constants that were fitted after seeing the paper's numbers
 FITTED_BAR_STYLE: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # bars of fitted results
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
@@ -66,15 +66,15 @@ def typeset_formulas(text: str) -> str:
     return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)
 
 
-def metric_axis_label(metric: str, signs: int | None = None) -> str:
-    """Return the label and unit of a metric for an axis, on lines of at most `signs` characters."""
+def metric_axis_label(metric: str, max_characters: int | None = None) -> str:
+    """Return the label and unit of a metric for an axis, on lines of at most `max_characters` characters."""
     heading = describe(metric).heading
-    return typeset_formulas(heading if signs is None else wrap_name(heading, signs))
+    return typeset_formulas(heading if max_characters is None else wrap_name(heading, max_characters))
 
 
 def nth_colour(position: int) -> str:
     """Return the n-th colour of the palette, which repeats."""
-    return COLOURS[position % len(COLOURS)]
+    return PALETTE[position % len(PALETTE)]
 
 
 def set_percent_axis(axis: Axis, metric: str) -> None:
@@ -103,7 +103,7 @@ def panel_figure(
     count: int, width: float = 4.4, height: float = 3.4, columns: int | None = None
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with `count` panels: up to three in a row, four as two by two, unless `columns` is given."""
-    columns, width, height = grid_size(count, columns or (2 if count == 4 else min(count, 3)), width, height)
+    columns, width, height = panel_grid_size(count, columns or (2 if count == 4 else min(count, 3)), width, height)
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     engine = figure.get_layout_engine()
@@ -115,16 +115,16 @@ def panel_figure(
     return figure, list(grid[:count])
 
 
-def parameters() -> dict[Any, Any]:
+def matplotlib_parameters() -> dict[Any, Any]:
     """Return matplotlib's parameters for all pictures and for the current venue."""
     venue = current_venue()
-    return MATPLOTLIB_STYLE | (venue.parameters if venue else {})
+    return MATPLOTLIB_STYLE | (venue.matplotlib_parameters if venue else {})
 
 
-def scaled_points(size: float) -> float:
+def scaled_font_size(size: float) -> float:
     """Scale a size of letters or markers, given for a font of 10 points, to the font of the current venue."""
     venue = current_venue()
-    return size * venue.font / 10 if venue else size
+    return size * venue.font_size / 10 if venue else size
 
 
 def legend_below(
@@ -142,14 +142,17 @@ def legend_below(
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(typeset_formulas(name), handle)
     if len(handles) > 1:
-        letters, sign = scaled_points(1), 0.075 if (venue := current_venue()) and venue.serif else 0.085  # inches
-        max_columns = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
+        letters, character_width = (
+            scaled_font_size(1),
+            0.075 if (venue := current_venue()) and venue.uses_serif_font else 0.085,
+        )  # inches
+        max_columns = int(figure.get_figwidth() / (letters * (0.65 + character_width * max(map(len, handles)))))
         columns = max(1, min(len(handles), max_columns))
         lines = -(-len(handles) // columns) - 1 + bool(title)
         figure.set_figheight(figure.get_figheight() + 0.2 * letters * lines)
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title,
-            fontsize=scaled_points(9), title_fontsize=scaled_points(9),
+            fontsize=scaled_font_size(9), title_fontsize=scaled_font_size(9),
         )  # fmt: skip
 
 

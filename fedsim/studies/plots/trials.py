@@ -10,16 +10,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.studies.plots.style import (
-    COLOURS,
+    PALETTE,
     escape_formula,
+    matplotlib_parameters,
     metric_axis_label,
     panel_figure,
-    parameters,
     set_percent_axis,
 )
 from fedsim.studies.results.paired import PairedDifference
 
-GREY = "#B0B0B0"
+UNSELECTED_COLOUR = "#B0B0B0"
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class TrialCurve:
     """One trial.
 
     Attributes:
-        position: on the horizontal axis of the knob.
+        colour_position: on the horizontal axis of the knob.
         rounds: of its evaluations.
         values: [evaluations, R] of the metric.
-        finalist: whether it was not dropped.
-        chosen: whether it was chosen.
+        is_finalist: whether it was not dropped.
+        is_chosen: whether it was chosen.
     """
 
-    position: float
+    colour_position: float
     rounds: Sequence[int]
     values: np.ndarray
-    finalist: bool
-    chosen: bool
+    is_finalist: bool
+    is_chosen: bool
 
 
-def trials_picture(curves: Sequence[TrialCurve], metric: str, knob: str, labels: Sequence[str] | None = None) -> Figure:
+def trials_figure(curves: Sequence[TrialCurve], metric: str, knob: str, labels: Sequence[str] | None = None) -> Figure:
     """Curves of all trials, and their last values over a knob; dropped trials are grey.
 
     Args:
@@ -50,23 +50,23 @@ def trials_picture(curves: Sequence[TrialCurve], metric: str, knob: str, labels:
         knob: its key.
         labels: of its values, if they are not numbers; positions are then 0, 1, …
     """
-    with matplotlib.rc_context(parameters()):
+    with matplotlib.rc_context(matplotlib_parameters()):
         figure, (over_rounds, over_knob) = panel_figure(2, columns=2)
-        for trial in sorted(curves, key=lambda trial: (trial.chosen, trial.finalist)):
-            colour = COLOURS[1] if trial.chosen else COLOURS[0] if trial.finalist else GREY
+        for trial in sorted(curves, key=lambda trial: (trial.is_chosen, trial.is_finalist)):
+            colour = PALETTE[1] if trial.is_chosen else PALETTE[0] if trial.is_finalist else UNSELECTED_COLOUR
             means = trial.values.mean(1)
-            over_rounds.plot(trial.rounds, means, color=colour, linewidth=2 if trial.chosen else 1)
-            error = PairedDifference(trial.values[-1]).error
+            over_rounds.plot(trial.rounds, means, color=colour, linewidth=2 if trial.is_chosen else 1)
+            error = PairedDifference(trial.values[-1]).standard_error
             over_knob.errorbar(
-                trial.position,
+                trial.colour_position,
                 means[-1],
                 error,
                 color=colour,
                 marker="o",
-                markersize=7 if trial.chosen else 4,
+                markersize=7 if trial.is_chosen else 4,
                 capsize=2,
             )
-        positions = [trial.position for trial in curves]
+        positions = [trial.colour_position for trial in curves]
         if labels is not None:
             over_knob.set_xticks(range(len(labels)), [escape_formula(label) for label in labels])
         elif min(positions) > 0 and max(positions) >= 10 * min(positions):
@@ -80,9 +80,9 @@ def trials_picture(curves: Sequence[TrialCurve], metric: str, knob: str, labels:
         finite = finite[np.isfinite(finite)]
         if len(finite):  # trials that diverge must not hide the others
             low, high = np.percentile(finite, [5, 95])
-            lowest = max(finite.min(), low - 2 * (high - low))
+            lower_limit = max(finite.min(), low - 2 * (high - low))
             highest = min(finite.max(), high + 2 * (high - low))
-            margin = 0.05 * (highest - lowest) or 0.05 * abs(highest) or 1.0
+            margin = 0.05 * (highest - lower_limit) or 0.05 * abs(highest) or 1.0
             for axes in (over_rounds, over_knob):
-                axes.set_ylim(lowest - margin, highest + margin)
+                axes.set_ylim(lower_limit - margin, highest + margin)
     return figure

@@ -14,30 +14,30 @@ class Venue:
     """The size and font of pictures for a venue.
 
     Attributes:
-        width: width of a column of text and of pictures, in inches.
-        height: largest height, in inches.
-        font: font size of axis labels, in points.
-        serif: whether the font is that of Times.
+        text_width: width of a column of text and of pictures, in inches.
+        max_height: largest height, in inches.
+        font_size: font size of axis labels, in points.
+        uses_serif_font: whether the font is that of Times.
         source: where these values are prescribed.
     """
 
-    width: float
-    height: float
-    font: float
-    serif: bool
+    text_width: float
+    max_height: float
+    font_size: float
+    uses_serif_font: bool
     source: str
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def matplotlib_parameters(self) -> dict[str, Any]:
         """Parameters of matplotlib. STIX resembles Times and comes with matplotlib; fonts are embedded as TrueType."""
         fonts = {"font.family": "serif", "font.serif": ["STIXGeneral", "DejaVu Serif"], "mathtext.fontset": "stix"}
         return {
-            "font.size": self.font,
-            "axes.titlesize": 1.1 * self.font,
-            "axes.linewidth": 0.06 * self.font,
-            "lines.linewidth": 0.16 * self.font,
+            "font.size": self.font_size,
+            "axes.titlesize": 1.1 * self.font_size,
+            "axes.linewidth": 0.06 * self.font_size,
+            "lines.linewidth": 0.16 * self.font_size,
             "pdf.fonttype": 42,
-        } | (fonts if self.serif else {})
+        } | (fonts if self.uses_serif_font else {})
 
 
 VENUES = {
@@ -52,7 +52,7 @@ _CURRENT_VENUE: ContextVar[Venue | None] = ContextVar("venue", default=None)
 
 
 @contextlib.contextmanager
-def drawn_for(venue: Venue | None) -> Iterator[None]:
+def use_venue(venue: Venue | None) -> Iterator[None]:
     """Draw and save the pictures of this block for the venue; None: for a screen."""
     token = _CURRENT_VENUE.set(venue)
     try:
@@ -62,11 +62,11 @@ def drawn_for(venue: Venue | None) -> Iterator[None]:
 
 
 def current_venue() -> Venue | None:
-    """Return the venue of the enclosing `drawn_for`, or None."""
+    """Return the venue of the enclosing `use_venue`, or None."""
     return _CURRENT_VENUE.get()
 
 
-def grid_size(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
+def panel_grid_size(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
     """Adapt the columns, and the width and height of a panel in inches, to the current venue.
 
     The figure is as wide as a column of text. Panels keep their aspect ratio, unless it is very flat or the picture
@@ -75,6 +75,6 @@ def grid_size(count: int, columns: int, width: float, height: float) -> tuple[in
     venue = current_venue()
     if venue is None:
         return columns, width, height
-    columns = min(columns, count, max(1, int(venue.width / (MIN_PANEL_WIDTH * venue.font / 9))))
-    panel_width, rows = venue.width / columns, -(-count // columns)
-    return columns, panel_width, min(max(height / width, MIN_ASPECT_RATIO) * panel_width, venue.height / rows)
+    columns = min(columns, count, max(1, int(venue.text_width / (MIN_PANEL_WIDTH * venue.font_size / 9))))
+    panel_width, rows = venue.text_width / columns, -(-count // columns)
+    return columns, panel_width, min(max(height / width, MIN_ASPECT_RATIO) * panel_width, venue.max_height / rows)

@@ -6,11 +6,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import COLOURS, panel_figure, parameters, typeset_formulas, wrap_name
+from fedsim.studies.plots.style import PALETTE, matplotlib_parameters, panel_figure, typeset_formulas, wrap_name
 from fedsim.studies.results.paired import PairedDifference
 
 
-def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
+def waterfall_figure(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
     """Draw bars from the run without all causes to the actual run; each cause begins where the one before it ends.
 
     Args:
@@ -21,20 +21,22 @@ def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> 
     """
     means = steps.mean(1)
     tops = start + np.concatenate([[0.0], np.cumsum(means)])
-    with matplotlib.rc_context(parameters()):
+    with matplotlib.rc_context(matplotlib_parameters()):
         drawing, (axes,) = panel_figure(1, width=max(4.4, 1.2 * (len(labels) + 2)), columns=1)
         axes.bar(0, start, 0.7, color="#7F7F7F")
         for number, mean in enumerate(means):
-            colour = COLOURS[1] if mean < 0 else COLOURS[0]
+            colour = PALETTE[1] if mean < 0 else PALETTE[0]
             axes.bar(number + 1, mean, 0.7, bottom=tops[number], color=colour)
             if steps.shape[1] > 1:
-                low, high = PairedDifference(steps[number]).interval
-                axes.errorbar(number + 1, tops[number + 1], (high - low) / 2, color="black", linewidth=1, capsize=2)
+                lower_bound, upper_bound = PairedDifference(steps[number]).confidence_interval
+                axes.errorbar(
+                    number + 1, tops[number + 1], (upper_bound - lower_bound) / 2, color="black", linewidth=1, capsize=2
+                )
             axes.plot([number + 0.35, number + 0.65], [tops[number]] * 2, color="black", linewidth=0.6)
         axes.bar(len(labels) + 1, tops[-1], 0.7, color="#7F7F7F")
-        low, high = float(min(tops)), float(max(tops))
-        margin = 0.15 * (high - low or abs(high) or 1.0)
-        axes.set_ylim(low - 2 * margin, high + margin)
+        lower_bound, upper_bound = float(min(tops)), float(max(tops))
+        margin = 0.15 * (upper_bound - lower_bound or abs(upper_bound) or 1.0)
+        axes.set_ylim(lower_bound - 2 * margin, upper_bound + margin)
         names = ["without all", *labels, "as it is"]
         axes.set_xticks(range(len(names)), [wrap_name(name, 12) for name in names])
         axes.grid(visible=False, axis="x")

@@ -13,11 +13,11 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.reproduce.intervals import Difference, NoIntervalError, difference
-from fedsim.studies.reproduce.number import LabelsByAxis, Number
+from fedsim.studies.reproduce.intervals import MeanDifference, NoIntervalError, mean_difference
+from fedsim.studies.reproduce.number import LabelsByAxis, MeasuredNumber
 
 RELATIONS = ("below", "above", "near")
-CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
+CONTRADICTED_VERDICT, NOT_RUN_VERDICT, NOT_SHOWN_VERDICT, LEVEL_VERDICT, HELD_VERDICT = VERDICTS_WORST_FIRST = (
     "contradicted",
     "not run",
     "not shown",
@@ -87,27 +87,27 @@ class Comparison:
     def read(content: Mapping[str, Any]) -> Comparison:
         """Create a comparison from a recipe's content, in which the relation is called `is`."""
         fields = dict(content)
-        than = fields.get("than", {})
+        right_side = fields.get("than", {})
         if "than" not in fields and "than_measure" not in fields:
             raise KeyError("than")
         fields["relation"] = fields.pop("is")
         fields["of"] = labels_by_axis(fields.get("of"))
         fields["where"] = labels_by_axis(fields.get("where"))
-        fields["than"] = labels_by_axis(than) if isinstance(than, Mapping) else than
+        fields["than"] = labels_by_axis(right_side) if isinstance(right_side, Mapping) else right_side
         return Comparison(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
         """Refuse a comparison of things the recipe does not have; `fitted`: the recipe has fitted labels."""
         prefix = f"recipe {recipe}: comparisons"
-        checks.choice(f"{prefix}: is", self.relation, RELATIONS)
+        checks.check_choice(f"{prefix}: is", self.relation, RELATIONS)
         for measure in (self.measure, self.than_measure):
             if measure is not None:
-                checks.choice(f"{prefix}: measure", measure, measures)
+                checks.check_choice(f"{prefix}: measure", measure, measures)
         if isinstance(self.than, str) and self.than != "paper":
             raise ConfigError(f"{prefix}: than={self.than!r} must be a number, places on the axes, or 'paper'")
         for position in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
             for axis in position:
-                checks.choice(f"{prefix}: axis", axis, axes)
+                checks.check_choice(f"{prefix}: axis", axis, axes)
         self._check_axes(prefix)
         self._check_statistics(prefix)
         self._check_purpose(prefix)
@@ -142,49 +142,61 @@ class Comparison:
 
     def _check_statistics(self, prefix: str) -> None:
         for key in ("within", "errors", "surely"):
-            checks.not_negative(f"{prefix}: {key}", getattr(self, key))
+            checks.check_not_negative(f"{prefix}: {key}", getattr(self, key))
         if self.matters is not None:
-            checks.positive(f"{prefix}: matters", self.matters)
+            checks.check_positive(f"{prefix}: matters", self.matters)
         if self.errors and self.surely:
             raise ConfigError(f"{prefix}: errors={self.errors} and surely={self.surely} contradict; choose one")
         if self.paired and not isinstance(self.than, dict):
             raise ConfigError(f"{prefix}: paired: true needs runs on both sides, not than={self.than}")
 
-    def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[ComparedSides]:
+    def matching_sides(
+        self, numbers: list[MeasuredNumber], than_numbers: list[MeasuredNumber] | None = None
+    ) -> list[ComparedSides]:
         """Return the pairs of sides that are compared; `than_numbers` are the numbers of `than_measure`."""
         return [
             sides
-            for left in numbers
-            if left.matches(self.of) and left.matches(self.where)
-            for sides in self._sides(left, numbers, than_numbers)
+            for left_number in numbers
+            if left_number.has_labels(self.of) and left_number.has_labels(self.where)
+            for sides in self._sides(left_number, numbers, than_numbers)
         ]
 
-    def _sides(self, left: Number, numbers: list[Number], than_numbers: list[Number] | None) -> list[ComparedSides]:
+    def _sides(
+        self, left_number: MeasuredNumber, numbers: list[MeasuredNumber], than_numbers: list[MeasuredNumber] | None
+    ) -> list[ComparedSides]:
         if not isinstance(self.than, dict):
-            target = left.paper if self.than == "paper" else float(self.than)
-            return [ComparedSides(left, target)] if target is not None and left.fitted == self.fitted else []
+            target = left_number.paper_value if self.than == "paper" else float(self.than)
+            return (
+                [ComparedSides(left_number, target)]
+                if target is not None and left_number.is_fitted == self.fitted
+                else []
+            )
         if than_numbers is not None:
-            counterparts = [candidate for candidate in than_numbers if candidate.at == left.at]
+            counterparts = [candidate for candidate in than_numbers if candidate.axis_labels == left_number.axis_labels]
             names = [str(self.than_measure)] * len(counterparts)
         else:
             counterparts = [
                 candidate
                 for candidate in numbers
-                if candidate is not left
-                and candidate.matches(self.than)
-                and all(candidate.at[axis] == label for axis, label in left.at.items() if axis not in self.than)
+                if candidate is not left_number
+                and candidate.has_labels(self.than)
+                and all(
+                    candidate.axis_labels[axis] == label
+                    for axis, label in left_number.axis_labels.items()
+                    if axis not in self.than
+                )
             ]
-            names = [" / ".join(candidate.at[axis] for axis in self.than) for candidate in counterparts]
+            names = [" / ".join(candidate.axis_labels[axis] for axis in self.than) for candidate in counterparts]
         return [
-            ComparedSides(left, candidate, name)
+            ComparedSides(left_number, candidate, name)
             for name, candidate in zip(names, counterparts, strict=True)
-            if (left.fitted or candidate.fitted) == self.fitted
+            if (left_number.is_fitted or candidate.is_fitted) == self.fitted
         ]
 
     def judge(
         self,
-        numbers: list[Number],
-        than_numbers: list[Number] | None = None,
+        numbers: list[MeasuredNumber],
+        than_numbers: list[MeasuredNumber] | None = None,
         substitutes: LabelSubstitutes | None = None,
     ) -> Judgement:
         """Return the verdict on these numbers; 'not run' if a label that the comparison names has no numbers.
@@ -197,90 +209,110 @@ class Comparison:
         """
         absent_labels = self._absent_labels(numbers, substitutes or {}) if numbers else []
         if absent_labels:
-            return Judgement(self, NOT_RUN, f"no results for {', '.join(absent_labels)}")
-        return self.judge_sides(self.sides(numbers, than_numbers))
+            return Judgement(self, NOT_RUN_VERDICT, f"no results for {', '.join(absent_labels)}")
+        return self.judge_sides(self.matching_sides(numbers, than_numbers))
 
-    def _absent_labels(self, numbers: list[Number], substitutes: LabelSubstitutes) -> list[str]:
+    def _absent_labels(self, numbers: list[MeasuredNumber], substitutes: LabelSubstitutes) -> list[str]:
         """Return the labels that the comparison names, no number has, and no label of this scale replaces."""
         sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
         labels_by_named_axis: dict[str, list[str]] = {}
         for axis, labels in (item for side in sides for item in side.items()):
             labels_by_named_axis[axis] = list(dict.fromkeys([*labels_by_named_axis.get(axis, []), *labels]))
-        absent = []
+        absent_labels = []
         for axis, axis_labels in labels_by_named_axis.items():
             labels_here, labels_elsewhere = substitutes.get(axis, (frozenset(), frozenset()))
             replaced_labels = labels_elsewhere.intersection(axis_labels)
             if len(replaced_labels) > len(labels_here.intersection(axis_labels)):
                 replaced_labels = frozenset()
             needed_labels = [label for label in axis_labels if label not in replaced_labels]
-            absent += [label for label in needed_labels if all(n.at.get(axis) != label for n in numbers)]
-        return absent
+            absent_labels += [
+                label for label in needed_labels if all(n.axis_labels.get(axis) != label for n in numbers)
+            ]
+        return absent_labels
 
-    def judge_sides(self, compared: list[ComparedSides]) -> Judgement:
+    def judge_sides(self, sides_of_pairs: list[ComparedSides]) -> Judgement:
         """Return the worst verdict of the pairs of sides; 'held' only if all pairs are."""
-        if not compared:
-            return Judgement(self, NOT_RUN, "these results have no such runs")
-        outcomes = [self.judge_pair(sides) for sides in compared]
-        worst = next(verdict for verdict in WORST_FIRST if any(outcome[0] == verdict for outcome in outcomes))
-        evidence = [line for verdict, line, _ in outcomes if verdict == worst]
-        count = sum(verdict == worst for verdict, _, _ in outcomes)
+        if not sides_of_pairs:
+            return Judgement(self, NOT_RUN_VERDICT, "these results have no such runs")
+        outcomes = [self.judge_pair(sides) for sides in sides_of_pairs]
+        worst_verdict = next(
+            verdict for verdict in VERDICTS_WORST_FIRST if any(outcome[0] == verdict for outcome in outcomes)
+        )
+        evidence = [line for verdict, line, _ in outcomes if verdict == worst_verdict]
+        count = sum(verdict == worst_verdict for verdict, _, _ in outcomes)
         suffix = f" … and {len(evidence) - MAX_EVIDENCE_LINES} more" if len(evidence) > MAX_EVIDENCE_LINES else ""
-        detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MAX_EVIDENCE_LINES]) + suffix
+        detail = f"{count} of {len(outcomes)} {worst_verdict}; " + "; ".join(evidence[:MAX_EVIDENCE_LINES]) + suffix
         powers = [smallest_shown for _, _, smallest_shown in outcomes if smallest_shown]
-        return Judgement(self, worst, detail, max(powers) if powers else None)
+        return Judgement(self, worst_verdict, detail, max(powers) if powers else None)
 
     def judge_pair(self, sides: ComparedSides) -> tuple[str, str, float]:
         """Return the verdict of a pair, its line of evidence, and the smallest difference that it could have shown."""
-        right = sides.transformed(self.times, self.plus)
+        right = sides.transformed_right_side(self.times, self.plus)
         try:
-            side_difference = difference(sides.left, right, self.exact)
-            if self.paired and not side_difference.paired and sides.seeds_are_known:
-                raise NoIntervalError(f"{sides.left.name} and {sides.name} do not share their seeds")
-        except NoIntervalError as why:
-            return NOT_SHOWN, str(why), 0.0
-        word = self._near(side_difference) if self.relation == "near" else self._directional(side_difference)
-        against = right if isinstance(right, float) else right.mean
-        line = f"{sides.left.name}: {sides.left.mean:.4g} against {against:.4g}{f' ({sides.name})' * bool(sides.name)}"
-        return word, f"{line}, {difference_text(side_difference)}", side_difference.smallest_shown
+            side_difference = mean_difference(sides.left_number, right, self.exact)
+            if self.paired and not side_difference.is_paired and sides.has_known_seeds:
+                raise NoIntervalError(f"{sides.left_number.name} and {sides.name} do not share their seeds")
+        except NoIntervalError as error:
+            return NOT_SHOWN_VERDICT, str(error), 0.0
+        verdict = (
+            self._nearness_verdict(side_difference)
+            if self.relation == "near"
+            else self._direction_verdict(side_difference)
+        )
+        right_value = right if isinstance(right, float) else right.mean
+        line = (
+            f"{sides.left_number.name}: {sides.left_number.mean:.4g} against "
+            f"{right_value:.4g}{f' ({sides.name})' * bool(sides.name)}"
+        )
+        return verdict, f"{line}, {difference_text(side_difference)}", side_difference.smallest_detectable_difference
 
-    def _directional(self, side_difference: Difference) -> str:
+    def _direction_verdict(self, side_difference: MeanDifference) -> str:
         signed_difference = (
             -side_difference.value if self.relation == "below" else side_difference.value
         )  # positive: as stated
-        if signed_difference - side_difference.reach(self.surely) > 0:
-            return HELD
-        if signed_difference + side_difference.reach(self.errors) < 0:
-            return CONTRADICTED
-        if not side_difference.error and not side_difference.value:
-            return LEVEL
-        size, half_width = abs(side_difference.value), side_difference.reach()
-        return LEVEL if size <= half_width and size + half_width < (self.matters or 0.0) else NOT_SHOWN
+        if signed_difference - side_difference.interval_half_width(self.surely) > 0:
+            return HELD_VERDICT
+        if signed_difference + side_difference.interval_half_width(self.errors) < 0:
+            return CONTRADICTED_VERDICT
+        if not side_difference.standard_error and not side_difference.value:
+            return LEVEL_VERDICT
+        size, half_width = abs(side_difference.value), side_difference.interval_half_width()
+        return LEVEL_VERDICT if size <= half_width and size + half_width < (self.matters or 0.0) else NOT_SHOWN_VERDICT
 
-    def _near(self, side_difference: Difference) -> str:
+    def _nearness_verdict(self, side_difference: MeanDifference) -> str:
         size = abs(side_difference.value)
-        if size + side_difference.reach(self.surely) <= self.within:
-            return HELD
-        return CONTRADICTED if size - side_difference.reach(self.errors) > self.within else NOT_SHOWN
+        if size + side_difference.interval_half_width(self.surely) <= self.within:
+            return HELD_VERDICT
+        return (
+            CONTRADICTED_VERDICT
+            if size - side_difference.interval_half_width(self.errors) > self.within
+            else NOT_SHOWN_VERDICT
+        )
 
 
 @dataclass(frozen=True)
 class ComparedSides:
     """The two sides of a comparison; the right one is a measured number or a constant."""
 
-    left: Number
-    right: Number | float
+    left_number: MeasuredNumber
+    right_side: MeasuredNumber | float
     name: str = ""
 
     @property
-    def seeds_are_known(self) -> bool:
+    def has_known_seeds(self) -> bool:
         """Whether the seeds of both sides are known."""
-        return isinstance(self.right, Number) and None not in (self.left.seeds, self.right.seeds)
+        return isinstance(self.right_side, MeasuredNumber) and None not in (
+            self.left_number.seeds,
+            self.right_side.seeds,
+        )
 
-    def transformed(self, times: float, plus: float) -> Number | float:
+    def transformed_right_side(self, times: float, plus: float) -> MeasuredNumber | float:
         """Return the right side after applying factor and summand."""
-        if isinstance(self.right, Number):
-            return Number(self.right.at, times * self.right.values + plus, seeds=self.right.seeds)
-        return times * self.right + plus
+        if isinstance(self.right_side, MeasuredNumber):
+            return MeasuredNumber(
+                self.right_side.axis_labels, times * self.right_side.values + plus, seeds=self.right_side.seeds
+            )
+        return times * self.right_side + plus
 
 
 @dataclass(frozen=True)
@@ -289,29 +321,33 @@ class Judgement:
 
     Attributes:
         comparison: the comparison.
-        word: 'held', 'contradicted', 'level', 'not shown', or 'not run' if there was nothing to compare.
-        detail: the number of pairs with that verdict, and their differences.
-        smallest_shown: the smallest difference that all pairs would have shown, with 80 % power; None without interval.
+        verdict: 'held', 'contradicted', 'level', 'not shown', or 'not run' if there was nothing to compare.
+        evidence_text: the number of pairs with that verdict, and their differences.
+        smallest_detectable_difference: the smallest difference that all pairs would have shown, with 80 % power; None
+            without interval.
     """
 
     comparison: Comparison
-    word: str
-    detail: str
-    smallest_shown: float | None = None
+    verdict: str
+    evidence_text: str
+    smallest_detectable_difference: float | None = None
 
 
-def difference_text(side_difference: Difference) -> str:
+def difference_text(side_difference: MeanDifference) -> str:
     """Format a difference with its interval."""
-    if not side_difference.error:
+    if not side_difference.standard_error:
         return f"difference {side_difference.value:.4g}, the same in every seed"
-    low, high = side_difference.value - side_difference.reach(), side_difference.value + side_difference.reach()
-    kind = "paired difference" if side_difference.paired else "difference"
+    low, high = (
+        side_difference.value - side_difference.interval_half_width(),
+        side_difference.value + side_difference.interval_half_width(),
+    )
+    kind = "paired difference" if side_difference.is_paired else "difference"
     return f"{kind} {side_difference.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
-def labels_by_axis(given: Mapping[str, Any] | None) -> LabelsByAxis:
+def labels_by_axis(labels_of_axes: Mapping[str, Any] | None) -> LabelsByAxis:
     """Return axis → list of labels; a single label may be given without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]
-        for axis, labels in (given or {}).items()
+        for axis, labels in (labels_of_axes or {}).items()
     }

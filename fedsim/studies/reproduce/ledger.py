@@ -17,6 +17,8 @@ from fedsim.studies.reproduce.comparison import Comparison
 LEDGER_FILE = "statements.yaml"
 STATEMENT_ID_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 PAPER_KEYS = ("short", "title", "authors", "venue", "year", "link")
+# Ledgers are long, and every recipe reads its paper's: libyaml parses them several times as fast.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,25 @@ class Statement:
 
 
 @dataclass
-class Ledger:
+class StatementLedger:
     """A paper's statements.
 
     Attributes:
-        folder: the paper's folder in experiments/.
-        paper: short, title, authors, venue, year, link.
-        items: every figure and table of the paper, and theorems with a consequence that can be checked.
+        paper_folder: the paper's folder in experiments/.
+        paper_metadata: short, title, authors, venue, year, link.
+        paper_items: every figure and table of the paper, and theorems with a consequence that can be checked.
         statements: in the paper's order.
     """
 
-    folder: str
-    paper: dict[str, Any]
-    items: list[str]
+    paper_folder: str
+    paper_metadata: dict[str, Any]
+    paper_items: list[str]
     statements: list[Statement] = field(default_factory=list)
 
     def check(self) -> None:
         """Refuse a ledger that contradicts itself."""
         for key in PAPER_KEYS:
-            if not self.paper.get(key):
+            if not self.paper_metadata.get(key):
                 raise ConfigError(f"{self._prefix}: paper lacks {key}")
         ids: set[str] = set()
         for statement in self.statements:
@@ -67,7 +69,7 @@ class Ledger:
             if statement.id in ids:
                 raise ConfigError(f"{self._prefix}: {statement.id}: two statements have this id")
             ids.add(statement.id)
-        for item in self.items:
+        for item in self.paper_items:
             if all(statement.item != item for statement in self.statements):
                 raise ConfigError(f"{self._prefix}: no statement belongs to the item {item}")
 
@@ -75,11 +77,11 @@ class Ledger:
         prefix = f"{self._prefix}: {statement.id}"
         if not STATEMENT_ID_PATTERN.fullmatch(statement.id):
             raise ConfigError(f"{prefix}: id must be lower-case words and digits joined by hyphens")
-        checks.choice(f"{prefix}: item", statement.item, self.items)
+        checks.check_choice(f"{prefix}: item", statement.item, self.paper_items)
         for key in ("place", "states"):
             if not getattr(statement, key).strip():
                 raise ConfigError(f"{prefix} lacks {key}")
-        if any(sign in statement.states for sign in '"“”„«»'):
+        if any(quotation_mark in statement.states for quotation_mark in '"“”„«»'):
             raise ConfigError(f"{prefix}: states is a restatement and has no quotation marks")
 
     def check_comparison(self, recipe: str, comparison: Comparison) -> None:
@@ -88,7 +90,7 @@ class Ledger:
             return
         prefix = f"recipe {recipe}: comparisons"
         by_id = {statement.id: statement for statement in self.statements}
-        statement = by_id[checks.choice(f"{prefix}: statement", comparison.statement, by_id)]
+        statement = by_id[checks.check_choice(f"{prefix}: statement", comparison.statement, by_id)]
         if comparison.choice and not statement.choice:
             raise ConfigError(
                 f"{prefix}: choice={comparison.choice!r}, but the statement {statement.id} names no choice"
@@ -109,10 +111,10 @@ class Ledger:
 
     @property
     def _prefix(self) -> str:
-        return f"{self.folder}/{LEDGER_FILE}"
+        return f"{self.paper_folder}/{LEDGER_FILE}"
 
 
-def load_ledger(paper: str, folder: Path) -> Ledger:
+def load_ledger(paper: str, folder: Path) -> StatementLedger:
     """Read and check a paper's ledger; `folder` holds the papers' folders.
 
     Raises:
@@ -122,10 +124,10 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
     if not path.exists():
         raise ConfigError(f"{paper} has no {LEDGER_FILE}, which a comparison with statement: ID needs")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
         assert isinstance(content, dict)
-        statements = [Statement(**{str(k): _text(v) for k, v in entry.items()}) for entry in content["statements"]]
-        ledger = Ledger(paper, content["paper"], [str(item) for item in content["items"]], statements)
+        statements = [Statement(**{str(k): _as_text(v) for k, v in entry.items()}) for entry in content["statements"]]
+        ledger = StatementLedger(paper, content["paper"], [str(item) for item in content["items"]], statements)
     except (AssertionError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is not well formed ({reason})") from error
@@ -133,10 +135,10 @@ def load_ledger(paper: str, folder: Path) -> Ledger:
     return ledger
 
 
-def papers(folder: Path) -> list[str]:
+def papers_with_ledger(folder: Path) -> list[str]:
     """Return the names of the papers that have a ledger."""
     return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER_FILE}"))
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())

@@ -20,7 +20,7 @@ from fedsim.studies.results.crossing import rounds_to_target
 from fedsim.studies.results.runs import Run
 
 
-def read(**options: Any) -> Measure:
+def make_measure(**options: Any) -> Measure:
     """Create a measure from a recipe's options, whose keys determine its kind."""
     kind = next((kind for key, kind in MEASURE_BY_KIND.items() if key in options), MetricValue)
     return kind(**options)
@@ -49,22 +49,28 @@ class Measure(ABC):
     absent: ClassVar[float] = math.nan
 
     @abstractmethod
-    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+    def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         """Return the values [R], or [1] of all replicates together; NaN where there is none.
 
         Args:
             run: a finished run.
-            rivals: the recipe's runs that `compares` selects.
+            rival_runs: the recipe's runs that `is_rival_of` selects.
         """
 
-    def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
-        """Return whether the run at labels `first` (axis → label) is needed to measure the run at `second`."""
+    def is_rival_of(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
+        """Return whether the run at labels `first_labels` (axis → label) is needed to measure the run at
+        `second_labels`."""
         return False
 
     def curve(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
         """Return rounds, local steps or positions along `x` [E], and the metric's values [E, R]."""
-        rounds, values = run.along(self.metric, self.x)
+        rounds, values = run.curve_along(self.metric, self.x)
         return (rounds * run.settings["local_steps"] if self.iterations else rounds), values
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of metrics.csv that it is computed from."""
+        return [self.metric, *([] if self.x is None else [self.x])]
 
     @property
     def factor(self) -> float:
@@ -92,7 +98,7 @@ class MetricValue(Measure):
     plus: float = 0.0
     square: bool = False
 
-    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+    def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
         values = (values + self.plus) ** (2 if self.square else 1)
         if self.largest:
@@ -133,22 +139,24 @@ class RoundsToTarget(Measure):
     absent: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
-        checks.choice("until", self.until, ("above", "below"))
+        checks.check_choice("until", self.until, ("above", "below"))
         if (self.target is None) == (self.best_over is None):
             raise ValueError(f"until={self.until} needs either target or best_over")
         if self.interpolated and self.stays:
             raise ValueError("interpolated looks at the best value so far, which stays by itself; leave out stays")
 
-    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+    def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
-        looked = self._counted(rounds)
-        times, target = rounds[looked], self._target(rivals or [run])
-        curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
+        counted_rounds = self._counted(rounds)
+        times, target = rounds[counted_rounds], self._target(rival_runs or [run])
+        curves = values[counted_rounds] if self.each else values[counted_rounds].mean(1, keepdims=True)
         never_value = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
         if self.interpolated:
             crossings = rounds_to_target(times, curves, target, self.until == "above")
             return np.where(np.isnan(crossings), never_value, crossings)
-        return np.array([self._first(times, curve, target, never_value) for curve in curves.T], dtype=float)
+        return np.array(
+            [self._first_time_at_target(times, curve, target, never_value) for curve in curves.T], dtype=float
+        )
 
     def last_time(self, run: Run) -> float:
         """The last evaluated round that counts: what is beyond it was not reached."""
@@ -158,21 +166,21 @@ class RoundsToTarget(Measure):
     def _counted(self, rounds: np.ndarray) -> np.ndarray:
         return rounds % self.every == 0 if self.x is None else rounds >= 0
 
-    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:
+    def _first_time_at_target(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:
         reached_mask = reaches_target(curve, target, self.until == "above")
         if self.stays:
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
         return float(times[reached_mask][0]) if reached_mask.any() else never_value
 
-    def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
+    def is_rival_of(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
         return self.best_over is not None and all(
-            first[axis] == second[axis] for axis in first if axis != self.best_over
+            first_labels[axis] == second_labels[axis] for axis in first_labels if axis != self.best_over
         )
 
-    def _target(self, rivals: list[Run]) -> float:
+    def _target(self, rival_runs: list[Run]) -> float:
         if self.target is not None:
             return self.target
-        best = max(MetricValue(metric=self.metric, last=self.last)(run).mean() for run in rivals)
+        best = max(MetricValue(metric=self.metric, last=self.last)(run).mean() for run in rival_runs)
         return self.share * math.floor(10 * best + TARGET_TOLERANCE) / 10
 
 
@@ -187,17 +195,19 @@ class RoundsAhead(Measure):
 
     ahead_of: dict[str, str]
 
-    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+    def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = run.curve(self.metric)
-        if not rivals or rivals[0].replicates != values.shape[1]:
+        if not rival_runs or rival_runs[0].replicates != values.shape[1]:
             return np.full(values.shape[1], math.nan)
-        rival_rounds, rival_values = rivals[0].curve(self.metric)
-        shared = np.isin(rounds, rival_rounds) & (rounds > 0)
-        lead = np.cumsum(values[shared] - rival_values[np.isin(rival_rounds, rounds[shared])], axis=0)
-        return np.where(lead.max(0) > 0, rounds[shared][lead.argmax(0)], 0).astype(float)
+        rival_rounds, rival_values = rival_runs[0].curve(self.metric)
+        is_common_round = np.isin(rounds, rival_rounds) & (rounds > 0)
+        cumulative_lead = np.cumsum(
+            values[is_common_round] - rival_values[np.isin(rival_rounds, rounds[is_common_round])], axis=0
+        )
+        return np.where(cumulative_lead.max(0) > 0, rounds[is_common_round][cumulative_lead.argmax(0)], 0).astype(float)
 
-    def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
-        return first != second and first == second | self.ahead_of
+    def is_rival_of(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
+        return first_labels != second_labels and first_labels == second_labels | self.ahead_of
 
 
 @dataclass(kw_only=True)
@@ -216,14 +226,14 @@ class ConvergenceOrder(Measure):
     order: float
 
     def __post_init__(self) -> None:
-        checks.positive("order", checks.fraction("order", self.order))
+        checks.check_positive("order", checks.check_fraction("order", self.order))
 
-    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+    def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = run.curve(self.metric)
         late_mask = (rounds >= (1 - self.order) * rounds[-1]) & (rounds > 0)
         if late_mask.sum() < 2:
             return np.full(values.shape[1], math.nan)
-        time, squares = np.log(clock(run, rounds[late_mask])), values[late_mask] ** 2
+        time, squares = np.log(elapsed_seconds(run, rounds[late_mask])), values[late_mask] ** 2
 
         def slope(squares: np.ndarray) -> float:
             return float(np.polyfit(time, np.log(squares.mean(1)), 1)[0])
@@ -244,15 +254,15 @@ class ConvergenceBound(Measure):
 
     bound: bool
 
-    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+    def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = run.curve(self.metric)
         if len(rounds) < 2:
             return np.full(values.shape[1], math.nan)
-        time = clock(run, rounds)
+        time = elapsed_seconds(run, rounds)
 
         def ratio(squares: np.ndarray) -> float:
-            scaled = time * squares.mean(1)
-            return float(scaled[1:].max() / scaled[0])
+            scaled_squares = time * squares.mean(1)
+            return float(scaled_squares[1:].max() / scaled_squares[0])
 
         return jackknife(values**2, ratio)
 
@@ -265,7 +275,7 @@ MEASURE_BY_KIND: dict[str, type[Measure]] = {
 }
 
 
-def clock(run: Run, rounds: np.ndarray) -> np.ndarray:
+def elapsed_seconds(run: Run, rounds: np.ndarray) -> np.ndarray:
     """Return t + γ of a rate lr / (t + γ) at these rounds, t counting local steps; t alone for another schedule."""
     return rounds * run.settings["local_steps"] + run.settings.get("local.schedule.offset", 0)
 

@@ -11,27 +11,27 @@ LabelsByAxis = dict[str, list[str]]  # axis → labels that are meant
 
 
 @dataclass
-class Number:
+class MeasuredNumber:
     """A measured number.
 
     Attributes:
-        at: its place on the axes.
+        axis_labels: its place on the axes.
         values: [R], one per replicate.
-        paper: what the paper printed.
-        fitted: whether it uses constants that were fitted to the paper's numbers.
+        paper_value: what the paper printed.
+        is_fitted: whether it uses constants that were fitted to the paper's numbers.
         seeds: the seeds of the replicates, if known.
     """
 
-    at: dict[str, str]
+    axis_labels: dict[str, str]
     values: np.ndarray
-    paper: float | None = None
-    fitted: bool = False
+    paper_value: float | None = None
+    is_fitted: bool = False
     seeds: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
         """The labels of its place, for readers."""
-        return " / ".join(self.at.values())
+        return " / ".join(self.axis_labels.values())
 
     @property
     def mean(self) -> float:
@@ -45,10 +45,10 @@ class Number:
             return float(self.values.std(ddof=1)) if len(self.values) > 1 else 0.0
 
     @property
-    def error(self) -> float:
+    def standard_error(self) -> float:
         """The standard error of the mean."""
         return self.std / math.sqrt(len(self.values))
 
-    def matches(self, labels_by_axis: LabelsByAxis) -> bool:
+    def has_labels(self, labels_by_axis: LabelsByAxis) -> bool:
         """Return whether the number is at one of these places."""
-        return all(self.at.get(axis) in labels for axis, labels in labels_by_axis.items())
+        return all(self.axis_labels.get(axis) in labels for axis, labels in labels_by_axis.items())

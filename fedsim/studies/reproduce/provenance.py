@@ -15,7 +15,7 @@ from fedsim.studies.reproduce.recipe import recipe_folder
 
 SOURCES_FILE = "sources.txt"  # in the folder of a run of a recipe
 RESULTS_PATHSPEC = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
-TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
+TRACED_STATUS, VERIFIED_STATUS, UNVERIFIED_STATUS = "traced", "verified", "unverified"
 
 
 def source_hash(package: Path | None = None, configurations: Path | None = None) -> str:
@@ -36,26 +36,29 @@ def write_source_hash(run: Path) -> None:
     (run / SOURCES_FILE).write_text(source_hash() + "\n", encoding="utf-8")
 
 
-def made_now(runs: Iterable[Path]) -> str | None:
+def single_source_hash(runs: Iterable[Path]) -> str | None:
     """Return the hash of the current sources if they made all these runs, else None."""
     sources = source_hash()
     source_files = [run / SOURCES_FILE for run in runs]
-    all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in source_files)
+    all_current = all(
+        source_file.exists() and source_file.read_text(encoding="utf-8").strip() == sources
+        for source_file in source_files
+    )
     return sources if all_current else None
 
 
-def commit(root: Path) -> str | None:
+def commit_hash(root: Path) -> str | None:
     """Return the commit of a checkout, with '+' if files other than results have changed; None without a commit."""
     if not (root / ".git").exists():
         return None
     try:
-        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS_PATHSPEC)
-        return _git(root, "rev-parse", "HEAD") + ("+" if changed else "")
+        changed_files = _run_git(root, "status", "--porcelain", "--", ".", RESULTS_PATHSPEC)
+        return _run_git(root, "rev-parse", "HEAD") + ("+" if changed_files else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
+def check_traceable(out: Path, experiments: Path | None = None) -> None:
     """Refuse to write committed results unless the checkout is clean and a branch has its commit.
 
     Args:
@@ -69,27 +72,27 @@ def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
     if out.resolve() != experiments.resolve():
         return
     root = experiments.parent
-    commit_text = commit(root)
+    commit_text = commit_hash(root)
     results_text = f"--out {out} holds results that are committed"
     if commit_text is None:
         raise ConfigError(f"{results_text}, and this is no checkout of git; choose another folder")
     if commit_text.endswith("+"):
         raise ConfigError(f"{results_text}, and the checkout has changes; commit them first, or choose another folder")
-    if not _git(root, "for-each-ref", "--contains", commit_text, "refs/heads", "refs/remotes"):
+    if not _run_git(root, "for-each-ref", "--contains", commit_text, "refs/heads", "refs/remotes"):
         raise ConfigError(f"{results_text}, and no branch has the commit {commit_text[:12]}; make a branch of it first")
 
 
-def provenance(report: Mapping[str, Any]) -> str:
+def provenance_text(report: Mapping[str, Any]) -> str:
     """Return the provenance of a report: 'traced', 'verified' or 'unverified'.
 
     'traced': made by known sources of a clean checkout; 'verified': one or more of its runs were repeated.
     """
     if report.get("sources") and report.get("commit") and not str(report["commit"]).endswith("+"):
-        return TRACED
-    return VERIFIED if report.get("verified") else UNVERIFIED
+        return TRACED_STATUS
+    return VERIFIED_STATUS if report.get("verified") else UNVERIFIED_STATUS
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _run_git(root: Path, *arguments: str) -> str:
     return subprocess.run(
         ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -11,7 +11,7 @@ from typing import Any
 import fedsim
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.described import choices, read_description
+from fedsim.studies.described import choices_of_axes, read_description
 from fedsim.studies.plots.figure_kinds import DRAW_FUNCTION_BY_KIND
 from fedsim.studies.reproduce import measures
 from fedsim.studies.reproduce.comparison import Comparison, labels_by_axis
@@ -25,14 +25,14 @@ LabelByAxis = dict[str, str]  # axis → label of one run
 
 
 @dataclass(frozen=True)
-class Setting:
+class RecipeSetting:
     """One run of a recipe: a label on every axis, and the overrides that make it."""
 
     labels: tuple[tuple[str, str], ...]
     overrides: tuple[str, ...]
 
     @property
-    def at(self) -> LabelByAxis:
+    def axis_labels(self) -> LabelByAxis:
         """The labels as axis → label."""
         return dict(self.labels)
 
@@ -96,13 +96,17 @@ class Recipe:
     remark: str = ""
     train: bool = True
 
-    def settings(self, scale: str) -> list[Setting]:
+    def settings(self, scale: str) -> list[RecipeSetting]:
         """Return the runs at this scale, in the order of the axes."""
-        chosen_scale = self.scales[checks.choice("--scale", scale, self.scales)]
+        chosen_scale = self.scales[checks.check_choice("--scale", scale, self.scales)]
         axes = self.axes_at(scale)
-        product = itertools.product(*([(axis, label) for label in choices] for axis, choices in axes.items()))
+        product = itertools.product(
+            *([(axis, label) for label in choices_of_axes] for axis, choices_of_axes in axes.items())
+        )
         return [
-            Setting(labels, (*self.base, *chosen_scale.overrides, *(o for a, label in labels for o in axes[a][label])))
+            RecipeSetting(
+                labels, (*self.base, *chosen_scale.overrides, *(o for a, label in labels for o in axes[a][label]))
+            )
             for labels in product
         ]
 
@@ -112,15 +116,17 @@ class Recipe:
         for axis, selection in self.scales[scale].axes.items():
             if isinstance(selection, list):
                 axes[axis] = {
-                    checks.choice(f"{self.name}: {axis}", c, self.axes[axis]): axes[axis][c] for c in selection
+                    checks.check_choice(f"{self.name}: {axis}", c, self.axes[axis]): axes[axis][c] for c in selection
                 }
             else:
-                axes[axis] = choices(selection)
+                axes[axis] = choices_of_axes(selection)
         return axes
 
     def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
         """Return axis → labels that only this scale has, and labels that only other scales except 'smoke' have."""
-        axes_at_other_scales = [self.axes_at(other) for other in SCALES if other not in ("smoke", scale)]
+        axes_at_other_scales = [
+            self.axes_at(other_scale) for other_scale in SCALES if other_scale not in ("smoke", scale)
+        ]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         for axis, choices_here in self.axes_at(scale).items():
             labels_here, labels_elsewhere = (
@@ -134,7 +140,7 @@ class Recipe:
         """Return whether the place has one of the fitted labels."""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
-    def printed(self, measure: str, at: LabelByAxis) -> float | None:
+    def paper_value(self, measure: str, at: LabelByAxis) -> float | None:
         """Return the number that the paper printed, or None."""
         node: Any = self.paper.get(measure)
         for axis in self.axes:
@@ -146,11 +152,11 @@ class Recipe:
 def recipe_folder() -> Path:
     """Return the folder of the recipes: inside an installed wheel, else `experiments` in the checkout."""
     package = Path(fedsim.__file__).parent
-    installed = package / "experiments"
-    return installed if installed.is_dir() else package.parent / "experiments"
+    installed_folder = package / "experiments"
+    return installed_folder if installed_folder.is_dir() else package.parent / "experiments"
 
 
-def names(folder: Path | None = None) -> list[str]:
+def list_recipe_names(folder: Path | None = None) -> list[str]:
     """Return the names of all recipes, as PAPER/NAME."""
     root = folder or recipe_folder()
     return sorted(
@@ -158,29 +164,29 @@ def names(folder: Path | None = None) -> list[str]:
     )
 
 
-def load(name: str, folder: Path | None = None) -> Recipe:
+def load_recipe(name: str, folder: Path | None = None) -> Recipe:
     """Read a recipe by PAPER/NAME.
 
     Raises:
         ConfigError: for an unknown recipe, or one that contradicts itself.
     """
-    recipe_names, root = names(folder), folder or recipe_folder()
+    recipe_names, root = list_recipe_names(folder), folder or recipe_folder()
     with read_description("recipe", name, root, recipe_names, "fedsim-reproduce") as content:
-        recipe = _recipe(name, content)
+        recipe = _parse_recipe(name, content)
     if any(comparison.statement for comparison in recipe.comparisons):
         ledger = load_ledger(name.partition("/")[0], root)
         for comparison in recipe.comparisons:
             ledger.check_comparison(name, comparison)
     for comparison in recipe.comparisons:
         if comparison.shown_by and "::" not in comparison.shown_by:
-            checks.choice(f"recipe {name}: comparisons: shown_by", comparison.shown_by, recipe_names)
+            checks.check_choice(f"recipe {name}: comparisons: shown_by", comparison.shown_by, recipe_names)
     return recipe
 
 
-def _recipe(name: str, content: dict[str, Any]) -> Recipe:
-    content["axes"] = {axis: choices(labels) for axis, labels in content.get("axes", {}).items()}
+def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
+    content["axes"] = {axis: choices_of_axes(labels) for axis, labels in content.get("axes", {}).items()}
     content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
-    content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
+    content["measures"] = {key: measures.make_measure(**value) for key, value in content.get("measures", {}).items()}
     content["tune"] = TunedAxis(**content["tune"]) if content.get("tune") else None
     content["paper"] = _stringify_keys(content.get("paper", {}))
     if "claims" in content:
@@ -191,25 +197,25 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["comparisons"] = [Comparison.read(value) for value in content.get("comparisons", [])]
     content["fitted"] = labels_by_axis(content.get("fitted"))
     recipe = Recipe(name, **content)
-    missing = [scale for scale in SCALES if scale not in recipe.scales]
-    if missing:
-        raise ConfigError(f"recipe {name} lacks scales: {', '.join(missing)}")
+    missing_scales = [scale for scale in SCALES if scale not in recipe.scales]
+    if missing_scales:
+        raise ConfigError(f"recipe {name} lacks scales: {', '.join(missing_scales)}")
     if recipe.figure is not None:
-        checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), DRAW_FUNCTION_BY_KIND)
+        checks.check_choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), DRAW_FUNCTION_BY_KIND)
     for comparison in recipe.comparisons:
         comparison.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
     for axis, labels in recipe.fitted.items():
-        checks.choice(f"recipe {name}: fitted", axis, recipe.axes)
+        checks.check_choice(f"recipe {name}: fitted", axis, recipe.axes)
         all_labels = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])
         for label in labels:
-            checks.choice(f"recipe {name}: fitted: {axis}", label, all_labels)
+            checks.check_choice(f"recipe {name}: fitted: {axis}", label, all_labels)
     if recipe.tune is not None:
-        checks.choice(f"recipe {name}: tune.axis", recipe.tune.axis, recipe.axes)
-        checks.choice(f"recipe {name}: tune.measure", recipe.tune.measure, recipe.measures)
+        checks.check_choice(f"recipe {name}: tune.axis", recipe.tune.axis, recipe.axes)
+        checks.check_choice(f"recipe {name}: tune.measure", recipe.tune.measure, recipe.measures)
         if recipe.tune.axis in recipe.fitted:
             raise ConfigError(f"recipe {name}: fitted: {recipe.tune.axis} is tuned, and the best of it loses its label")
     for measure in recipe.paper:
-        checks.choice(f"recipe {name}: paper", measure, recipe.measures)
+        checks.check_choice(f"recipe {name}: paper", measure, recipe.measures)
     return recipe
 
 

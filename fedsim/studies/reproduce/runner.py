@@ -32,11 +32,11 @@ from fedsim.app.folders import override_key
 from fedsim.app.job_progress import JobProgress, LockstepProgress, best_so_far, yield_finished_futures
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
-from fedsim.run.determinism import deterministic
+from fedsim.run.determinism import deterministic_algorithms
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
-from fedsim.run.tracking.result import spread
-from fedsim.studies.reproduce.recipe import Setting
+from fedsim.run.tracking.result import format_spread
+from fedsim.studies.reproduce.recipe import RecipeSetting
 from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Job:
         user_overrides: those of the overrides that the user gave beside the recipe's; None: that is not known.
     """
 
-    setting: Setting
+    setting: RecipeSetting
     overrides: tuple[str, ...]
     folder: Path
     config: DictConfig
@@ -76,7 +76,7 @@ class Job:
         return list(self.config.seeds)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run is finished."""
         return (self.folder / FINISHED_RUN_FILE).exists()
 
@@ -89,7 +89,7 @@ class Outcome:
     message: str = ""
 
 
-def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+def compose_config(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     """Compose a configuration like `fedsim.app.composition.compose`, with errors that name the overrides."""
     try:
         return composition.compose(overrides)
@@ -99,7 +99,7 @@ def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
         raise ConfigError(f"{' '.join(overrides)}: {explain(error)}") from error
 
 
-def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
+def trusted_packages(overrides: Iterable[str]) -> tuple[str, ...]:
     """Return the packages that these overrides of the user trust."""
     parsed_overrides = OverridesParser.create().parse_overrides(
         [text for text in overrides if override_key(text) == "trusted"]
@@ -108,37 +108,40 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
 
 
-def digest(config: DictConfig) -> str:
+def config_digest(config: DictConfig) -> str:
     """Return a digest of all settings that change results, for the name of a run's folder."""
     settings = [fedsim.__version__, run_identity(config, KEYS_WITHOUT_EFFECT)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted: tuple[str, ...] = ()) -> list[Job]:
-    """Return a job for each setting; `extra` overrides follow its own, `trusted` are packages that the user trusts."""
+def plan_jobs(
+    settings: list[RecipeSetting], folder: Path, common_overrides: tuple[str, ...], trusted: tuple[str, ...] = ()
+) -> list[Job]:
+    """Return a job for each setting; `common_overrides` overrides follow its own, `trusted` are packages that the user
+    trusts."""
     jobs = []
     with hydra_context():
         for setting in settings:
-            overrides = (*setting.overrides, *extra)
-            config, choices = compose((*overrides, "out=unused"))
-            name = "-".join([choices["strategy"], choices["dataset"], digest(config)])
-            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted, extra or None))
+            overrides = (*setting.overrides, *common_overrides)
+            config, choices = compose_config((*overrides, "out=unused"))
+            name = "-".join([choices["strategy"], choices["dataset"], config_digest(config)])
+            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted, common_overrides or None))
     return jobs
 
 
-def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = None) -> TaskGenerator[Outcome]:
+def job_steps(job: Job, without_progress: bool = False, shared: dict[str, Any] | None = None) -> TaskGenerator[Outcome]:
     """Run or resume one job as a generator that yields its local work.
 
     Args:
         job: the job to run.
-        quiet: whether to show no progress.
+        without_progress: whether to show no progress.
         shared: data sets of other jobs, in the form that `fedsim.app.build.build` takes.
     """
-    run_settings: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
-    if quiet:
-        run_settings["tracking"]["progress"] = "none"
+    extra_run_settings: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
+    if without_progress:
+        extra_run_settings["tracking"]["progress"] = "none"
     try:
-        config = OmegaConf.merge(job.config, run_settings)
+        config = OmegaConf.merge(job.config, extra_run_settings)
         assert isinstance(config, DictConfig)
         result = yield from run_steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
     except MissingDataError as error:
@@ -147,11 +150,11 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
         return Outcome("diverged", str(error))
     except Stopped as stop:
         return Outcome("stopped", str(stop))
-    final_texts = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
+    final_texts = [f"{name} {mean:.4g}{format_spread(std)}" for name, (mean, std) in result.final.items()]
     return Outcome("done", f"{result.seconds:.0f} s, {', '.join(final_texts[:3])}")
 
 
-def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
+def batch_jobs(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
     """Group jobs whose clients can be trained together into batches of up to `RUNS_PER_LOCKSTEP`.
 
     There are at least `num_batches` batches if there are enough jobs.
@@ -169,38 +172,38 @@ def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
         kinds.setdefault(batch_key(job), []).append(job)
     batch_size = max(1, min(RUNS_PER_LOCKSTEP, -(-len(jobs) // num_batches)))
     return [
-        similar_jobs[first : first + batch_size]
+        similar_jobs[batch_start : batch_start + batch_size]
         for similar_jobs in kinds.values()
-        for first in range(0, len(similar_jobs), batch_size)
+        for batch_start in range(0, len(similar_jobs), batch_size)
     ]
 
 
-def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
+def run_jobs(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
     """Run the jobs in `at_once` processes, each with several in lockstep, and yield each job with its outcome.
 
     No batch starts after a job was stopped.
     """
-    companies = in_company(list({job.folder: job for job in jobs}.values()), at_once)
+    companies = batch_jobs(list({job.folder: job for job in jobs}.values()), at_once)
     progress = JobProgress(sum(map(len, companies)), "runs")
     if at_once == 1 or len(companies) == 1:
         for company in companies:
-            stopped = False
+            was_stopped = False
             for job, outcome in run_in_lockstep(company, progress=progress):
-                stopped = stopped or outcome.status == "stopped"
+                was_stopped = was_stopped or outcome.status == "stopped"
                 yield job, outcome
-            if stopped:
+            if was_stopped:
                 return
         return
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    process_pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    process_pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=terminate_with_parent)
     try:
-        waiting: dict[Future[list[Outcome]], list[Job]] = {
-            process_pool.submit(_in_worker, company, threads): company for company in companies
+        jobs_by_future: dict[Future[list[Outcome]], list[Job]] = {
+            process_pool.submit(_run_in_worker, company, threads): company for company in companies
         }
         folders = [job.folder for company in companies for job in company]
-        for future in yield_finished_futures(list(waiting), progress, lambda: best_so_far(folders)):
-            progress.jobs_finished(len(waiting[future]))
-            yield from zip(waiting[future], future.result(), strict=True)
+        for future in yield_finished_futures(list(jobs_by_future), progress, lambda: best_so_far(folders)):
+            progress.jobs_finished(len(jobs_by_future[future]))
+            yield from zip(jobs_by_future[future], future.result(), strict=True)
     except BaseException:
         process_pool.shutdown(wait=True, cancel_futures=True)
         raise
@@ -208,23 +211,28 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
 
 
 def run_in_lockstep(
-    company: list[Job], quiet: bool = False, progress: JobProgress | None = None
+    company: list[Job], without_progress: bool = False, progress: JobProgress | None = None
 ) -> Iterator[tuple[Job, Outcome]]:
     """Run these jobs in lockstep; a single job shows its own progress, several show that of `progress`."""
     progress = progress or JobProgress(len(company), "runs")
-    watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
-    quiet = quiet or len(company) > 1
+    lockstep_progress = LockstepProgress(
+        progress, [job.folder for job in company], [int(job.config.rounds) for job in company]
+    )
+    without_progress = without_progress or len(company) > 1
     shared: dict[str, Any] = {}
     if len(company) > 1:
         log.info("%d runs in lockstep", len(company))
-    runs = [functools.partial(carry_out, job, quiet=quiet, shared=shared) for job in company]
-    given = (
+    runs = [functools.partial(job_steps, job, without_progress=without_progress, shared=shared) for job in company]
+    run_tasks = (
         None
         if None in (job.user_overrides for job in company)
         else [t for j in company for t in j.user_overrides or ()]
     )
-    with deterministic(any(job.config.deterministic is True for job in company)), settings_warnings_of(given):
-        for number, outcome in Lockstep[Outcome](watch=watch)(runs):
+    with (
+        deterministic_algorithms(any(job.config.deterministic is True for job in company)),
+        limit_settings_warnings(run_tasks),
+    ):
+        for number, outcome in Lockstep[Outcome](report_progress=lockstep_progress)(runs):
             if isinstance(outcome, BaseException):
                 raise outcome
             progress.jobs_finished()
@@ -232,7 +240,7 @@ def run_in_lockstep(
 
 
 @contextlib.contextmanager
-def settings_warnings_of(overrides: Iterable[str] | None) -> Iterator[None]:
+def limit_settings_warnings(overrides: Iterable[str] | None) -> Iterator[None]:
     """Within the block the log says of these overrides alone that they have no effect: the others are the recipe's own,
     which its reader did not write. None: it says so of all settings."""
     if overrides is None:
@@ -244,7 +252,7 @@ def settings_warnings_of(overrides: Iterable[str] | None) -> Iterator[None]:
     def concerns_user(record: logging.LogRecord) -> bool:
         key, has_no_effect, _ = record.getMessage().partition(" has no effect ")
         key = key.partition("=")[0]
-        return not has_no_effect or any(key == given or key.startswith(f"{given}.") for given in given_keys)
+        return not has_no_effect or any(key == given_key or key.startswith(f"{given_key}.") for given_key in given_keys)
 
     settings_log.addFilter(concerns_user)
     try:
@@ -253,28 +261,28 @@ def settings_warnings_of(overrides: Iterable[str] | None) -> Iterator[None]:
         settings_log.removeFilter(concerns_user)
 
 
-def end_with_parent() -> None:
+def terminate_with_parent() -> None:
     """Stop this worker as on SIGTERM when its parent ends, so that a killed command leaves nothing running."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def exit_without_parent() -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)  # a run ends after its round, with a checkpoint; an idle worker at once
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_without_parent, daemon=True).start()
 
 
-def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
+def _run_in_worker(company: list[Job], threads: int) -> list[Outcome]:
     """Call `run_in_lockstep` in a process of the pool."""
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
-    outcomes = {id(job): outcome for job, outcome in run_in_lockstep(company, quiet=True)}
-    leave_if_alone()
+    outcomes = {id(job): outcome for job, outcome in run_in_lockstep(company, without_progress=True)}
+    exit_if_orphaned()
     return [outcomes[id(job)] for job in company]
 
 
-def leave_if_alone() -> None:
+def exit_if_orphaned() -> None:
     """End this worker after a task if its parent is gone, so that no further task starts."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
@@ -298,11 +306,11 @@ def resumable_command(name: str, level: int) -> Iterator[None]:
         sys.exit(f"{name}: stopped; the same command goes on where this one ended")
 
 
-def jobs_at_once(requested: str, device: str, pending: int) -> int:
+def num_concurrent_jobs(requested: str, device: str, num_pending: int) -> int:
     """Return the number of processes; 'auto' is one per core on a CPU, and one on a GPU."""
     if requested != "auto":
         if not requested.isdigit() or int(requested) < 1:
             raise ConfigError(f"--jobs {requested} must be 'auto' or a whole number of at least 1")
         return int(requested)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MAX_JOBS))
+    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, num_pending, MAX_JOBS))

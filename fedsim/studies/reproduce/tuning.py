@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.cells import ResultCell
 
 BEST_DIRECTIONS = ("lowest", "highest")
 
@@ -21,28 +21,28 @@ class TunedAxis:
         axis: the axis whose labels are tried.
         measure: the measure that selects, as a mean over replicates.
         best: 'lowest' | 'highest'.
-        short: scale → overrides of the trials; without them the trials are the runs themselves.
+        trial_overrides: scale → overrides of the trials; without them the trials are the runs themselves.
     """
 
     axis: str
     measure: str
     best: str
-    short: dict[str, list[str]] = field(default_factory=dict)
+    trial_overrides: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.choice("tune.best", self.best, BEST_DIRECTIONS)
+        checks.check_choice("tune.best", self.best, BEST_DIRECTIONS)
 
-    def best_labels(self, cells: list[Cell]) -> dict[str, str]:
+    def best_labels(self, cells: list[ResultCell]) -> dict[str, str]:
         """Return place on the other axes → the best label there; a trial that is not finite is ranked last."""
-        groups: dict[str, list[Cell]] = {}
+        groups: dict[str, list[ResultCell]] = {}
         for cell in cells:
-            groups.setdefault(self.group_label(cell.at), []).append(cell)
+            groups.setdefault(self.group_label(cell.axis_labels), []).append(cell)
         sign = 1 if self.best == "lowest" else -1
         label_by_place = {}
         for position, members in groups.items():
-            scores = [sign * float(c.numbers[self.measure].mean()) for c in members]
+            scores = [sign * float(c.values_by_measure[self.measure].mean()) for c in members]
             finite = [s if math.isfinite(s) else math.inf for s in scores]
-            label_by_place[position] = members[int(np.argmin(finite))].at[self.axis]
+            label_by_place[position] = members[int(np.argmin(finite))].axis_labels[self.axis]
         return label_by_place
 
     def group_label(self, at: dict[str, str]) -> str:

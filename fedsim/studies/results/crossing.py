@@ -9,12 +9,12 @@ import numpy as np
 from fedsim.run.rules import reaches_target
 
 
-def best_so_far(values: np.ndarray, above: bool) -> np.ndarray:
+def best_so_far(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
     """[E, …] the best value up to each evaluation; what is not a number counts for nothing."""
-    return np.fmax.accumulate(values, axis=0) if above else np.fmin.accumulate(values, axis=0)
+    return np.fmax.accumulate(values, axis=0) if higher_is_better else np.fmin.accumulate(values, axis=0)
 
 
-def rounds_to_target(rounds: np.ndarray, values: np.ndarray, target: float, above: bool) -> np.ndarray:
+def rounds_to_target(rounds: np.ndarray, values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
     """[R] where the monotone curve of each replicate crosses the target; nan where it never does.
 
     The curve is the best value so far, and linear between two evaluations, so that the result need not be a round.
@@ -23,14 +23,14 @@ def rounds_to_target(rounds: np.ndarray, values: np.ndarray, target: float, abov
         rounds: [E] of the evaluations, growing.
         values: [E, R] of a metric.
         target: to be reached.
-        above: whether larger values are better.
+        higher_is_better: whether larger values are better.
     """
-    best = best_so_far(values, above)
-    return np.array([_crossing(rounds, curve, target, above) for curve in best.T], dtype=float)
+    best = best_so_far(values, higher_is_better)
+    return np.array([_first_crossing(rounds, curve, target, higher_is_better) for curve in best.T], dtype=float)
 
 
-def _crossing(rounds: np.ndarray, best: np.ndarray, target: float, above: bool) -> float:
-    reached_mask = reaches_target(best, target, above)
+def _first_crossing(rounds: np.ndarray, best: np.ndarray, target: float, higher_is_better: bool) -> float:
+    reached_mask = reaches_target(best, target, higher_is_better)
     if not reached_mask.any():
         return math.nan
     e = int(reached_mask.argmax())

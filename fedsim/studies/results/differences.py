@@ -13,14 +13,14 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import abbreviated_keys, display_key
-from fedsim.run.run_files import ENVIRONMENT
+from fedsim.run.run_files import ENVIRONMENT_FILE
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.results.display_names import CLASS_DISPLAY_NAMES
 from fedsim.studies.results.runs import Run, load
 
 log = logging.getLogger(__name__)
 
-_NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")
+_IGNORED_KEYS = ("out", "resume", "device", "tracking.progress")
 _TARGET_KEY = "_target_"
 ABSENT_TEXT = "–"
 
@@ -30,9 +30,7 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     keys = {key for run in runs for key in run.settings}
     values = {key: [run.settings.get(key) for run in runs] for key in keys}
     differing_keys = {
-        k
-        for k, run_values in values.items()
-        if any(v != run_values[0] for v in run_values) and k not in _NOT_A_DIFFERENCE
+        k for k, run_values in values.items() if any(v != run_values[0] for v in run_values) and k not in _IGNORED_KEYS
     }
     # `lr` also sets `local.lr`.
     differing_keys -= {k for k in differing_keys if k.rpartition(".")[2] in differing_keys and "." in k}
@@ -41,7 +39,7 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def own_class_options(keys: Sequence[str]) -> set[str]:
+def user_class_options(keys: Sequence[str]) -> set[str]:
     """Return the keys that are options of a class which itself differs, so that some runs do not have them."""
     class_prefixes = tuple(key.removesuffix(_TARGET_KEY) for key in keys if key.endswith(_TARGET_KEY))
     return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
@@ -63,13 +61,17 @@ def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
     if key.endswith(_TARGET_KEY):
         class_name = str(run.settings[key]).rpartition(".")[2]
         return CLASS_DISPLAY_NAMES.get(class_name, class_name)
-    return f"{abbreviated_keys([*keys, key])[key]}={shortened(setting_text(run.settings, key))}"
+    return f"{abbreviated_keys([*keys, key])[key]}={shortened_text(setting_text(run.settings, key))}"
 
 
-def shortened(text: str, max_length: int = 24) -> str:
+def shortened_text(text: str, max_length: int = 24) -> str:
     """Shorten a path to its last component, and a long text to its beginning and end."""
-    last = text.rstrip("/").rpartition("/")[2] or text
-    return last if len(last) <= max_length else f"{last[: max_length - 9]}…{last[-8:]}"
+    last_component = text.rstrip("/").rpartition("/")[2] or text
+    return (
+        last_component
+        if len(last_component) <= max_length
+        else f"{last_component[: max_length - 9]}…{last_component[-8:]}"
+    )
 
 
 def run_name(run: Run, keys: Sequence[str]) -> str:
@@ -110,7 +112,7 @@ def setting_text(settings: dict[str, Any], key: str) -> str:
     return "none" if setting is None else str(setting)
 
 
-def find_runs(folders: list[Path]) -> list[Run]:
+def load_runs(folders: list[Path]) -> list[Run]:
     """Return the runs in or below the given folders (a sweep), labelled by their differences.
 
     Runs of a single folder are sorted by their swept settings. Damaged runs, and those without rows, are logged and
@@ -120,14 +122,14 @@ def find_runs(folders: list[Path]) -> list[Run]:
         ConfigError: no readable run was found.
     """
     run_folders: dict[Path, None] = {}
-    damaged: list[ConfigError] = []
+    errors_of_damaged: list[ConfigError] = []
     for folder in (
         location
         for pattern in folders
         for location in ([pattern] if os.path.exists(pattern) else _matching_folders(pattern))
     ):
         try:
-            below = {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in folder.rglob(name)}
+            below = {path.parent for name in (METRICS_FILENAME, ENVIRONMENT_FILE) for path in folder.rglob(name)}
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read ({error.strerror}); give another folder") from error
         if not below:
@@ -138,21 +140,21 @@ def find_runs(folders: list[Path]) -> list[Run]:
         try:
             runs.append(load(folder))
         except ConfigError as error:
-            damaged.append(error)
-    if not runs and len(damaged) == 1:
-        raise damaged[0]
-    for problem in damaged:
+            errors_of_damaged.append(error)
+    if not runs and len(errors_of_damaged) == 1:
+        raise errors_of_damaged[0]
+    for problem in errors_of_damaged:
         log.warning("left out: %s", problem)
     if not runs:
-        raise ConfigError(f"none of the {len(damaged)} runs can be read")
+        raise ConfigError(f"none of the {len(errors_of_damaged)} runs can be read")
     if len(folders) == 1:
         keys = swept_settings(runs)
-        runs.sort(key=lambda run: [sort_key(setting_text(run.settings, key)) for key in keys])
+        runs.sort(key=lambda run: [natural_sort_key(setting_text(run.settings, key)) for key in keys])
     label_runs(runs)
     return runs
 
 
-def sort_key(text: str) -> tuple[bool, Any]:
+def natural_sort_key(text: str) -> tuple[bool, Any]:
     """Return a sort key that puts numbers by size before words in alphabetical order."""
     try:
         return False, float(text)
@@ -174,28 +176,28 @@ def swept_settings(runs: Sequence[Run]) -> list[str]:
     """Return the keys that distinguish the runs; options of a differing class, and keys that the command sets for one
     choice (`when`), only if they add a distinction."""
     keys = find_differing_keys(runs)
-    class_options = own_class_options(keys) | keys_set_per_choice(runs).intersection(keys)
-    first = [key for key in keys if key not in class_options]
+    class_options = user_class_options(keys) | keys_set_per_choice(runs).intersection(keys)
+    plain_keys = [key for key in keys if key not in class_options]
 
     def num_labels(keys: Sequence[str]) -> int:
         return len({tuple(str(run.settings.get(key)) for key in keys) for run in runs})
 
     for key in (key for key in keys if key in class_options):
-        if num_labels(first) < num_labels([*first, key]):
-            first.append(key)
-    return first
+        if num_labels(plain_keys) < num_labels([*plain_keys, key]):
+            plain_keys.append(key)
+    return plain_keys
 
 
 def recorded_value(run: Run, key: str) -> Any:
     """Return a run's value of a key as given: a group's choice, the name of a class, or a value; None if absent."""
-    if key in (chosen := run.environment.get("settings", {})):
-        return chosen[key]
+    if key in (recorded_settings := run.environment.get("settings", {})):
+        return recorded_settings[key]
     if f"{key}.{_TARGET_KEY}" in run.settings:
         return str(run.settings[f"{key}.{_TARGET_KEY}"]).rpartition(".")[2]
     return run.settings.get(key)
 
 
-def shows_text(run: Run, key: str, text: str) -> bool:
+def is_value_displayed_as(run: Run, key: str, text: str) -> bool:
     """Return whether this text is the run's value of the key; a class may be given by its name, in any spelling."""
     run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_TARGET_KEY}", "")).rpartition(".")[2]}
     return _normalised_text(text) in map(_normalised_text, run_values)

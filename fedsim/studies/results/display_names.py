@@ -34,7 +34,7 @@ CLASS_DISPLAY_NAMES = {
 KEY_DISPLAY_NAMES = {"lr": "learning rate", "server_lr": "server learning rate"}
 
 
-def class_name(choice: str, target: str) -> str:
+def class_display_name(choice: str, target: str) -> str:
     """Return the printed name of a group's choice: the class's name if the choice is named after it, else its words.
 
     Args:
@@ -47,7 +47,7 @@ def class_name(choice: str, target: str) -> str:
     return choice.replace("_", " ")
 
 
-def key_name(key: str) -> str:
+def key_display_name(key: str) -> str:
     """Return the printed name of a setting: 'learning rate' for lr, 'partition alpha' for partition.alpha."""
     return KEY_DISPLAY_NAMES.get(key, key.replace(".", " ").replace("/", " ").replace("_", " "))
 

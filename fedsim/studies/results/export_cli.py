@@ -22,26 +22,28 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("fedsim export", description=f"Write {COMMAND_DESCRIPTIONS['export']}.")
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder, finished or not")
     parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="FILE.safetensors, or FILE.pt")
-    parser.add_argument("--seed", type=int, help="of the replicate; it may be left out where there is one")
+    parser.add_argument("--seed", type=int, help="seed of the replicate; may be omitted if there is only one")
     model_options = parser.add_mutually_exclusive_group()
-    model_options.add_argument("--best", action="store_true", help="the model of the best evaluation, not the last")
-    model_options.add_argument("--client", type=int, metavar="I", help="the model that client I keeps")
+    model_options.add_argument(
+        "--best", action="store_true", help="the model of the best evaluation instead of the last"
+    )
+    model_options.add_argument("--client", type=int, metavar="I", help="client I's own model")
     options = parser.parse_args(arguments)
     if options.to.suffix not in FILE_ENDINGS:
         raise ConfigError(f"--to {options.to} must end in {', '.join(FILE_ENDINGS[:-1])} or {FILE_ENDINGS[-1]}")
-    tensors = _model(load(options.run), options)
-    write(options.to, tensors)
+    tensors = _selected_model(load(options.run), options)
+    write_model(options.to, tensors)
     numbers = sum(value.numel() for value in tensors.values())
     print(f"{options.to}: {len(tensors)} tensors, {numbers:,} numbers")
 
 
-def _model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:
+def _selected_model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:
     if options.client is not None:
         return run.client_model(options.client, options.seed)
     return run.model(options.seed, "best" if options.best else "last")
 
 
-def write(path: Path, model: dict[str, Tensor]) -> None:
+def write_model(path: Path, model: dict[str, Tensor]) -> None:
     """Write a `state_dict` in the format of the file's suffix.
 
     Raises:

@@ -16,22 +16,23 @@ from scipy import stats
 
 
 @dataclass(frozen=True)
-class Friedman:
+class FriedmanTest:
     """The result of Friedman's test.
 
     Attributes:
-        ranks: [k] mean rank of each algorithm, 1 is best; ties share their mean rank.
+        mean_ranks: [k] mean rank of each algorithm, 1 is best; ties share their mean rank.
         chi_square: Friedman's statistic, corrected for ties, with k − 1 degrees of freedom.
-        f: Iman and Davenport's statistic, k − 1 and (k − 1)(N − 1) degrees of freedom; infinite if all problems agree.
-        p: p-value of f under the hypothesis of equal algorithms.
-        problems: the number of problems N.
+        f_statistic: Iman and Davenport's statistic, k − 1 and (k − 1)(N − 1) degrees of freedom; infinite if all
+            problems agree.
+        p_value: p-value of f under the hypothesis of equal algorithms.
+        num_problems: the number of problems N.
     """
 
-    ranks: np.ndarray
+    mean_ranks: np.ndarray
     chi_square: float
-    f: float
-    p: float
-    problems: int
+    f_statistic: float
+    p_value: float
+    num_problems: int
 
 
 def rank_scores(scores: np.ndarray, higher_is_better: bool = True) -> np.ndarray:
@@ -44,21 +45,21 @@ def rank_scores(scores: np.ndarray, higher_is_better: bool = True) -> np.ndarray
     return np.asarray(stats.rankdata(-scores if higher_is_better else scores, axis=1))
 
 
-def friedman(ranks: np.ndarray) -> Friedman:
+def friedman_test(ranks: np.ndarray) -> FriedmanTest:
     """Return Friedman's test of ranks [N, k], k ≥ 2 and N ≥ 2.
 
     Σ_j (R_j − N(k+1)/2)² · (k − 1) / Σ (r_ij − (k+1)/2)², which is 12N/(k(k+1)) (Σ R̄_j² − k(k+1)²/4) without ties.
     """
     problems, k = ranks.shape
-    middle = (k + 1) / 2
-    spread = float(((ranks - middle) ** 2).sum())
+    mean_rank = (k + 1) / 2
+    spread = float(((ranks - mean_rank) ** 2).sum())
     if spread == 0:  # every problem calls all of them equal
-        return Friedman(ranks.mean(0), 0.0, 0.0, 1.0, problems)
-    chi_square = (k - 1) * float(((ranks.sum(0) - problems * middle) ** 2).sum()) / spread
+        return FriedmanTest(ranks.mean(0), 0.0, 0.0, 1.0, problems)
+    chi_square = (k - 1) * float(((ranks.sum(0) - problems * mean_rank) ** 2).sum()) / spread
     residual = problems * (k - 1) - chi_square
     f = (problems - 1) * chi_square / residual if residual > 1e-9 * chi_square else math.inf
     p = 0.0 if math.isinf(f) else float(stats.f.sf(f, k - 1, (k - 1) * (problems - 1)))
-    return Friedman(ranks.mean(0), chi_square, f, p, problems)
+    return FriedmanTest(ranks.mean(0), chi_square, f, p, problems)
 
 
 def critical_difference(k: int, problems: int, alpha: float = 0.05) -> float:
@@ -70,8 +71,8 @@ def critical_difference(k: int, problems: int, alpha: float = 0.05) -> float:
 def indistinguishable_groups(ranks: np.ndarray, difference: float) -> list[tuple[int, int]]:
     """Return (first, last) of the maximal groups of two or more ascending mean ranks that span at most `difference`."""
     groups: list[tuple[int, int]] = []
-    for first in range(len(ranks)):
-        last = int(np.searchsorted(ranks, ranks[first] + difference, side="right")) - 1
-        if last > first and not (groups and groups[-1][1] >= last):
-            groups.append((first, last))
+    for first_index in range(len(ranks)):
+        last_index = int(np.searchsorted(ranks, ranks[first_index] + difference, side="right")) - 1
+        if last_index > first_index and not (groups and groups[-1][1] >= last_index):
+            groups.append((first_index, last_index))
     return groups

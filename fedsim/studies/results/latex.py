@@ -11,24 +11,24 @@ import re
 import textwrap
 
 from fedsim.core.speaking import escape_unprintable
-from fedsim.studies.results.run_measures import Measure
-from fedsim.studies.results.table import Table
+from fedsim.studies.results.run_measures import TableMeasure
+from fedsim.studies.results.table import ResultTable
 
 LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
     "θ": r"$\theta$",
     "–": "--",
-    **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts replace by other characters
+    **{character: f"${character}$" for character in "<>|"},  # which the oldest text fonts replace by other characters
 }
 HEADING_WIDTH = 22  # characters of a heading's line
 BOLD_TEMPLATE = r"\textbf{{\boldmath {}}}"
 
 
-def latex(table: Table, caption: str | None = None, label: str | None = None) -> str:
+def latex_table(table: ResultTable, caption: str | None = None, label: str | None = None) -> str:
     """Return the table in LaTeX, with the best of each column and block in bold.
 
     Args:
@@ -36,7 +36,7 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
         caption: LaTeX that begins the caption; what ± and bold mean follows. Without a caption that is a comment.
         label: for `\\ref`.
     """
-    explained = [escape_latex(_one_line(sentence)) for sentence in table.explained()]
+    explanations = [escape_latex(_one_line(sentence)) for sentence in table.explanations()]
     keys = [escape_latex(_one_line(key)) for key in table.paper_keys or table.keys]
     tabular = [
         rf"\begin{{tabular}}{{{'l' * len(keys)}{'r' * len(table.measures)}}}",
@@ -49,14 +49,14 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
     ]
     comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(table_note)}" for table_note in table.notes)]
     if caption is None and label is None:
-        return "\n".join([*comments, *(f"% {_one_line(sentence)}" for sentence in table.explained()), *tabular])
+        return "\n".join([*comments, *(f"% {_one_line(sentence)}" for sentence in table.explanations()), *tabular])
     sentences = [_latex_sentence(caption)] if caption else []
     return "\n".join(
         [
             *comments,
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{' '.join(sentences + explained)}}}",
+            rf"\caption{{{' '.join(sentences + explanations)}}}",
             *([rf"\label{{{label}}}"] if label else []),
             *tabular,
             r"\end{table}",
@@ -66,10 +66,10 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
 
 def escape_latex(text: str) -> str:
     """Escape the special characters of LaTeX; θ^PS becomes mathematics."""
-    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain_match, text)
+    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _escape_match, text)
 
 
-def _plain_match(match: re.Match[str]) -> str:
+def _escape_match(match: re.Match[str]) -> str:
     return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else LATEX_ESCAPES[match[0]]
 
 
@@ -82,28 +82,28 @@ def _latex_sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _headings(keys: list[str], measures: list[Measure]) -> list[str]:
+def _headings(keys: list[str], measures: list[TableMeasure]) -> list[str]:
     """Return the line of headings; two lines if swept keys make columns, the upper one spanning what they share."""
     labels = [f"{measure.label or measure.heading}{_unit(measure)}" for measure in measures]
-    place_labels = [measure.place_label for measure in measures]
+    place_labels = [measure.column_group_label for measure in measures]
     if not any(place_labels):
         return [" & ".join([*keys, *map(_heading, labels)]) + r" \\"]
-    upper, lower = (labels, place_labels) if len(set(labels)) == 1 else (place_labels, labels)
+    upper_labels, lower_labels = (labels, place_labels) if len(set(labels)) == 1 else (place_labels, labels)
     groups, rules, column = [], [], len(keys) + 1
-    for text, members in itertools.groupby(upper):
+    for text, members in itertools.groupby(upper_labels):
         width = len(list(members))
         groups.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(_one_line(text))}}}")
         rules.append(rf"\cmidrule(lr){{{column}-{column + width - 1}}}")
         column += width
-    empty = [""] * len(keys)
+    empty_cells = [""] * len(keys)
     return [
-        " & ".join([*empty, *groups]).strip() + r" \\",
+        " & ".join([*empty_cells, *groups]).strip() + r" \\",
         " ".join(rules),
-        " & ".join([*keys, *map(_heading, lower)]) + r" \\",
+        " & ".join([*keys, *map(_heading, lower_labels)]) + r" \\",
     ]
 
 
-def _unit(measure: Measure) -> str:
+def _unit(measure: TableMeasure) -> str:
     return f" ({measure.unit})" if measure.unit else ""
 
 
@@ -115,20 +115,20 @@ def _heading(text: str) -> str:
     return r"\begin{tabular}[b]{@{}r@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
 
 
-def _table_body(table: Table) -> list[str]:
+def _table_body(table: ResultTable) -> list[str]:
     """Return the lines of the table, with a rule between blocks; a block's name is printed once."""
-    bold = [table.bold(column) for column in range(len(table.measures))]
-    names = table.paper_lines or [texts for texts, _ in table.lines]
+    bold_lines = [table.bold_row_indices(column) for column in range(len(table.measures))]
+    names = table.paper_rows or [texts for texts, _ in table.table_rows]
     lines = []
-    for number, block in enumerate(table.in_blocks()):
+    for number, block in enumerate(table.row_indices_by_block()):
         lines += [r"\midrule"] * (number > 0)
         for position in block:
             texts = [
-                "" if column < table.blocks and position != block[0] else escape_latex(_one_line(text))
+                "" if column < table.num_block_keys and position != block[0] else escape_latex(_one_line(text))
                 for column, text in enumerate(names[position])
             ]
-            for column, (cell, measure) in enumerate(zip(table.lines[position][1], table.measures, strict=True)):
-                text = "" if cell is None else cell.entry(measure)[1]
-                texts.append(BOLD_TEMPLATE.format(text) if position in bold[column] and text else text)
+            for column, (cell, measure) in enumerate(zip(table.table_rows[position][1], table.measures, strict=True)):
+                text = "" if cell is None else cell.format_entry(measure)[1]
+                texts.append(BOLD_TEMPLATE.format(text) if position in bold_lines[column] and text else text)
             lines.append(" & ".join(texts).strip() + r" \\")
     return lines

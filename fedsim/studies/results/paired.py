@@ -13,11 +13,11 @@ from fedsim.core.errors import ConfigError
 
 
 @functools.cache
-def student_quantile(share: float, freedom: float) -> float:
+def student_quantile(share: float, degrees_of_freedom: float) -> float:
     """Return a quantile of Student's t; cached, since a board needs the same one some ten thousand times."""
     from scipy import special  # here: pictures of a run need not wait for it
 
-    return float(special.stdtrit(freedom, share))
+    return float(special.stdtrit(degrees_of_freedom, share))
 
 
 @dataclass(frozen=True)
@@ -33,44 +33,47 @@ class PairedDifference:
     confidence: float = 0.95
 
     @property
-    def pairs(self) -> int:
+    def num_pairs(self) -> int:
         """The number of pairs n."""
         return len(self.values)
 
     @property
     def mean(self) -> float:
         """The mean difference; NaN without pairs."""
-        return float(self.values.mean()) if self.pairs else math.nan
+        return float(self.values.mean()) if self.num_pairs else math.nan
 
     @property
-    def error(self) -> float:
+    def standard_error(self) -> float:
         """The standard error of the mean; 0 for one pair."""
-        return float(self.values.std(ddof=1)) / math.sqrt(self.pairs) if self.pairs > 1 else 0.0
+        return float(self.values.std(ddof=1)) / math.sqrt(self.num_pairs) if self.num_pairs > 1 else 0.0
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def confidence_interval(self) -> tuple[float, float]:
         """Student's interval, mean ± t_{n−1} standard errors (Gosset 1908); NaN for fewer than two pairs."""
-        if self.pairs < 2:
+        if self.num_pairs < 2:
             return math.nan, math.nan
-        half_width = student_quantile(0.5 + self.confidence / 2, self.pairs - 1) * self.error
+        half_width = student_quantile(0.5 + self.confidence / 2, self.num_pairs - 1) * self.standard_error
         return self.mean - half_width, self.mean + half_width
 
-    def better(self, rises: bool) -> int:
-        """Return the number of pairs that are better, without ties; `rises`: larger numbers are better."""
-        return int(((self.values > 0) if rises else (self.values < 0)).sum())
+    def num_better_pairs(self, higher_is_better: bool) -> int:
+        """Return the number of pairs that are better, without ties; `higher_is_better`: larger numbers are better."""
+        return int(((self.values > 0) if higher_is_better else (self.values < 0)).sum())
 
-    def sentence(self, rises: bool, percent: bool = False) -> str:
+    def summary_sentence(self, higher_is_better: bool, percent: bool = False) -> str:
         """Return a sentence about the difference; `percent`: numbers are fractions that are shown in per cent."""
-        pairs = f"{self.pairs} pair" + "s" * (self.pairs != 1)
-        if self.pairs < 2:
-            return "one pair says nothing of the spread" if self.pairs else "there is no pair"
-        low, high = self.interval
+        pairs = f"{self.num_pairs} pair" + "s" * (self.num_pairs != 1)
+        if self.num_pairs < 2:
+            return "one pair says nothing of the spread" if self.num_pairs else "there is no pair"
+        low, high = self.confidence_interval
         factor, unit = (100, " percentage points") if percent else (1, "")
         half_width = f"{factor * low:.4g} to {factor * high:.4g}{unit}"
-        summary = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {half_width}"
+        summary = (
+            f"better in {self.num_better_pairs(higher_is_better)} of {pairs}, {100 * self.confidence:g} % "
+            f"interval {half_width}"
+        )
         if low <= 0 <= high:
             return f"{summary}: not significant"
-        return f"{summary}: {'better' if (low > 0) == rises else 'worse'}"
+        return f"{summary}: {'better' if (low > 0) == higher_is_better else 'worse'}"
 
 
 def paired_difference(

@@ -35,12 +35,12 @@ class Predictor:
     def __init__(self, settings: Mapping[str, Any], dataset: Dataset) -> None:
         self.dataset = dataset
         node = {name: value for name, value in settings.items() if name not in MODEL_SETTINGS_NOT_ARGUMENTS}
-        model_part = targets.parse("model", node, MODEL_KIND)
-        loss = _loss(settings.get("loss"), dataset)
+        model_part = targets.parse_object("model", node, MODEL_KIND)
+        loss = _loss_function(settings.get("loss"), dataset)
         labels = dataset.train_y if dataset.classes else None
         per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
         build = fit_constructor(
-            functools.partial(model_part.call, **{name: node[name] for name in model_part.arguments}),
+            functools.partial(model_part.factory, **{name: node[name] for name in model_part.arguments}),
             dataset.shape,
             1 if loss == "logistic" else dataset.classes,
             per_position,
@@ -70,18 +70,20 @@ class Predictor:
             raise ConfigError(
                 f"inputs have shape {list(x.shape)}; give [n, {', '.join(map(str, self.dataset.shape))}] of n samples"
             )
-        if missing := sorted(set(self.model.call.extra_inputs) - extra_inputs.keys()):
-            raise ConfigError(f"the model has further inputs; give {', '.join(f'{name}=…' for name in missing)} too")
+        if missing_inputs := sorted(set(self.model.call.extra_inputs) - extra_inputs.keys()):
+            raise ConfigError(
+                f"the model has further inputs; give {', '.join(f'{name}=…' for name in missing_inputs)} too"
+            )
         module, results = self.module(state), []
-        for first in range(0, len(x), BATCH_SIZE):
-            pick = slice(first, first + BATCH_SIZE)
-            batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.extra_inputs(
-                dict(extra_inputs), pick, torch.float32)}  # fmt: skip
+        for first_sample in range(0, len(x), BATCH_SIZE):
+            row_selection = slice(first_sample, first_sample + BATCH_SIZE)
+            batch = {"x": self.dataset.prepare(x[row_selection], torch.float32), **self.dataset.extra_inputs(
+                dict(extra_inputs), row_selection, torch.float32)}  # fmt: skip
             results.append(self.model.call(module, self.model.call.inputs(batch)))
         return torch.cat(results) if results and isinstance(results[0], Tensor) else results
 
     @torch.no_grad()
-    def test(self, state: Mapping[str, Tensor]) -> dict[str, float]:
+    def test_metrics(self, state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the loss, and the accuracy if there are labels, on the whole test set."""
         data, model = self.dataset, self.model
         if data.test_x is None:
@@ -89,8 +91,10 @@ class Predictor:
         if not model.tensor_output:
             raise ConfigError("the model returns no tensor; call module() on the samples instead")
         module, loss, correct = self.module(state), 0.0, 0.0
-        for first in range(0, len(data.test_x), BATCH_SIZE):
-            batch = self._samples(data.test_x, data.test_y, data.test_more, slice(first, first + BATCH_SIZE))
+        for first_sample in range(0, len(data.test_x), BATCH_SIZE):
+            batch = self._samples(
+                data.test_x, data.test_y, data.test_more, slice(first_sample, first_sample + BATCH_SIZE)
+            )
             output = model.call(module, model.call.inputs(batch))
             loss += float(model.loss(output, batch).expand(len(batch["x"])).sum())
             if model.labelled:
@@ -99,20 +103,20 @@ class Predictor:
         return {"test_loss": loss / count} | ({"test_accuracy": correct / count} if model.labelled else {})
 
     def _samples(
-        self, x: Tensor, y: Tensor | None, extra_inputs: dict[str, Tensor], pick: slice = slice(2)
+        self, x: Tensor, y: Tensor | None, extra_inputs: dict[str, Tensor], row_selection: slice = slice(2)
     ) -> dict[str, Tensor]:
         batch = {
-            "x": self.dataset.prepare(x[pick], torch.float32),
-            **self.dataset.extra_inputs(extra_inputs, pick, torch.float32),
+            "x": self.dataset.prepare(x[row_selection], torch.float32),
+            **self.dataset.extra_inputs(extra_inputs, row_selection, torch.float32),
         }
         if y is not None:
-            batch["y"] = y[pick].to(torch.float32) if y.is_floating_point() else y[pick]
+            batch["y"] = y[row_selection].to(torch.float32) if y.is_floating_point() else y[row_selection]
         return batch
 
 
-def _loss(name: Any, dataset: Dataset) -> str | LossFunction:
+def _loss_function(name: Any, dataset: Dataset) -> str | LossFunction:
     """Return the loss that the settings name, possibly by a dotted path, or else the data set's."""
     if name is None:
         return dataset.loss
-    loss: str | LossFunction = targets.resolve("model.loss", name, LOSS_KIND) if "." in str(name) else name
+    loss: str | LossFunction = targets.resolve_target("model.loss", name, LOSS_KIND) if "." in str(name) else name
     return loss

@@ -25,7 +25,7 @@ MAX_MESSAGE_LENGTH = 200  # characters of another library's message
 
 
 @contextlib.contextmanager
-def damage_errors(path: Path) -> Iterator[None]:
+def translate_read_errors(path: Path) -> Iterator[None]:
     """Convert errors of the block to an error that says that this file is damaged.
 
     Raises:
@@ -43,9 +43,9 @@ def damage_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged ({reason}); restore it, or run again") from error
 
 
-def require(fact: bool, reason: str) -> None:
+def require(condition: bool, reason: str) -> None:
     """Raise ValueError with this reason unless the fact is true."""
-    if not fact:
+    if not condition:
         raise ValueError(reason)
 
 
@@ -57,7 +57,7 @@ def read_rows(path: Path) -> list[MetricsRow]:
         CheckpointError: the file is damaged.
     """
     rows = read_metrics(path)
-    with damage_errors(path):
+    with translate_read_errors(path):
         replicates = sum(row["round"] == rows[0]["round"] for row in rows) if rows else 0
         seeds = [row["seed"] for row in rows[:replicates]]
         while rows and len(rows) % replicates:
@@ -72,34 +72,34 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read the nested configuration; empty if there is no file."""
-    if not _exists(path):
+    if not _is_existing_file(path):
         return {}
-    with damage_errors(path):
-        plain = OmegaConf.to_container(OmegaConf.load(check_regular_path(path)))
-        require(isinstance(plain, dict), "it holds no settings")
-        assert isinstance(plain, dict)
-        rounds = plain.get("rounds")
+    with translate_read_errors(path):
+        plain_settings = OmegaConf.to_container(OmegaConf.load(check_regular_path(path)))
+        require(isinstance(plain_settings, dict), "it holds no settings")
+        assert isinstance(plain_settings, dict)
+        rounds = plain_settings.get("rounds")
         require(rounds is None or _is_whole(rounds), f"rounds is {rounds!r}")
-        return {str(key): value for key, value in plain.items()}
+        return {str(key): value for key, value in plain_settings.items()}
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Read summary.json; empty if there is no file."""
-    with damage_errors(path):
-        summary = _json(path)
+    with translate_read_errors(path):
+        summary = _read_json(path)
         _require_entry_types(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
         newcomers = summary.get("newcomers") or []
         for epoch in newcomers:
             require(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
             per_seed = (value if isinstance(value, list) else [value] for value in epoch.values())
-            require("epoch" in epoch and all(map(_number, itertools.chain(*per_seed))), "newcomers are no rows")
+            require("epoch" in epoch and all(map(_is_number, itertools.chain(*per_seed))), "newcomers are no rows")
         return summary
 
 
 def read_environment(path: Path) -> dict[str, Any]:
     """Read environment.json; empty if there is no file."""
-    with damage_errors(path):
-        environment = _json(path)
+    with translate_read_errors(path):
+        environment = _read_json(path)
         kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
         _require_entry_types(environment, {"settings": dict, "versions": dict} | kinds)
         return environment
@@ -107,9 +107,9 @@ def read_environment(path: Path) -> dict[str, Any]:
 
 def read_clients(path: Path) -> Clients | None:
     """Read clients.npz; None if there is no file."""
-    if not _exists(path):
+    if not _is_existing_file(path):
         return None
-    with damage_errors(path):
+    with translate_read_errors(path):
         stored_clients = clients.read(check_regular_path(path))
         require(stored_clients.number > 0, f"number is {stored_clients.number}")
         arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}
@@ -141,14 +141,14 @@ def read_clients(path: Path) -> Clients | None:
         return stored_clients
 
 
-def _exists(path: Path) -> bool:
+def _is_existing_file(path: Path) -> bool:
     """Return whether the path exists; a broken link or a folder also counts, so that it is reported as damaged."""
     return path.exists() or path.is_symlink()
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if there is no file."""
-    if not _exists(path):
+    if not _is_existing_file(path):
         return {}
     content = json.loads(check_regular_path(path).read_text(encoding="utf-8"))
     require(isinstance(content, dict), "it holds no names and values")
@@ -162,7 +162,7 @@ def _require_entry_types(content: dict[str, Any], kinds: dict[str, type]) -> Non
         require(value is None or (isinstance(value, kind) and not isinstance(value, bool)), f"{name} is {value!r:.40}")
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, Real) and not isinstance(value, bool))
 
 

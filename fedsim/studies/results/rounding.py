@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LARGE, SMALL = 1e6, 1e-4  # numbers from LARGE on and below SMALL are printed with powers of ten
+MIN_EXPONENT_NUMBER, MAX_EXPONENT_NUMBER = (
+    1e6,
+    1e-4,
+)  # numbers from LARGE on and below SMALL are printed with powers of ten
 
 
 def num_decimals(error: float) -> int:
@@ -19,8 +22,8 @@ def num_decimals(error: float) -> int:
     if not (math.isfinite(error) and error > 0):
         raise ValueError(f"{error} is no error")
     exponent = math.floor(math.log10(error))
-    leading = round(error / 10**exponent, 6)
-    return (1 if leading < 2 else 0) - exponent
+    leading_digits = round(error / 10**exponent, 6)
+    return (1 if leading_digits < 2 else 0) - exponent
 
 
 def fixed_decimals(value: float, decimals: int) -> str:
@@ -64,7 +67,9 @@ def round_to_error(mean: float, spread: float, error: float, significant: int = 
         significant: see `error`.
     """
     size = max(abs(mean), *(number for number in (spread, error, 0.0) if not math.isnan(number)))
-    exponent = max(math.floor(math.log10(size)), -300) if size and not SMALL <= size < LARGE else 0
+    exponent = (
+        max(math.floor(math.log10(size)), -300) if size and not MAX_EXPONENT_NUMBER <= size < MIN_EXPONENT_NUMBER else 0
+    )
     mean, spread, error = (number / 10.0**exponent for number in (mean, spread, error))
     if math.isfinite(error) and error > 0:
         decimals = num_decimals(error)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import HIGHER
-from fedsim.run.rules import first_reached
+from fedsim.run.rules import first_round_reaching_target
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
@@ -25,16 +25,16 @@ COLUMNS_BY_COST = {
 
 def cost_to_target(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
     """Return the sum of these columns [R] at the first evaluation that reaches the target; NaN where none does."""
-    first_evaluations = first_reached(run.curve(metric)[1], target, run.higher_is_better(metric))
+    first_evaluations = first_round_reaching_target(run.curve(metric)[1], target, run.higher_is_better(metric))
     cumulative_cost = np.sum(
-        [run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0
+        [run.curve(name)[1] if name != "round" else _evaluation_rounds(run, metric) for name in columns], axis=0
     )
     return np.array(
         [cumulative_cost[e, r] if e >= 0 else math.nan for r, e in enumerate(first_evaluations)], dtype=float
     )
 
 
-def _rounds(run: Run, metric: str) -> np.ndarray:
+def _evaluation_rounds(run: Run, metric: str) -> np.ndarray:
     rounds, values = run.curve(metric)
     return np.broadcast_to(rounds[:, None], values.shape)
 
@@ -43,51 +43,51 @@ PlainAndLatexText = tuple[str, str]  # a cell as plain text and as LaTeX
 
 
 @dataclass(frozen=True)
-class Measure:
+class TableMeasure:
     """A column of a table.
 
     Attributes:
         heading: the heading of the column.
-        of: run → [R] numbers, NaN where a replicate has none.
+        values_function: run → [R] numbers, NaN where a replicate has none.
         higher_is_better: whether larger numbers are better.
-        percent: whether numbers are fractions that are shown in per cent.
+        is_percent: whether numbers are fractions that are shown in per cent.
         label: the heading in a LaTeX table, without its unit; '' is the heading itself.
         unit: unit of the printed numbers.
-        directed: whether one direction is better.
-        place_label: the values of swept keys that make this column, as a LaTeX table prints them.
+        has_best_value: whether one direction is better.
+        column_group_label: the values of swept keys that make this column, as a LaTeX table prints them.
     """
 
     heading: str
-    of: Callable[[Run], np.ndarray]
+    values_function: Callable[[Run], np.ndarray]
     higher_is_better: bool
-    percent: bool = False
+    is_percent: bool = False
     label: str = ""
     unit: str = ""
-    directed: bool = True
-    place_label: str = ""
+    has_best_value: bool = True
+    column_group_label: str = ""
 
     @property
     def factor(self) -> int:
-        return 100 if self.percent else 1
+        return 100 if self.is_percent else 1
 
     @property
-    def significant(self) -> int:
+    def significant_digits(self) -> int:
         """The number of significant digits of a number whose error is not known."""
-        return 3 if self.percent else 4
+        return 3 if self.is_percent else 4
 
-    def digits(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """Format a number: fractions in per cent to a tenth, others to four digits."""
-        text = fixed_decimals(100 * value, 1) if self.percent else f"{value:.4g}"
+        text = fixed_decimals(100 * value, 1) if self.is_percent else f"{value:.4g}"
         return text.removeprefix("-") if text == "-0" else text
 
-    def spread(self, value: float) -> str:
-        return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
+    def format_spread(self, value: float) -> str:
+        return f"{100 * value:.1f}" if self.is_percent else f"{value:.2g}"
 
 
-def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> Measure:
+def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> TableMeasure:
     """Return the measure of a column of metrics.csv at the end of a run, averaged over its `last` evaluations."""
     description = run_that_measures(runs, name).describe(name)
-    return Measure(
+    return TableMeasure(
         name + (f", last {last}" if last > 1 else ""),
         lambda run: run.final_values(name, last),
         description.better == HIGHER,
@@ -98,14 +98,14 @@ def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> Measure:
     )
 
 
-def cost_measures(name: str, target: float, runs: list[Run]) -> list[Measure]:
+def cost_measures(name: str, target: float, runs: list[Run]) -> list[TableMeasure]:
     """Return the costs until a metric reaches the target: rounds; bytes and virtual seconds if all runs have them."""
 
     description = run_that_measures(runs, name).describe(name)
     shown_target = f"{100 * target:g} %" if is_fraction(name) else f"{target:g}"
 
-    def measure(cost_name: str, columns: tuple[str, ...]) -> Measure:
-        return Measure(
+    def measure(cost_name: str, columns: tuple[str, ...]) -> TableMeasure:
+        return TableMeasure(
             f"{cost_name} to {name} {target:g}",
             lambda run: cost_to_target(run, name, target, columns),
             False,
@@ -125,7 +125,7 @@ def _has_columns(run: Run, columns: tuple[str, ...]) -> bool:
 
 
 @dataclass
-class Cell:
+class TableCell:
     """The numbers [R] of a run's replicates, with their seeds if known; statistics are over the finite numbers.
 
     An unfinished run is marked with a star.
@@ -133,7 +133,7 @@ class Cell:
 
     values: np.ndarray
     seeds: list[int] | None = None
-    unfinished: bool = False
+    is_unfinished: bool = False
 
     @property
     def finite_values(self) -> np.ndarray:
@@ -150,47 +150,58 @@ class Cell:
         return float(self.finite_values.std(ddof=1)) if len(self.finite_values) > 1 else math.nan
 
     @property
-    def error(self) -> float:
+    def standard_error(self) -> float:
         """The standard error of the mean; NaN for fewer than two numbers."""
         return self.std / math.sqrt(len(self.finite_values)) if len(self.finite_values) else math.nan
 
-    def numbers(self) -> dict[str, float]:
+    def number_columns(self) -> dict[str, float]:
         """Return suffix of the heading → number, for CSV."""
         return {"": self.mean, " std": self.std, " n": len(self.finite_values)}
 
-    def entry(self, measure: Measure) -> PlainAndLatexText:
+    def format_entry(self, measure: TableMeasure) -> PlainAndLatexText:
         """Return the entry as plain text and as LaTeX."""
         if not len(self.finite_values):
             return "–", "--"
         count_note = (
             f" ({len(self.finite_values)} of {len(self.values)})" if len(self.finite_values) < len(self.values) else ""
         )
-        mean, unit = measure.digits(self.mean), " %" if measure.percent else ""
+        mean, unit = measure.format_value(self.mean), " %" if measure.is_percent else ""
         factor = measure.factor
-        paper = round_to_error(factor * self.mean, factor * self.std, factor * self.error, measure.significant).latex
-        plain = mean if len(self.finite_values) == 1 else f"{mean} ± {measure.spread(self.std)}"
-        star, paper_star = (" *", "$^{*}$") if self.unfinished else ("", "")
-        return f"{plain}{unit}{star}{count_note}", f"{paper}{paper_star}{count_note}"
+        paper = round_to_error(
+            factor * self.mean, factor * self.std, factor * self.standard_error, measure.significant_digits
+        ).latex
+        plain_text = mean if len(self.finite_values) == 1 else f"{mean} ± {measure.format_spread(self.std)}"
+        unfinished_mark, latex_unfinished_mark = (" *", "$^{*}$") if self.is_unfinished else ("", "")
+        return f"{plain_text}{unit}{unfinished_mark}{count_note}", f"{paper}{latex_unfinished_mark}{count_note}"
 
 
 @dataclass
-class Difference:
+class TableDifference:
     """The differences by seed of a run's numbers to those of the reference run."""
 
-    by: PairedDifference
+    paired_differences: PairedDifference
     higher_is_better: bool
 
-    def numbers(self) -> dict[str, float]:
-        low, high = self.by.interval
-        better, pairs = self.by.better(self.higher_is_better), self.by.pairs
-        return {"": self.by.mean, " low": low, " high": high, " better": better, " pairs": pairs}
+    def number_columns(self) -> dict[str, float]:
+        low, high = self.paired_differences.confidence_interval
+        num_better, num_pairs = (
+            self.paired_differences.num_better_pairs(self.higher_is_better),
+            self.paired_differences.num_pairs,
+        )
+        return {
+            "": self.paired_differences.mean,
+            " low": low,
+            " high": high,
+            " better": num_better,
+            " pairs": num_pairs,
+        }
 
-    def entry(self, measure: Measure) -> PlainAndLatexText:
-        if not self.by.pairs:
+    def format_entry(self, measure: TableMeasure) -> PlainAndLatexText:
+        if not self.paired_differences.num_pairs:
             return "–", "--"
-        low, high = (measure.digits(value) for value in self.by.interval)
-        mean = ("+" if self.by.mean > 0 else "") + measure.digits(self.by.mean)
-        count = f"{self.by.better(self.higher_is_better)}/{self.by.pairs}"
-        if self.by.pairs == 1:
+        low, high = (measure.format_value(value) for value in self.paired_differences.confidence_interval)
+        mean = ("+" if self.paired_differences.mean > 0 else "") + measure.format_value(self.paired_differences.mean)
+        count = f"{self.paired_differences.num_better_pairs(self.higher_is_better)}/{self.paired_differences.num_pairs}"
+        if self.paired_differences.num_pairs == 1:
             return f"{mean}, {count}", f"${mean}$, {count}"
         return f"{mean} [{low}, {high}], {count}", f"${mean}$ $[{low}, {high}]$, {count}"

@@ -10,11 +10,11 @@ from fedsim.app.sweep import RECORDS_FOLDER
 from fedsim.app.sweep_progress import TOTAL_RUNS_FILE
 from fedsim.core.errors import ConfigError
 from fedsim.core.lock import is_folder_locked
-from fedsim.run.run_files import SUMMARY
+from fedsim.run.run_files import SUMMARY_FILE
 from fedsim.studies.results.runs import Run
 
-FINISHED, RUNNING, STOPPED, FAILED = "finished", "running", "stopped", "failed"
-STATE_BY_STATUS = {"failed": FAILED, "stopped": STOPPED}  # status in a sweep's record → state
+FINISHED_STATUS, RUNNING_STATUS, STOPPED_STATUS, FAILED_STATUS = "finished", "running", "stopped", "failed"
+STATE_BY_STATUS = {"failed": FAILED_STATUS, "stopped": STOPPED_STATUS}  # status in a sweep's record → state
 MAX_RECORD_BYTES = 1 << 16  # larger records of a sweep are not read
 
 
@@ -58,24 +58,24 @@ def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
         folder: folder of the run.
         record: its sweep's record; None: it is looked for in the parent folder.
     """
-    if (folder / SUMMARY).is_file():
-        return RunState(FINISHED)
+    if (folder / SUMMARY_FILE).is_file():
+        return RunState(FINISHED_STATUS)
     if is_folder_locked(folder):
-        return RunState(RUNNING)
+        return RunState(RUNNING_STATUS)
     if record is None:
         record = sweep_records(folder.parent).get(folder.name)
     if record is not None and record.status in STATE_BY_STATUS:
         return RunState(STATE_BY_STATUS[record.status], record.message)
-    return RunState(STOPPED, "its process ended before the last round")
+    return RunState(STOPPED_STATUS, "its process ended before the last round")
 
 
-def unfinished(run: Run) -> str:
+def unfinished_text(run: Run) -> str:
     """Return a text such as 'running, round 40 of 300'; '' for a finished run or an unknown number of rounds."""
-    rounds, last = run.settings.get("rounds"), run.rows[-1]["round"]
-    if rounds is None or last >= rounds:
+    rounds, last_round = run.settings.get("rounds"), run.rows[-1]["round"]
+    if rounds is None or last_round >= rounds:
         return ""
     state = run_state(run.folder)
-    return "" if state.name == FINISHED else f"{state.name}, round {last} of {rounds}"
+    return "" if state.name == FINISHED_STATUS else f"{state.name}, round {last_round} of {rounds}"
 
 
 def sweep_records(folder: Path) -> dict[str, SweepRecord]:
@@ -90,12 +90,12 @@ def sweep_records(folder: Path) -> dict[str, SweepRecord]:
     return records
 
 
-def planned_runs(folder: Path) -> int | None:
+def num_planned_runs(folder: Path) -> int | None:
     """Return the total number of runs of the sweep in this folder; None if unknown."""
     path = folder / RECORDS_FOLDER / TOTAL_RUNS_FILE
     try:
-        moderate = path.is_file() and path.stat().st_size <= MAX_RECORD_BYTES
-        total = json.loads(path.read_text(encoding="utf-8"))[0] if moderate else None
+        has_readable_size = path.is_file() and path.stat().st_size <= MAX_RECORD_BYTES
+        total = json.loads(path.read_text(encoding="utf-8"))[0] if has_readable_size else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import flatten
+from fedsim.core.settings import flatten_settings
 from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.dataset_kinds import DATASET_KIND
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.evaluation.registry import NEWCOMER_PREFIX, MetricDescription, describe
-from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
+from fedsim.run.run_files import CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_column_descriptions
@@ -50,7 +50,7 @@ class Run:
         clients: the data of clients.npz; None for an unfinished run.
         label: what distinguishes it from the runs it is compared with.
         newcomers: metrics of the newcomers after each of their epochs, from summary.json.
-        meanings: descriptions of the columns of metrics.csv.
+        column_descriptions: descriptions of the columns of metrics.csv.
         config: its nested configuration from config.yaml; empty for a run that was started without one.
         trusted: packages whose classes `dataset` may build, in addition to those of fedsim.
     """
@@ -61,7 +61,7 @@ class Run:
     clients: Clients | None = None
     label: str = ""
     newcomers: list[MetricsRow] = field(default_factory=list)
-    meanings: dict[str, str] = field(default_factory=dict)
+    column_descriptions: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     trusted: tuple[str, ...] = ()
 
@@ -83,15 +83,15 @@ class Run:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json; empty for an unfinished run."""
-        return read_summary(self.folder / SUMMARY)
+        return read_summary(self.folder / SUMMARY_FILE)
 
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
         """The content of environment.json: command, versions, device."""
-        return read_environment(self.folder / ENVIRONMENT)
+        return read_environment(self.folder / ENVIRONMENT_FILE)
 
     @functools.cached_property
-    def _stored(self) -> StoredModels:
+    def _stored_models(self) -> StoredModels:
         return StoredModels(self.folder)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -104,7 +104,7 @@ class Run:
         Raises:
             ConfigError: the library is not installed.
         """
-        checks.choice("library", library, FRAME_LIBRARIES)
+        checks.check_choice("library", library, FRAME_LIBRARIES)
         try:
             return importlib.import_module(library).DataFrame(self.arrays())
         except ImportError as error:
@@ -122,9 +122,9 @@ class Run:
         Raises:
             ConfigError: there is no such model.
         """
-        checks.choice("which", which, ("last", "best"))
+        checks.check_choice("which", which, ("last", "best"))
         number = self._replicate(seed, replicate)
-        return self._stored.best(number) if which == "best" else self._stored.last(number)
+        return self._stored_models.best_model(number) if which == "best" else self._stored_models.last_model(number)
 
     def client_model(self, client: int, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
         """Return the model that a client stores.
@@ -135,7 +135,7 @@ class Run:
         Raises:
             ConfigError: clients store no model, or there is no such client.
         """
-        return self._stored.of_client(self._replicate(seed, replicate), client)
+        return self._stored_models.client_model(self._replicate(seed, replicate), client)
 
     def dataset(self) -> Dataset:
         """Load the run's data set again, as configured in config.yaml.
@@ -150,10 +150,10 @@ class Run:
         """
         if not isinstance(self.config.get("dataset"), dict):
             raise ConfigError(
-                f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
+                f"{self.folder} has no {CONFIG_FILE}: it was begun in Python; make its data set as it was made"
             )
-        with self._trusting():
-            dataset_part = targets.parse("dataset", self.config["dataset"], DATASET_KIND)
+        with self._trusted_context():
+            dataset_part = targets.parse_object("dataset", self.config["dataset"], DATASET_KIND)
             try:
                 dataset: Dataset = dataset_part.build()
                 return dataset
@@ -169,7 +169,7 @@ class Run:
             ConfigError: there is no such model, or `dataset` cannot be made.
         """
         state = self.model(seed, which, replicate)
-        with self._trusting():
+        with self._trusted_context():
             return copy.deepcopy(self._predictor.module(state))
 
     def predict(
@@ -192,7 +192,7 @@ class Run:
             ConfigError: there is no such model, `dataset` cannot be made, or the inputs have another shape.
         """
         state = self.model(seed, which, replicate)
-        with self._trusting():
+        with self._trusted_context():
             return self._predictor.outputs(state, torch.as_tensor(x), more)
 
     def test(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, float]:
@@ -202,10 +202,10 @@ class Run:
             ConfigError: there is no such model, `dataset` cannot be made, or there are no test samples.
         """
         state = self.model(seed, which, replicate)
-        with self._trusting():
-            return self._predictor.test(state)
+        with self._trusted_context():
+            return self._predictor.test_metrics(state)
 
-    def _trusting(self) -> contextlib.AbstractContextManager[None]:
+    def _trusted_context(self) -> contextlib.AbstractContextManager[None]:
         return targets.trust_packages(
             self.trusted, own_code=False, remedy="fedsim.load(folder, trusted=['{root}']) says so"
         )
@@ -214,7 +214,7 @@ class Run:
     def _predictor(self) -> Predictor:
         dataset = self.dataset()
         if not isinstance(self.config.get("model"), dict):
-            raise ConfigError(f"{self.folder}: {CONFIG} names no model; make it as it was made")
+            raise ConfigError(f"{self.folder}: {CONFIG_FILE} names no model; make it as it was made")
         return Predictor(self.config["model"], dataset)
 
     def _replicate(self, seed: int | None, replicate: int | None) -> int:
@@ -222,11 +222,11 @@ class Run:
 
     def higher_is_better(self, metric: str) -> bool:
         """Return whether larger values of the metric are better."""
-        return is_higher_better(metric, self.meanings)
+        return is_higher_better(metric, self.column_descriptions)
 
     def describe(self, metric: str) -> MetricDescription:
         """Return the label, unit and description of a metric, and which direction is better."""
-        return describe(metric, self.meanings)
+        return describe(metric, self.column_descriptions)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the rounds [E] and values [E, R] of one metric.
@@ -242,7 +242,7 @@ class Run:
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
 
-    def along(self, metric: str, x: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def curve_along(self, metric: str, x: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return positions [E] and values [E, R] of a metric along another increasing column, such as virtual_seconds.
 
         Replicates differ in that column; each is interpolated linearly at E positions in the range that all cover.
@@ -251,15 +251,17 @@ class Run:
         if x is None or metric.startswith(NEWCOMER_PREFIX):
             return rounds, values
         positions = self.curve(x)[1]
-        shared = np.linspace(positions[0].max(), positions[-1].min(), len(rounds))
-        return shared, np.stack([np.interp(shared, *pair) for pair in zip(positions.T, values.T, strict=True)], axis=1)
+        common_positions = np.linspace(positions[0].max(), positions[-1].min(), len(rounds))
+        return common_positions, np.stack(
+            [np.interp(common_positions, *pair) for pair in zip(positions.T, values.T, strict=True)], axis=1
+        )
 
     def has_metric(self, metric: str) -> bool:
         """Return whether the run measured the metric."""
         return _first_alternative(metric, self.rows[0]) in self.rows[0]
 
     def final_values(self, metric: str, last: int = 1) -> np.ndarray:
-        """Return the metric's mean over the `last` evaluations [R]; NaN for a run that did not measure it."""
+        """Return the metric's mean over the last `last` evaluations [R]; NaN for a run that did not measure it."""
         if not self.has_metric(metric):
             return np.full(self.replicates, np.nan)
         return np.asarray(self.curve(metric)[1][-last:].mean(0))
@@ -269,7 +271,7 @@ class Run:
         return mean_std(list(self.final_values(metric)))
 
 
-def measured_columns(runs: Sequence[Run]) -> list[str]:
+def final_metric_columns(runs: Sequence[Run]) -> list[str]:
     """Return the columns that at least one of the runs measured, in their order."""
     return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
@@ -301,21 +303,23 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
     try:
         rows = read_rows(path)
     except OSError as error:
-        if below := sorted(match.parent for match in folder.glob(f"*/{METRICS_FILENAME}")):
-            count_text = f"{len(below)} runs; load one of them, such as" if len(below) > 1 else "1 run; load"
-            raise ConfigError(f"{folder} is a sweep of {count_text} {below[0]}") from error
+        if run_folders := sorted(match.parent for match in folder.glob(f"*/{METRICS_FILENAME}")):
+            count_text = (
+                f"{len(run_folders)} runs; load one of them, such as" if len(run_folders) > 1 else "1 run; load"
+            )
+            raise ConfigError(f"{folder} is a sweep of {count_text} {run_folders[0]}") from error
         raise ConfigError(f"{folder} holds no run: {path.name} cannot be read ({error.strerror})") from error
     if not rows:
         raise ConfigError(f"{path} has no rows yet")
-    config = read_config(folder / CONFIG)
+    config = read_config(folder / CONFIG_FILE)
     run = Run(
         folder,
         rows,
-        dict(flatten(config)),
+        dict(flatten_settings(config)),
         read_clients(folder / clients.CLIENTS_FILENAME),
         config=config,
         trusted=tuple(trusted),
     )
-    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_column_descriptions(path)
+    run.newcomers, run.column_descriptions = run.summary.get("newcomers") or [], read_column_descriptions(path)
     _ = run.environment  # a damaged file is reported now
     return run

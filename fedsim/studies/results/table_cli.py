@@ -11,13 +11,13 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.evaluation.columns import validation_metric
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.display_names import UserDisplayNames
 from fedsim.studies.results.forms import TABLE_FORMATTERS
-from fedsim.studies.results.latex import latex
-from fedsim.studies.results.run_measures import Measure, cost_measures, final_metric_measure
-from fedsim.studies.results.runs import Run, measured_columns
-from fedsim.studies.results.table import best_runs, table
+from fedsim.studies.results.latex import latex_table
+from fedsim.studies.results.run_measures import TableMeasure, cost_measures, final_metric_measure
+from fedsim.studies.results.runs import Run, final_metric_columns
+from fedsim.studies.results.table import make_table, select_best_runs
 
 DEFAULT_METRICS = (
     "test_accuracy",
@@ -42,47 +42,55 @@ def parser() -> argparse.ArgumentParser:
         "--last", type=int, default=1, metavar="K", help="mean of the last K evaluations (default: 1)"
     )
     argument_parser.add_argument(
-        "--target", action="append", default=[], metavar="NAME=VALUE", help="what it took to get there; may be repeated"
+        "--target",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="rounds and bytes until a metric reaches a value; may be repeated",
     )
     argument_parser.add_argument(
-        "--rows", default="", metavar="KEY,KEY", help="swept keys that make lines (default: all others)"
+        "--rows", default="", metavar="KEY,KEY", help="swept keys that form the rows (default: all others)"
     )
-    argument_parser.add_argument("--columns", default="", metavar="KEY,KEY", help="swept keys that make columns")
+    argument_parser.add_argument("--columns", default="", metavar="KEY,KEY", help="swept keys that form the columns")
     argument_parser.add_argument(
-        "--best", default="", metavar="KEY,KEY", help="take the best value, such as the best lr"
+        "--best", default="", metavar="KEY,KEY", help="select the best value of these keys, such as the best lr"
     )
-    argument_parser.add_argument(
-        "--by", metavar="NAME", help="the metric that --best judges by (default: on validation samples)"
-    )
+    argument_parser.add_argument("--by", metavar="NAME", help="metric for --best (default: on validation samples)")
     argument_parser.add_argument(
         "--against",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="differences by seed from the run that has it",
+        help="differences by seed from the run with this value",
     )
     argument_parser.add_argument(
-        "--confidence", type=float, default=0.95, help="of these intervals, and of those for bold (default: 0.95)"
+        "--confidence",
+        type=float,
+        default=0.95,
+        help="confidence level of the intervals, also for bold entries (default: 0.95)",
     )
     argument_parser.add_argument(
-        "--blocks", default="", metavar="KEY,KEY", help="swept keys that make blocks of lines; the best of each is bold"
+        "--blocks",
+        default="",
+        metavar="KEY,KEY",
+        help="swept keys that form blocks of rows; the best entry of each block is bold",
     )
     argument_parser.add_argument(
         "--rename",
         action="append",
         default=[],
         metavar="OLD=NEW",
-        help="another name for a strategy, a metric, a setting or its value; may be repeated",
+        help="rename a strategy, metric, setting or value; may be repeated",
     )
     argument_parser.add_argument(
-        "--caption", metavar="TEXT", help="LaTeX: a table with this caption; what ± and bold mean is added"
+        "--caption", metavar="TEXT", help="LaTeX: a table with this caption, extended by the meaning of ± and bold"
     )
     argument_parser.add_argument("--label", metavar="NAME", help="LaTeX: a table with this label, such as tab:accuracy")
     form = argument_parser.add_mutually_exclusive_group()
     for name in ("markdown", "latex", "csv"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=f"print as {name}")
     argument_parser.add_argument(
-        "--to", type=Path, metavar="FILE", help="write it instead: FILE.tex, FILE.md, FILE.csv or text"
+        "--to", type=Path, metavar="FILE", help="write to a file instead: FILE.tex, FILE.md, FILE.csv or text"
     )
     return argument_parser
 
@@ -90,32 +98,34 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> None:
     """Print or write the table."""
     options = parser().parse_args(arguments)
-    last = checks.whole_number("--last", options.last)
-    if not 0 < checks.finite_number("--confidence", options.confidence) < 1:
+    last = checks.check_whole_number("--last", options.last)
+    if not 0 < checks.check_finite("--confidence", options.confidence) < 1:
         raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
     form = options.form or FORM_BY_FILE_ENDING.get(options.to.suffix if options.to else "", "text")
     _check_latex_options(form, options.caption, options.label)
-    runs = find_runs(options.runs)
-    names = _metrics(runs, options.metric)
+    runs = load_runs(options.runs)
+    names = _resolve_metrics(runs, options.metric)
     if options.by is not None:
-        checks.choice("--by", options.by, _shared(runs))
-    choice = best_runs(runs, _listed(options.best), names[0], options.by, last)
-    measures: list[Measure] = [final_metric_measure(name, runs, last) for name in names]
-    for name, target in _pairs("--target", options.target).items():
-        checks.choice("--target", name, _shared(runs))
-        measures += cost_measures(name, _number(f"--target {name}", target), runs)
-    result_table = table(
+        checks.check_choice("--by", options.by, _common_metrics(runs))
+    choice = select_best_runs(runs, _split_names(options.best), names[0], options.by, last)
+    measures: list[TableMeasure] = [final_metric_measure(name, runs, last) for name in names]
+    for name, target in _parse_pairs("--target", options.target).items():
+        checks.check_choice("--target", name, _common_metrics(runs))
+        measures += cost_measures(name, _parse_number(f"--target {name}", target), runs)
+    result_table = make_table(
         choice,
         measures,
-        _listed(options.rows),
-        _listed(options.columns),
-        _pairs("--against", options.against),
+        _split_names(options.rows),
+        _split_names(options.columns),
+        _parse_pairs("--against", options.against),
         options.confidence,
-        _listed(options.blocks),
-        UserDisplayNames(_pairs("--rename", options.rename)),
+        _split_names(options.blocks),
+        UserDisplayNames(_parse_pairs("--rename", options.rename)),
     )
     text = (
-        latex(result_table, options.caption, options.label) if form == "latex" else TABLE_FORMATTERS[form](result_table)
+        latex_table(result_table, options.caption, options.label)
+        if form == "latex"
+        else TABLE_FORMATTERS[form](result_table)
     )
     if options.to is None:
         print(text)
@@ -137,37 +147,41 @@ def _check_latex_options(form: str, caption: str | None, label: str | None) -> N
         raise ConfigError(f"--label {label!r} must be letters, digits and :.+/-_ such as tab:accuracy")
 
 
-def _metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
+def _resolve_metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
     """Return the metrics of the table: the requested ones, else the most informative one and a validation metric."""
-    shared = _shared(runs)
+    common_metrics = _common_metrics(runs)
     for name in requested or []:
-        checks.choice("--metric", name, measured_columns(runs))
-    first = [name for name in DEFAULT_METRICS if name in shared][:1] or shared[:1] or measured_columns(runs)[:1]
-    chosen_metric = validation_metric(shared)
-    return requested or [*first, *([chosen_metric] if chosen_metric else [])]
+        checks.check_choice("--metric", name, final_metric_columns(runs))
+    first_metrics = (
+        [name for name in DEFAULT_METRICS if name in common_metrics][:1]
+        or common_metrics[:1]
+        or final_metric_columns(runs)[:1]
+    )
+    chosen_metric = validation_metric(common_metrics)
+    return requested or [*first_metrics, *([chosen_metric] if chosen_metric else [])]
 
 
-def _shared(runs: list[Run]) -> list[str]:
+def _common_metrics(runs: list[Run]) -> list[str]:
     return [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
 
 
-def _listed(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [name for name in text.replace(" ", "").split(",") if name]
 
 
-def _pairs(option: str, texts: list[str]) -> dict[str, str]:
+def _parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
     """Parse several options of the form NAME=VALUE."""
     pairs = {}
     for text in texts:
-        name, sign, value = text.partition("=")
-        if not (name and sign and value):
+        name, separator, value = text.partition("=")
+        if not (name and separator and value):
             raise ConfigError(f"{option} {text} must be NAME=VALUE")
         pairs[name] = value
     return pairs
 
 
-def _number(option: str, text: str) -> float:
+def _parse_number(option: str, text: str) -> float:
     try:
-        return checks.finite_number(option, float(text))
+        return checks.check_finite(option, float(text))
     except ValueError as error:
         raise ConfigError(f"{option}={text} must be a number") from error

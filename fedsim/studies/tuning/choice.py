@@ -18,7 +18,7 @@ PREFERENCES = ("smallest", "largest", "best")
 
 
 @dataclass(frozen=True)
-class ChoiceRule:
+class SelectionRule:
     """Which of the trials not distinguishable from the best one is chosen.
 
     Attributes:
@@ -31,28 +31,28 @@ class ChoiceRule:
     confidence: float = 0.68
 
     def __post_init__(self) -> None:
-        checks.choice("prefer", self.prefer, PREFERENCES)
+        checks.check_choice("prefer", self.prefer, PREFERENCES)
         if not 0 < self.confidence < 1:
             raise ConfigError(f"confidence={self.confidence} must lie between 0 and 1")
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrialChoice:
     """The chosen trial.
 
     Attributes:
         trial: that is chosen.
-        best: the trial of the best mean.
-        near: the trials not distinguishable from the best, itself included.
+        best_trial: the trial of the best mean.
+        indistinguishable_trials: the trials not distinguishable from the best, itself included.
         values: [R] of the chosen trial.
-        loss: paired differences by which the chosen one is worse than the best.
+        loss_against_best: paired differences by which the chosen one is worse than the best.
     """
 
     trial: Trial
-    best: Trial
-    near: list[Trial]
+    best_trial: Trial
+    indistinguishable_trials: list[Trial]
     values: np.ndarray
-    loss: PairedDifference
+    loss_against_best: PairedDifference
 
     @property
     def mean(self) -> float:
@@ -62,10 +62,12 @@ class Choice:
     @property
     def error(self) -> float:
         """Standard error of this mean."""
-        return PairedDifference(self.values).error
+        return PairedDifference(self.values).standard_error
 
 
-def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: ChoiceRule | None = None) -> Choice:
+def choose_trial(
+    values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: SelectionRule | None = None
+) -> TrialChoice:
     """Choose among trials that were run on the same seeds.
 
     A trial is not distinguishable from the best one if the interval of its paired differences (Student's t) contains
@@ -79,7 +81,7 @@ def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: Cho
     Raises:
         ConfigError: no trial has finite numbers.
     """
-    rule = rule or ChoiceRule()
+    rule = rule or SelectionRule()
     finite = {trial: numbers for trial, numbers in values.items() if np.isfinite(numbers).all()}
     if not finite:
         raise ConfigError("no trial ended with finite values for all seeds; lower the rates")
@@ -88,21 +90,21 @@ def choose(values: Mapping[Trial, np.ndarray], higher_is_better: bool, rule: Cho
     losses = {
         trial: PairedDifference(sign * (finite[best] - numbers), rule.confidence) for trial, numbers in finite.items()
     }
-    near = [trial for trial in finite if trial == best or _contains_zero(losses[trial])]
-    candidates = [trial for trial in near if _words(trial) == _words(best)]
+    indistinguishable_trials = [trial for trial in finite if trial == best or _contains_zero(losses[trial])]
+    candidates = [trial for trial in indistinguishable_trials if _sort_key(trial) == _sort_key(best)]
     if rule.prefer == "best":
-        chosen = best
+        chosen_trial = best
     else:
-        chosen = (min if rule.prefer == "smallest" else max)(candidates, key=_numbers)
-    return Choice(chosen, best, near, finite[chosen], losses[chosen])
+        chosen_trial = (min if rule.prefer == "smallest" else max)(candidates, key=_numbers)
+    return TrialChoice(chosen_trial, best, indistinguishable_trials, finite[chosen_trial], losses[chosen_trial])
 
 
 def _contains_zero(difference: PairedDifference) -> bool:
-    low, high = difference.interval
+    low, high = difference.confidence_interval
     return not math.isnan(low) and low <= 0 <= high
 
 
-def _words(trial: Trial) -> list[Any]:
+def _sort_key(trial: Trial) -> list[Any]:
     return [value for _, value in trial if not is_number(value)]
 
 

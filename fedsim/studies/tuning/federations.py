@@ -20,42 +20,42 @@ from fedsim.app.composition import hydra_context
 from fedsim.app.config import run_identity
 from fedsim.app.folding import per_seed_keys
 from fedsim.core.errors import ConfigError, DivergenceError
-from fedsim.run.branching import branch
+from fedsim.run.branching import write_branch
 from fedsim.run.checkpoint import NAME as CHECKPOINT
 from fedsim.run.checkpoint import completed_rounds
-from fedsim.run.determinism import deterministic
+from fedsim.run.determinism import deterministic_algorithms
 from fedsim.run.simulation import Simulation
 from fedsim.run.together import Lockstep
 from fedsim.run.tracking import Result, Tracking
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.run.tracking.observer import EvaluationEvent, Observer
 from fedsim.run.tracking.result import MetricsRow
-from fedsim.studies.reproduce.runner import compose, digest
+from fedsim.studies.reproduce.runner import compose_config, config_digest
 from fedsim.studies.results.reading import read_rows
-from fedsim.studies.tuning.space import Trial, as_override, is_number
+from fedsim.studies.tuning.space import Trial, format_override, is_number
 from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
-DROPPED = "dropped in tuning"
+DROP_REASON = "dropped in tuning"
 
 
 class RungObserver(Observer):
     """Ends a run at a rung, and has it give up the replicates of trials that were dropped.
 
     Args:
-        until: completed rounds of the rung; None: the run goes to its last round.
-        dropped: replicates that were dropped at an earlier rung.
+        stop_after: completed rounds of the rung; None: the run goes to its last round.
+        dropped_replicates: replicates that were dropped at an earlier rung.
     """
 
-    def __init__(self, until: int | None, dropped: Sequence[int]) -> None:
-        self.until, self.dropped = until, dropped
+    def __init__(self, stop_after: int | None, dropped_replicates: Sequence[int]) -> None:
+        self.stop_after, self.dropped_replicates = stop_after, dropped_replicates
 
     def evaluated(self, event: EvaluationEvent) -> str | None:
-        return "rung" if self.until is not None and event.round >= self.until else None
+        return "rung" if self.stop_after is not None and event.round >= self.stop_after else None
 
     def replicates_to_drop(self) -> Mapping[int, str]:
-        return dict.fromkeys(self.dropped, DROPPED)
+        return dict.fromkeys(self.dropped_replicates, DROP_REASON)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class TrialFederation:
         config, choices: of the federation.
         folder: of its run.
         trusted: packages that the user named.
-        failure: why it ended before its last round, with all its trials; None: it did not.
+        failure_message: why it ended before its last round, with all its trials; None: it did not.
     """
 
     trials: list[Trial]
@@ -77,7 +77,7 @@ class TrialFederation:
     choices: dict[str, str]
     folder: Path
     trusted: tuple[str, ...] = ()
-    failure: str | None = None
+    failure_message: str | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -86,32 +86,34 @@ class TrialFederation:
         return {"seeds": list(self.config.seeds), "strategy": strategy} | run_identity(self.config)
 
     @property
-    def completed(self) -> int:
+    def completed_rounds(self) -> int:
         """Rounds after which its checkpoint was written."""
         return completed_rounds(self.folder / CHECKPOINT) or 0
 
-    def holds(self, trials: Sequence[Trial]) -> bool:
+    def has_trial_of(self, trials: Sequence[Trial]) -> bool:
         """Whether it has one of these trials."""
         return any(trial in trials for trial in self.trials)
 
-    def replicates(self, trials: Sequence[Trial]) -> list[int]:
+    def replicates_of(self, trials: Sequence[Trial]) -> list[int]:
         """The replicates of these trials, those of other federations left out."""
         count = len(self.seeds)
         positions = [self.trials.index(trial) for trial in trials if trial in self.trials]
         return [replicate for position in positions for replicate in range(position * count, (position + 1) * count)]
 
-    def steps(self, until: int | None, dropped: Sequence[int], shared: dict[str, Any]) -> TaskGenerator[Result]:
+    def run_steps(
+        self, stop_after: int | None, dropped_replicates: Sequence[int], shared: dict[str, Any]
+    ) -> TaskGenerator[Result]:
         """Its rounds up to a rung, the local work handed out."""
         config = OmegaConf.merge(self.config, {"out": str(self.folder), "resume": "auto"})
         assert isinstance(config, DictConfig)
 
-        def drive(
+        def run_rounds(
             run: Simulation, folder: Path, resume: bool, tracking: Tracking, *arguments: Any
         ) -> TaskGenerator[Result]:
-            watching = [*tracking.observers, RungObserver(until, dropped)]
-            return run.steps(folder, resume, dataclasses.replace(tracking, observers=watching), *arguments)
+            watching = [*tracking.observers, RungObserver(stop_after, dropped_replicates)]
+            return run.run_steps(folder, resume, dataclasses.replace(tracking, observers=watching), *arguments)
 
-        return run_steps(config, self.folder, self.choices, shared=shared, trusted=self.trusted, drive=drive)
+        return run_steps(config, self.folder, self.choices, shared=shared, trusted=self.trusted, run_rounds=run_rounds)
 
     def history(self) -> dict[int, list[MetricsRow]]:
         """Completed rounds → one row per replicate, as in metrics.csv."""
@@ -130,16 +132,16 @@ class TrialFederation:
         numbers = np.array([[row[metric] for row in rows] for rows in history.values()], dtype=float).reshape(shape)
         return {trial: (rounds, numbers[:, position]) for position, trial in enumerate(self.trials)}
 
-    def values(self, metric: str, completed: int) -> np.ndarray:
+    def values(self, metric: str, completed_rounds: int) -> np.ndarray:
         """[trials, R] a metric after so many rounds; NaN where it was not measured."""
-        rows = self.history().get(completed)
+        rows = self.history().get(completed_rounds)
         shape = len(self.trials), len(self.seeds)
         if rows is None:
             return np.full(shape, np.nan)
         return np.array([row[metric] for row in rows], dtype=float).reshape(shape)
 
 
-def federations_of(
+def group_into_federations(
     trials: Sequence[Trial],
     overrides: Sequence[str],
     seeds: Sequence[int],
@@ -162,14 +164,14 @@ def federations_of(
     """
     federations = []
     with hydra_context():
-        for group, config, choices in _groups(trials, overrides):
-            for first in range(0, len(group), at_most or len(group)):
-                batch = group[first : first + (at_most or len(group))]
+        for group, config, choices in _group_trials(trials, overrides):
+            for first_trial in range(0, len(group), at_most or len(group)):
+                batch = group[first_trial : first_trial + (at_most or len(group))]
                 federations.append(_federation(batch, config, choices, list(seeds), folder, trusted))
     return federations
 
 
-def _groups(
+def _group_trials(
     trials: Sequence[Trial], overrides: Sequence[str]
 ) -> Iterator[tuple[list[Trial], DictConfig, dict[str, str]]]:
     """Trials that differ only in numbers that rows can hold, with the configuration of the first; inside
@@ -178,14 +180,14 @@ def _groups(
     for trial in trials:  # what is not a number needs a configuration of its own, and decides which numbers are rows
         by_words.setdefault(tuple(entry for entry in trial if not is_number(entry[1])), []).append(trial)
     for same_words in by_words.values():
-        config, choices = compose(_overrides(same_words[0], overrides))
+        config, choices = compose_config(_overrides(same_words[0], overrides))
         row_keys, groups = _row_keys(config), dict[tuple[Any, ...], list[Trial]]()
         for trial in same_words:
-            shared = tuple(entry for entry in trial if not (is_number(entry[1]) and entry[0] in row_keys))
-            groups.setdefault(shared, []).append(trial)
+            common_entries = tuple(entry for entry in trial if not (is_number(entry[1]) and entry[0] in row_keys))
+            groups.setdefault(common_entries, []).append(trial)
         for group in groups.values():
             if group[0] != same_words[0]:
-                config, choices = compose(_overrides(group[0], overrides))
+                config, choices = compose_config(_overrides(group[0], overrides))
             yield group, config, choices
 
 
@@ -199,7 +201,7 @@ def _row_keys(config: DictConfig) -> set[str]:
 
 
 def _overrides(trial: Trial, overrides: Sequence[str]) -> tuple[str, ...]:
-    return (*overrides, *(as_override(key, value) for key, value in trial), "out=unused")
+    return (*overrides, *(format_override(key, value) for key, value in trial), "out=unused")
 
 
 def _federation(
@@ -212,65 +214,85 @@ def _federation(
 ) -> TrialFederation:
     if config.on_nonfinite == "drop_client":
         raise ConfigError("on_nonfinite=drop_client: trials that diverge are dropped in tuning; leave it out")
-    joint = config.copy()
+    joint_config = config.copy()
     for key, value in trials[0]:
         if is_number(value):
             values = [dict(trial)[key] for trial in trials]
-            differing = any(number != value for number in values)
-            OmegaConf.update(joint, key, [number for number in values for _ in seeds] if differing else value)
-    joint.seeds = seeds * len(trials)
-    joint.on_nonfinite = "drop_replicate"
-    joint.tracking.progress, joint.tracking.tensorboard = "none", False
-    name = f"{choices['strategy']}-{digest(joint)}"
-    return TrialFederation(trials, seeds, joint, choices, folder / name, trusted)
+            is_varying = any(number != value for number in values)
+            OmegaConf.update(joint_config, key, [number for number in values for _ in seeds] if is_varying else value)
+    joint_config.seeds = seeds * len(trials)
+    joint_config.on_nonfinite = "drop_replicate"
+    joint_config.tracking.progress, joint_config.tracking.tensorboard = "none", False
+    name = f"{choices['strategy']}-{config_digest(joint_config)}"
+    return TrialFederation(trials, seeds, joint_config, choices, folder / name, trusted)
 
 
-def advance(federations: Sequence[TrialFederation], completed: int, dropped: Sequence[Trial], last: bool) -> None:
+def run_to_rung(
+    federations: Sequence[TrialFederation], completed_rounds: int, dropped_trials: Sequence[Trial], is_last_rung: bool
+) -> None:
     """Run all federations up to a rung, in lockstep; those that are there already are left alone.
 
     Args:
         federations: that have a trial which continues.
-        completed: rounds of the rung.
-        dropped: trials that were dropped before.
-        last: whether this is the last rung.
+        completed_rounds: rounds of the rung.
+        dropped_trials: trials that were dropped before.
+        is_last_rung: whether this is the last rung.
 
     Raises:
         ConfigError: a configuration cannot be run.
         Stopped: somebody asked for it.
     """
-    waiting = [of for of in federations if of.failure is None and of.completed < completed]
+    active_federations = [
+        federation
+        for federation in federations
+        if federation.failure_message is None and federation.completed_rounds < completed_rounds
+    ]
     shared: dict[str, Any] = {}
-    runs = [functools.partial(of.steps, None if last else completed, of.replicates(dropped), shared) for of in waiting]
-    with deterministic(any(of.config.deterministic is True for of in waiting)):
+    runs = [
+        functools.partial(
+            federation.run_steps,
+            None if is_last_rung else completed_rounds,
+            federation.replicates_of(dropped_trials),
+            shared,
+        )
+        for federation in active_federations
+    ]
+    with deterministic_algorithms(any(federation.config.deterministic is True for federation in active_federations)):
         for number, outcome in Lockstep[Result]()(runs):
             if isinstance(outcome, DivergenceError):
-                waiting[number].failure = str(outcome)
+                active_federations[number].failure_message = str(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
 
 
-def measured(federations: Sequence[TrialFederation], metric: str, completed: int) -> dict[Trial, np.ndarray]:
+def read_values_by_trial(
+    federations: Sequence[TrialFederation], metric: str, completed_rounds: int
+) -> dict[Trial, np.ndarray]:
     """Trial → [R] the metric after so many rounds, of all trials of these federations."""
     return {
         trial: numbers
-        for of in federations
-        for trial, numbers in zip(of.trials, of.values(metric, completed), strict=True)
+        for federation in federations
+        for trial, numbers in zip(federation.trials, federation.values(metric, completed_rounds), strict=True)
     }
 
 
-def without_dropped(federation: TrialFederation, active: Sequence[Trial], completed: int) -> TrialFederation:
+def drop_inactive_trials(
+    federation: TrialFederation, active: Sequence[Trial], completed_rounds: int
+) -> TrialFederation:
     """A federation of the trials that continue after a rung; the same one if all do, or if it cannot be divided: then
     the replicates of the others are given up."""
     trials = [trial for trial in federation.trials if trial in active]
-    if len(trials) == len(federation.trials) or federation.failure is not None:
+    if len(trials) == len(federation.trials) or federation.failure_message is not None:
         return federation
     folder, trusted = federation.folder.parent, federation.trusted
-    smaller = _federation(trials, federation.config, federation.choices, federation.seeds, folder, trusted)
-    if smaller.completed < completed:
-        replicates, total = federation.replicates(trials), len(federation.config.seeds)
-        if not branch(federation.folder, smaller.folder, replicates, total, smaller.identity):
+    smaller_federation = _federation(trials, federation.config, federation.choices, federation.seeds, folder, trusted)
+    if smaller_federation.completed_rounds < completed_rounds:
+        replicates, total = federation.replicates_of(trials), len(federation.config.seeds)
+        if not write_branch(
+            federation.folder, smaller_federation.folder, replicates, total, smaller_federation.identity
+        ):
             return federation
-    return smaller
+    return smaller_federation
 
 
 def plan_digest(plan: Mapping[str, Any]) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.tuning.space import Grid, Interval, Knob, Trial, product
+from fedsim.studies.tuning.space import GridKnob, IntervalKnob, Knob, Trial, grid_trials
 
 log = logging.getLogger(__name__)
 
-GENERATIONS = 2  # Optuna sees the results of the first half of the trials before it proposes the other half
-SEED = 0  # of proposals: a repeated command proposes the same trials
-ATTEMPTS = 50  # proposals of one trial that repeat earlier ones
+NUM_GENERATIONS = 2  # Optuna sees the results of the first half of the trials before it proposes the other half
+PROPOSAL_SEED = 0  # of proposals: a repeated command proposes the same trials
+MAX_PROPOSAL_ATTEMPTS = 50  # proposals of one trial that repeat earlier ones
 
 
-class Proposals:
+class TrialProposals:
     """Generations of trials.
 
     Args:
@@ -30,16 +30,18 @@ class Proposals:
     """
 
     def __init__(self, knobs: Sequence[Knob], count: int | None, higher_is_better: bool) -> None:
-        self.knobs, self.count = list(knobs), count
-        self.study: Any = None
+        self.knobs, self.num_trials = list(knobs), count
+        self.optuna_study: Any = None
         self._optuna_trials: dict[Trial, Any] = {}
-        self._reported: set[Trial] = set()
+        self._reported_trials: set[Trial] = set()
         if not self.has_intervals:
             if count is not None:
-                raise ConfigError(f"--trials {count} needs an interval; of lists of values all combinations are tried")
+                raise ConfigError(
+                    key="trials", value=count, needs="needs an interval; of lists of values all combinations are tried"
+                )
             return
         if count is None:
-            raise ConfigError("an interval needs the number of trials, such as --trials 32")
+            raise ConfigError("an interval needs the number of trials, such as {trials}=32", mentions=("trials",))
         if importlib.util.find_spec("optuna") is None:
             log.warning("optuna is not installed: trials are drawn at random; pip install 'fedsim-torch[optuna]'")
             return
@@ -47,66 +49,71 @@ class Proposals:
 
         optuna.logging.set_verbosity(logging.WARNING)
         direction = "maximize" if higher_is_better else "minimize"
-        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=SEED), direction=direction)
+        self.optuna_study = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=PROPOSAL_SEED), direction=direction
+        )
 
     @property
     def has_intervals(self) -> bool:
         """Whether trials are proposed, not enumerated."""
-        return any(isinstance(knob, Interval) for knob in self.knobs)
+        return any(isinstance(knob, IntervalKnob) for knob in self.knobs)
 
     @property
-    def sizes(self) -> list[int]:
+    def generation_sizes(self) -> list[int]:
         """Trials in each generation."""
         if not self.has_intervals:
-            return [math.prod(len(knob.values) for knob in self.knobs if isinstance(knob, Grid))]
-        assert self.count is not None
-        first = -(-self.count // GENERATIONS) if self.study is not None else self.count
-        return [size for size in (first, self.count - first) if size]
+            return [math.prod(len(knob.values) for knob in self.knobs if isinstance(knob, GridKnob))]
+        assert self.num_trials is not None
+        first_size = -(-self.num_trials // NUM_GENERATIONS) if self.optuna_study is not None else self.num_trials
+        return [size for size in (first_size, self.num_trials - first_size) if size]
 
-    def generation(self, size: int) -> list[Trial]:
+    def propose_generation(self, size: int) -> list[Trial]:
         """The next trials, none of them twice."""
         if not self.has_intervals:
-            return product([knob for knob in self.knobs if isinstance(knob, Grid)])
+            return grid_trials([knob for knob in self.knobs if isinstance(knob, GridKnob)])
         trials: list[Trial] = []
-        for _ in range(size * ATTEMPTS):
-            trial = self._random() if self.study is None else self._by_optuna()
+        for _ in range(size * MAX_PROPOSAL_ATTEMPTS):
+            trial = self._propose_randomly() if self.optuna_study is None else self._propose_by_optuna()
             if trial is not None:
                 trials.append(trial)
             if len(trials) == size:
                 break
         return trials
 
-    def tell(self, values: Mapping[Trial, Sequence[tuple[int, float]]], rounds: int) -> None:
+    def report_values(self, values: Mapping[Trial, Sequence[tuple[int, float]]], rounds: int) -> None:
         """Report what was measured.
 
         Args:
             values: trial → completed rounds and mean of the metric, at each rung that it reached.
             rounds: of a trial that was not dropped.
         """
-        if self.study is None:
+        if self.optuna_study is None:
             return
         from optuna.trial import TrialState
 
         for trial, measured in values.items():
             optuna_trial = self._optuna_trials.get(trial)
-            if optuna_trial is None or trial in self._reported:
+            if optuna_trial is None or trial in self._reported_trials:
                 continue
-            self._reported.add(trial)
-            finite = [(completed, value) for completed, value in measured if math.isfinite(value)]
-            for completed, value in finite:
-                optuna_trial.report(value, completed)
+            self._reported_trials.add(trial)
+            finite = [(completed_rounds, value) for completed_rounds, value in measured if math.isfinite(value)]
+            for completed_rounds, value in finite:
+                optuna_trial.report(value, completed_rounds)
             if not finite or len(finite) < len(measured):
-                self.study.tell(optuna_trial, state=TrialState.FAIL)
+                self.optuna_study.tell(optuna_trial, state=TrialState.FAIL)
             elif finite[-1][0] < rounds:
-                self.study.tell(optuna_trial, state=TrialState.PRUNED)
+                self.optuna_study.tell(optuna_trial, state=TrialState.PRUNED)
             else:
-                self.study.tell(optuna_trial, finite[-1][1])
+                self.optuna_study.tell(optuna_trial, finite[-1][1])
 
-    def _by_optuna(self) -> Trial | None:
-        optuna_trial = self.study.ask()
+    def _propose_by_optuna(self) -> Trial | None:
+        optuna_trial = self.optuna_study.ask()
         trial = tuple(
-            (knob.key, optuna_trial.suggest_float(knob.key, knob.low, knob.high, log=knob.log))
-            if isinstance(knob, Interval)
+            (
+                knob.key,
+                optuna_trial.suggest_float(knob.key, knob.lower_bound, knob.upper_bound, log=knob.is_logarithmic),
+            )
+            if isinstance(knob, IntervalKnob)
             else (knob.key, optuna_trial.suggest_categorical(knob.key, list(knob.values)))
             for knob in self.knobs
         )
@@ -115,17 +122,17 @@ class Proposals:
         self._optuna_trials[trial] = optuna_trial
         return trial
 
-    def _random(self) -> Trial | None:
+    def _propose_randomly(self) -> Trial | None:
         number = len(self._optuna_trials)
-        generator = np.random.default_rng([SEED, number])
-        trial = tuple((knob.key, _drawn(knob, generator)) for knob in self.knobs)
+        generator = np.random.default_rng([PROPOSAL_SEED, number])
+        trial = tuple((knob.key, _drawn_value(knob, generator)) for knob in self.knobs)
         self._optuna_trials[trial] = number
         return trial
 
 
-def _drawn(knob: Knob, generator: np.random.Generator) -> Any:
-    if isinstance(knob, Grid):
+def _drawn_value(knob: Knob, generator: np.random.Generator) -> Any:
+    if isinstance(knob, GridKnob):
         return knob.values[int(generator.integers(len(knob.values)))]
-    if knob.log:
-        return float(np.exp(generator.uniform(np.log(knob.low), np.log(knob.high))))
-    return float(generator.uniform(knob.low, knob.high))
+    if knob.is_logarithmic:
+        return float(np.exp(generator.uniform(np.log(knob.lower_bound), np.log(knob.upper_bound))))
+    return float(generator.uniform(knob.lower_bound, knob.upper_bound))

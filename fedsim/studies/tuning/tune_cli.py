@@ -7,72 +7,123 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
-from fedsim.studies.plots.trials import trials_picture
-from fedsim.studies.tuning.choice import PREFERENCES, ChoiceRule
-from fedsim.studies.tuning.outcome_report import as_csv, as_json, curves, sentence, table
-from fedsim.studies.tuning.schedule import Halving
-from fedsim.studies.tuning.tune import EXTENSIONS, Outcome, tune
+from fedsim.studies.plots.trials import trials_figure
+from fedsim.studies.tuning.choice import PREFERENCES, SelectionRule
+from fedsim.studies.tuning.outcome_report import (
+    curves_of_trials,
+    outcome_json,
+    outcome_sentence,
+    trials_csv,
+    trials_table,
+)
+from fedsim.studies.tuning.schedule import SuccessiveHalving
+from fedsim.studies.tuning.tune import MAX_GRID_EXTENSIONS, TuningOutcome, tune
 
-SYNTAX = "KEY=VALUE for all trials; a knob is KEY=A,B,C, KEY=log(LOW,HIGH,COUNT), KEY=range(…) or KEY=log(LOW,HIGH)"
+OVERRIDES_SYNTAX = (
+    "KEY=VALUE holds for all trials; a tuned key (knob) is KEY=A,B,C, KEY=log(LOW,HIGH,COUNT), KEY=range(…) "
+    "or KEY=log(LOW,HIGH)"
+)
+
+OPTION_NAMES = {  # parameters of the library call → options
+    name: f"--{name.replace('_', '-')}"
+    for name in ("seeds", "metric", "trials", "eta", "rungs", "finalists", "smaller_rates", "prefer", "out")
+} | {"extensions": "--extend", "federation_size": "--together"}
 
 
 def main(arguments: list[str]) -> None:
     """Tune settings of the run that overrides describe."""
     parser = argparse.ArgumentParser("fedsim tune", description=f"Compute {COMMAND_DESCRIPTIONS['tune']}.")
-    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help=SYNTAX)
-    parser.add_argument("--seeds", type=int, default=5, help="of each trial (%(default)s)")
-    parser.add_argument("--metric", help="a column of metrics.csv (validation accuracy or loss, if there is one)")
-    parser.add_argument("--trials", type=int, help="how many, if a knob is an interval")
-    parser.add_argument("--eta", type=int, default=Halving.eta, help="one in ETA continues (%(default)s); 1: all")
-    parser.add_argument("--rungs", type=int, default=Halving.rungs, help="the most comparisons (%(default)s)")
-    parser.add_argument("--finalists", type=int, default=Halving.finalists, help="never dropped (%(default)s)")
-    parser.add_argument("--prefer", default="smallest", help=f"{', '.join(PREFERENCES)} (%(default)s)")
-    parser.add_argument("--extend", type=int, default=EXTENSIONS, help="most extensions of a grid (%(default)s)")
-    parser.add_argument("--together", type=int, help="most trials in one federation (all)")
-    parser.add_argument("--out", default="tune", help="folder of runs, picture, table and outcome (%(default)s)")
+    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help=OVERRIDES_SYNTAX)
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each trial (%(default)s)")
+    parser.add_argument(
+        "--metric", help="column of metrics.csv that is optimised (default: validation accuracy or loss, if measured)"
+    )
+    parser.add_argument("--trials", type=int, help="number of trials, if a knob is an interval")
+    parser.add_argument(
+        "--eta",
+        type=int,
+        default=SuccessiveHalving.eta,
+        help="at each comparison one trial in ETA continues (%(default)s); 1: all",
+    )
+    parser.add_argument(
+        "--rungs", type=int, default=SuccessiveHalving.rungs, help="maximal number of comparisons (%(default)s)"
+    )
+    parser.add_argument(
+        "--finalists",
+        type=int,
+        default=SuccessiveHalving.finalists,
+        help="minimal number of trials that continue (%(default)s)",
+    )
+    parser.add_argument(
+        "--smaller-rates", type=float, default=SuccessiveHalving.smaller_rates, metavar="SHARE",
+        help="share of the continuing trials that is chosen for learning rates below the best one's (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prefer",
+        default="smallest",
+        help=f"preferred value among indistinguishable trials: {', '.join(PREFERENCES)} (%(default)s)",
+    )
+    parser.add_argument(
+        "--extend", type=int, default=MAX_GRID_EXTENSIONS, help="maximal number of extensions of a grid (%(default)s)"
+    )
+    parser.add_argument("--together", type=int, help="maximal number of trials in one federation (default: all)")
+    parser.add_argument("--out", default="tune", help="folder for runs, picture, table and outcome (%(default)s)")
     options = parser.parse_intermixed_args(arguments)
-    if stray := [text for text in options.overrides if "=" not in text]:
-        raise ConfigError(f"{stray[0]} is not an override KEY=VALUE")
-    halving = Halving(options.eta, options.rungs, options.finalists, options.together)
-    with only_tuning_logged():
-        outcome = tune(
-            options.overrides, options.seeds, options.metric, halving, options.trials, ChoiceRule(options.prefer),
-            options.extend, options.out,
-        )  # fmt: skip
-    print("\n".join([*table(outcome), "", sentence(outcome)]))
-    files = write(outcome, Path(options.out))
+    if invalid_overrides := [text for text in options.overrides if "=" not in text]:
+        raise ConfigError(f"{invalid_overrides[0]} is not an override KEY=VALUE")
+    try:
+        outcome = tune_with_options(options.overrides, options, Path(options.out))
+    except ConfigError as error:
+        raise error.with_renamed_keys(OPTION_NAMES) from None
+    print_and_write(outcome, Path(options.out))
+
+
+def tune_with_options(overrides: Sequence[str], options: Any, folder: Path) -> TuningOutcome:
+    """Tune with options that have the names of the command's, and log what tuning says alone."""
+    seeds = options.seeds if isinstance(options.seeds, int) else list(options.seeds)
+    halving = SuccessiveHalving(options.eta, options.rungs, options.finalists, options.together, options.smaller_rates)
+    rule = SelectionRule(options.prefer)
+    with log_only_tuning():
+        return tune(overrides, seeds, options.metric, halving, options.trials, rule, options.extend, folder)
+
+
+def print_and_write(outcome: TuningOutcome, folder: Path, further_files: Sequence[Path] = ()) -> None:
+    """Print the table of trials and the choice, write the files of `write`, and log the names of all files."""
+    print("\n".join([*trials_table(outcome), "", outcome_sentence(outcome)]))
+    files = [*write(outcome, folder), *further_files]
     print(f"\n{', '.join(map(str, files))}", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def only_tuning_logged() -> Iterator[None]:
+def log_only_tuning() -> Iterator[None]:
     """Within the block runs log warnings alone: each rung starts its federations anew, and would say so."""
     levels = {"fedsim": logging.WARNING, "fedsim.studies.tuning": logging.INFO}
-    before = {name: logging.getLogger(name).level for name in levels}
+    level_by_logger = {name: logging.getLogger(name).level for name in levels}
     try:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         yield
     finally:
-        for name, level in before.items():
+        for name, level in level_by_logger.items():
             logging.getLogger(name).setLevel(level)
 
 
-def write(outcome: Outcome, folder: Path) -> list[Path]:
+def write(outcome: TuningOutcome, folder: Path) -> list[Path]:
     """Write the picture, the table and the outcome into a folder."""
-    picture, rows, everything = folder / "tune.png", folder / "trials.csv", folder / "tune.json"
-    drawn, knob, labels = curves(outcome)
-    trials_picture(drawn, outcome.tuning.metric, knob, labels).savefig(picture)
+    picture, rows, tune_json = folder / "tune.png", folder / "trials.csv", folder / "tune.json"
+    trial_curves, knob, labels = curves_of_trials(outcome)
+    trials_figure(trial_curves, outcome.tuning.metric, knob, labels).savefig(picture)
     for path, text in (
-        (rows, as_csv(outcome)),
-        (everything, json.dumps(without_nan(as_json(outcome)), indent=2) + "\n"),
+        (rows, trials_csv(outcome)),
+        (tune_json, json.dumps(without_nan(outcome_json(outcome)), indent=2) + "\n"),
     ):
         with replacement_file(path) as file:
             file.write(text)
-    return [picture, rows, everything]
+    return [picture, rows, tune_json]

@@ -9,11 +9,11 @@ import numpy as np
 from scipy import stats
 
 from fedsim.evaluation.columns import is_fraction
-from fedsim.studies.results.run_measures import Cell, final_metric_measure
+from fedsim.studies.results.run_measures import TableCell, final_metric_measure
 from fedsim.studies.results.runs import Run
 
-DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
-BAND_KINDS = (DEVIATION, INTERVAL, NOTHING)
+DEVIATION_BAND, INTERVAL_BAND, NO_BAND = "± 1 standard deviation", "95 % interval of the mean", "no band"
+BAND_KINDS = (DEVIATION_BAND, INTERVAL_BAND, NO_BAND)
 MAX_CURVE_POINTS = 400  # points of a curve, about the pixels of a page
 
 
@@ -24,16 +24,16 @@ class Curve:
     Attributes:
         rounds: [E] rounds of the evaluations.
         mean: [E] mean over the replicates that have a number, in the metric's unit; fractions are in per cent.
-        low, high: [E] limits of the band; NaN where fewer than two replicates have a number.
+        lower_band, upper_band: [E] limits of the band; NaN where fewer than two replicates have a number.
     """
 
     rounds: np.ndarray
     mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    lower_band: np.ndarray
+    upper_band: np.ndarray
 
 
-def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
+def make_curve(run: Run, name: str, band: str = DEVIATION_BAND) -> Curve | None:
     """Return the curve of a metric; None if the run has not measured it."""
     if not run.has_metric(name):
         return None
@@ -53,11 +53,11 @@ def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
 def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
     """Return the half-width of the band [E]; masked where fewer than two replicates have a number."""
     counts = values.count(1)
-    too_few_mask = (counts < 2) | (band == NOTHING)
+    too_few_mask = (counts < 2) | (band == NO_BAND)
     deviation = np.ma.masked_where(
         too_few_mask, values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
     )
-    if band == INTERVAL:
+    if band == INTERVAL_BAND:
         safe_counts = np.maximum(counts, 2)
         deviation = deviation * stats.t.ppf(0.975, safe_counts - 1) / np.sqrt(safe_counts)
     return deviation
@@ -67,5 +67,5 @@ def last_value(run: Run, name: str) -> str:
     """Return mean ± standard deviation at the last evaluation as text; '' if the run has not measured the metric."""
     if not run.has_metric(name):
         return ""
-    text: str = Cell(run.final_values(name), run.seeds).entry(final_metric_measure(name, [run]))[0]
+    text: str = TableCell(run.final_values(name), run.seeds).format_entry(final_metric_measure(name, [run]))[0]
     return text

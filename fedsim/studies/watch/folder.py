@@ -9,15 +9,15 @@ from pathlib import Path
 from fedsim.app.sweep import RECORDS_FOLDER
 from fedsim.core.errors import ConfigError
 from fedsim.core.speaking import escape_unprintable
-from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
+from fedsim.run.run_files import CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.studies.results.differences import label_runs
 from fedsim.studies.results.run_state import (
-    RUNNING,
-    STOPPED,
+    RUNNING_STATUS,
+    STOPPED_STATUS,
     RunState,
     SweepRecord,
-    planned_runs,
+    num_planned_runs,
     run_state,
     sweep_records,
 )
@@ -25,7 +25,7 @@ from fedsim.studies.results.runs import Run, load
 
 MAX_RUNS = 200  # that the page shows
 MAX_NAME_LENGTH = 120  # characters of a run's name
-WATCHED_FILES = (METRICS_FILENAME, CONFIG, ENVIRONMENT, SUMMARY)
+WATCHED_FILES = (METRICS_FILENAME, CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE)
 UNREADABLE_STATE = "unreadable"  # the state of a run whose files are damaged
 
 Fingerprint = tuple[tuple[int, int] | None, ...]
@@ -41,7 +41,7 @@ class WatchedRun:
         state: finished, running, stopped, failed or unreadable.
         message: why it is not finished, if known.
         run: its measurements; None before the first evaluation.
-        changed: seconds since the epoch when its metrics were last written; None before.
+        last_change_time: seconds since the epoch when its metrics were last written; None before.
     """
 
     folder: Path
@@ -49,29 +49,29 @@ class WatchedRun:
     state: str
     message: str = ""
     run: Run | None = None
-    changed: float | None = None
+    last_change_time: float | None = None
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class FolderSnapshot:
     """The state of the runs in a folder at one moment.
 
     Attributes:
         runs: the runs that are shown, in the order of their folders.
-        total: number of all runs.
-        read_at: seconds since the epoch.
-        planned: number of runs that the sweep in this folder will have; None if unknown.
+        num_runs: number of all runs.
+        read_time: seconds since the epoch.
+        num_planned: number of runs that the sweep in this folder will have; None if unknown.
     """
 
     runs: list[WatchedRun]
-    total: int
-    read_at: float
-    planned: int | None = None
+    num_runs: int
+    read_time: float
+    num_planned: int | None = None
 
     @property
-    def measured(self) -> list[Run]:
+    def measured_runs(self) -> list[Run]:
         """The runs with at least one evaluation."""
-        return [watched.run for watched in self.runs if watched.run is not None]
+        return [watched_run.run for watched_run in self.runs if watched_run.run is not None]
 
 
 class WatchedFolder:
@@ -90,35 +90,35 @@ class WatchedFolder:
             raise ConfigError(f"{folder} is not a folder; give the folder of a run or a sweep")
         self.folder, self.seconds = folder, seconds
         self._read_runs: dict[Path, tuple[Fingerprint, Run | None, str]] = {}
-        self._snapshot: Snapshot | None = None
+        self._snapshot: FolderSnapshot | None = None
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> FolderSnapshot:
         """Return the state of the runs, at most `seconds` old."""
-        if self._snapshot is None or time.time() - self._snapshot.read_at >= self.seconds:
+        if self._snapshot is None or time.time() - self._snapshot.read_time >= self.seconds:
             self._snapshot = self._read()
         return self._snapshot
 
-    def _read(self) -> Snapshot:
+    def _read(self) -> FolderSnapshot:
         records: dict[Path, SweepRecord] = {}
-        for sweep in self._sweeps():
+        for sweep in self._sweep_folders():
             records |= {record.folder: record for record in sweep_records(sweep).values()}
         folders = sorted({*self._run_folders(), *records})
         visible = folders[:MAX_RUNS]
-        for removed in self._read_runs.keys() - set(visible):
-            del self._read_runs[removed]
-        watched = [self._watched_run(folder, records.get(folder)) for folder in visible]
-        runs = [entry.run for entry in watched if entry.run is not None]
+        for removed_folder in self._read_runs.keys() - set(visible):
+            del self._read_runs[removed_folder]
+        watched_run = [self._watched_run(folder, records.get(folder)) for folder in visible]
+        runs = [entry.run for entry in watched_run if entry.run is not None]
         label_runs(runs)
         labels = {id(run): run.label for run in runs}
-        displayable_runs = [_displayable_run(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
-        return Snapshot(displayable_runs, len(folders), time.time(), planned_runs(self.folder))
+        displayable_runs = [_displayable_run(entry, labels.get(id(entry.run), entry.label)) for entry in watched_run]
+        return FolderSnapshot(displayable_runs, len(folders), time.time(), num_planned_runs(self.folder))
 
-    def _sweeps(self) -> set[Path]:
+    def _sweep_folders(self) -> set[Path]:
         """Return the folders that may have records of a sweep: this one, its parent, and those below."""
         return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS_FOLDER))}
 
     def _run_folders(self) -> set[Path]:
-        return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT) for path in self.folder.rglob(name)}
+        return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT_FILE) for path in self.folder.rglob(name)}
 
     def _watched_run(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
         name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
@@ -126,8 +126,8 @@ class WatchedFolder:
         if problem:
             return WatchedRun(folder, name, UNREADABLE_STATE, problem)
         state = run_state(folder, record)
-        if not folder.is_dir() and record is not None and record.status == RUNNING:
-            state = RunState(STOPPED, "its folder is gone")
+        if not folder.is_dir() and record is not None and record.status == RUNNING_STATUS:
+            state = RunState(STOPPED_STATUS, "its folder is gone")
         return WatchedRun(folder, name, state.name, state.message, run, _last_change_time(folder))
 
     def _read_run(self, folder: Path) -> tuple[Run | None, str]:
@@ -146,19 +146,19 @@ class WatchedFolder:
         return run, problem
 
 
-def _displayable_run(watched: WatchedRun, name: str) -> WatchedRun:
+def _displayable_run(watched_run: WatchedRun, name: str) -> WatchedRun:
     """Return the run with names and messages on one line, without control characters, and of limited length."""
     return WatchedRun(
-        watched.folder,
-        one_line(name) or "run",
-        watched.state,
-        one_line(watched.message),
-        watched.run,
-        watched.changed,
+        watched_run.folder,
+        single_line(name) or "run",
+        watched_run.state,
+        single_line(watched_run.message),
+        watched_run.run,
+        watched_run.last_change_time,
     )
 
 
-def one_line(text: str) -> str:
+def single_line(text: str) -> str:
     """Escape and shorten untrusted text for one line of the page."""
     text = escape_unprintable(" ".join(text.split()))
     return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"

@@ -14,19 +14,19 @@ from bokeh.settings import settings
 
 from fedsim.core.errors import ConfigError
 from fedsim.studies.watch.folder import WatchedFolder
-from fedsim.studies.watch.page import Page
+from fedsim.studies.watch.page import WatchPage
 
 SERVER_ADDRESS = "127.0.0.1"
 
 
-def server(watched: WatchedFolder, port: int) -> Server:
+def make_server(watched_folder: WatchedFolder, port: int) -> Server:
     """Create a server of the page without starting it.
 
     Other machines cannot reach it. Programs of this one can, those of its other users included; a page of another
     origin that is open in the browser cannot.
 
     Args:
-        watched: the folder.
+        watched_folder: the folder.
         port: port of the server; 0: a free one.
 
     Raises:
@@ -39,12 +39,12 @@ def server(watched: WatchedFolder, port: int) -> Server:
     origins = [f"{SERVER_ADDRESS}:{port}", f"localhost:{port}"]
     settings.allowed_ws_origin = origins  # also where the environment allows others
 
-    def show(document: Document) -> None:
-        Page(document, watched)
+    def add_page(document: Document) -> None:
+        WatchPage(document, watched_folder)
 
     try:
         return Server(
-            {"/": Application(FunctionHandler(show))},
+            {"/": Application(FunctionHandler(add_page))},
             port=port,
             address=SERVER_ADDRESS,
             allow_websocket_origin=origins,

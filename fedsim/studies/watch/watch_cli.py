@@ -20,13 +20,17 @@ MAX_PORT = 65535
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
     argument_parser = argparse.ArgumentParser("fedsim watch", description=f"Show {COMMAND_DESCRIPTIONS['watch']}.")
-    argument_parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep, of a run, or of several")
     argument_parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"of the page (default: {DEFAULT_PORT}); 0: one that is free"
+        "folder", type=Path, metavar="FOLDER", help="folder of a run, of a sweep, or of several of them"
     )
-    argument_parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
     argument_parser.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="between two looks at the folder (default: 2)"
+        "--port", type=int, default=DEFAULT_PORT, help=f"port of the page (default: {DEFAULT_PORT}); 0: a free port"
+    )
+    argument_parser.add_argument(
+        "--no-browser", action="store_true", help="print the address without opening a browser"
+    )
+    argument_parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="seconds between two updates (default: 2)"
     )
     return argument_parser
 
@@ -36,14 +40,14 @@ def main(arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     if not 0 <= options.port <= MAX_PORT:
         raise ConfigError(f"--port {options.port} must lie between 0 and {MAX_PORT}")
-    if checks.finite_number("--every", options.every) < 0.1:
+    if checks.check_finite("--every", options.every) < 0.1:
         raise ConfigError(f"--every {options.every:g} must be at least 0.1 seconds")
-    watched = WatchedFolder(options.folder, options.every)
+    watched_folder = WatchedFolder(options.folder, options.every)
     try:
-        from fedsim.studies.watch.server import SERVER_ADDRESS, server
+        from fedsim.studies.watch.server import SERVER_ADDRESS, make_server
     except ImportError as error:
         raise ConfigError("the page needs Bokeh, an extra; pip install 'fedsim-torch[watch]'") from error
-    page_server = server(watched, options.port)
+    page_server = make_server(watched_folder, options.port)
     address = f"http://{SERVER_ADDRESS}:{page_server.port}/"
     loop = page_server.io_loop
 
@@ -51,7 +55,7 @@ def main(arguments: list[str]) -> None:
         loop.asyncio_loop.call_soon_threadsafe(loop.stop)  # type: ignore[attr-defined]
 
     # a KeyboardInterrupt would be lost where it is raised in a finaliser or a callback that catches it
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         print(f"watching {options.folder} at {address} (Ctrl-C ends it)", flush=True)
         page_server.start()
@@ -60,6 +64,6 @@ def main(arguments: list[str]) -> None:
         loop.start()
         print("no longer watching")
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
         page_server.stop()

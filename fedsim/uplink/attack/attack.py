@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.availability import Availability
 from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, Fraction
-from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.effects import EffectDeclarations, EffectiveIf, RoundsOfRun
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.contamination import Contamination
@@ -28,13 +28,13 @@ class Attack(Stage):
         since: first round of the attack.
     """
 
-    effective_if: Declarations = (
+    effective_if: EffectDeclarations = (
         EffectiveIf(
             "fraction",
             lambda component, run: component.clients is None,
             "{at}.clients=null, which names the attackers itself",
         ),
-        EffectiveIf("since", lambda component, run: component.since < run.rounds, "more rounds than {at}.since"),
+        RoundsOfRun("since"),
     )
 
     active = True
@@ -45,14 +45,15 @@ class Attack(Stage):
         self.fraction = fraction
         self.clients, self.since = clients, since
 
-    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
-        byzantine_mask = np.zeros((federation.replicates, federation.clients), dtype=bool)
+    def setup(self, federation: Federation, availability: Availability, earlier_stages: Sequence[Stage]) -> None:
+        byzantine_mask = np.zeros((federation.num_replicates, federation.clients), dtype=bool)
         for replicate, seed in enumerate(federation.seeds):
             numbers = np.asarray(self.byzantine_clients(seed, federation.clients))
-            bad = numbers[(numbers < 0) | (numbers >= federation.clients)]
-            if len(bad):
+            invalid_clients = numbers[(numbers < 0) | (numbers >= federation.clients)]
+            if len(invalid_clients):
                 raise ConfigError(
-                    f"attack={type(self).__name__}: byzantine_clients names client {bad[0]}, but clients are "
+                    f"attack={type(self).__name__}: byzantine_clients names client "
+                    f"{invalid_clients[0]}, but clients are "
                     f"numbered 0 to {federation.clients - 1}"
                 )
             byzantine_mask[replicate, numbers] = True
@@ -71,7 +72,7 @@ class Attack(Stage):
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if link.cohort.round < self.since:
             return rows
-        byzantine = self.byzantine_mask[link.cohort.virtual]
+        byzantine = self.byzantine_mask[link.cohort.virtual_clients]
         return torch.where(byzantine[:, None], self.byzantine_rows(rows, byzantine, link), rows)
 
     def of_samples(self, contamination: Contamination) -> Contamination:
@@ -107,17 +108,19 @@ class Omniscient(Attack):
         cohort = link.cohort
         attack_vectors, is_attackable = [], []
         for replicate_rows, lying_mask in zip(
-            cohort.by_replicate(rows), cohort.by_replicate(byzantine.to(rows.dtype)), strict=True
+            cohort.split_by_replicate(rows), cohort.split_by_replicate(byzantine.to(rows.dtype)), strict=True
         ):
-            honest = replicate_rows[lying_mask == 0]
-            is_attackable.append(0 < len(honest) < len(replicate_rows))
+            honest_rows = replicate_rows[lying_mask == 0]
+            is_attackable.append(0 < len(honest_rows) < len(replicate_rows))
             attack_vectors.append(
-                self.attack_vector(honest, len(replicate_rows)) if is_attackable[-1] else rows.new_zeros(rows.shape[1])
+                self.attack_vector(honest_rows, len(replicate_rows))
+                if is_attackable[-1]
+                else rows.new_zeros(rows.shape[1])
             )
         crafted_rows = cohort.broadcast(torch.stack(attack_vectors))
-        attackable_mask = torch.tensor(is_attackable, device=rows.device)[cohort.replicate]
+        attackable_mask = torch.tensor(is_attackable, device=rows.device)[cohort.replicate_index]
         return torch.where(attackable_mask[:, None], crafted_rows, rows)
 
     @abstractmethod
-    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
+    def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
         """[d] what is sent, given the honest rows [k, d], 0 < k < n, of a round of n."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf
+from fedsim.core.effects import RoundsOfRun
 from fedsim.core.federation import Federation
 from fedsim.uplink import StageContext
 from fedsim.uplink.attack.attack import Omniscient
@@ -41,28 +42,28 @@ class Farthest(Omniscient):
         self.direction = direction
 
     @abstractmethod
-    def distance(self, row: Tensor, honest: Tensor) -> Tensor:
+    def distance(self, row: Tensor, honest_rows: Tensor) -> Tensor:
         """[] how far a row [d] is from the honest rows [k, d]."""
 
     @abstractmethod
-    def bound(self, centre: Tensor, direction: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
+    def bound(self, centre: Tensor, direction: Tensor, honest_rows: Tensor, limit: Tensor) -> Tensor:
         """[] the largest γ at which `centre + γ along` is off by `limit`, to rounding: the scale of the search."""
 
-    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
-        centre = honest.mean(0)
+    def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
+        centre = honest_rows.mean(0)
         if self.direction == "unit":
             direction = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
         elif self.direction == "sign":
             direction = -centre.sign()
         else:
-            direction = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
-        limit = torch.stack([self.distance(row, honest) for row in honest]).max()
-        bound = self.bound(centre.double(), direction.double(), honest.double(), limit.double())
+            direction = -honest_rows.std(0) if len(honest_rows) > 1 else torch.zeros_like(centre)
+        limit = torch.stack([self.distance(row, honest_rows) for row in honest_rows]).max()
+        bound = self.bound(centre.double(), direction.double(), honest_rows.double(), limit.double())
         power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
         scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two changes no bit of the search
         gamma, step = torch.zeros_like(limit), 10.0
         while step > 1e-5:
-            distance = self.distance(centre + (gamma + step * scale) * direction, honest)
+            distance = self.distance(centre + (gamma + step * scale) * direction, honest_rows)
             gamma = torch.where(distance <= limit, gamma + step * scale, gamma)
             step /= 2
         return centre + gamma * direction
@@ -84,11 +85,11 @@ class MinMax(Farthest):
         direction, fraction, clients, since: see `Farthest`.
     """
 
-    def distance(self, row: Tensor, honest: Tensor) -> Tensor:
-        return (row - honest).norm(dim=1).max()
+    def distance(self, row: Tensor, honest_rows: Tensor) -> Tensor:
+        return (row - honest_rows).norm(dim=1).max()
 
-    def bound(self, centre: Tensor, direction: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
-        differences = centre - honest
+    def bound(self, centre: Tensor, direction: Tensor, honest_rows: Tensor, limit: Tensor) -> Tensor:
+        differences = centre - honest_rows
         return _root(
             direction.square().sum(), differences @ direction, limit.square() - differences.square().sum(1)
         ).min()
@@ -102,13 +103,15 @@ class MinSum(Farthest):
         direction, fraction, clients, since: see `Farthest`.
     """
 
-    def distance(self, row: Tensor, honest: Tensor) -> Tensor:
-        return (row - honest).square().sum()
+    def distance(self, row: Tensor, honest_rows: Tensor) -> Tensor:
+        return (row - honest_rows).square().sum()
 
-    def bound(self, centre: Tensor, direction: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
-        differences = centre - honest
+    def bound(self, centre: Tensor, direction: Tensor, honest_rows: Tensor, limit: Tensor) -> Tensor:
+        differences = centre - honest_rows
         return _root(
-            len(honest) * direction.square().sum(), (differences @ direction).sum(), limit - differences.square().sum()
+            len(honest_rows) * direction.square().sum(),
+            (differences @ direction).sum(),
+            limit - differences.square().sum(),
         )
 
 
@@ -125,6 +128,8 @@ class Mimic(Omniscient):
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 
+    effective_if = (RoundsOfRun("warmup", added_to_round=lambda attack: attack.since),)
+
     def __init__(
         self,
         warmup: Count = 10,
@@ -139,7 +144,7 @@ class Mimic(Omniscient):
         return {"score": federation.zeros()}
 
     def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
-        shape = federation.replicates, dimension
+        shape = federation.num_replicates, dimension
         return {"direction": torch.zeros(shape, dtype=federation.dtype, device=federation.device)}
 
     def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
@@ -149,8 +154,8 @@ class Mimic(Omniscient):
             link.scatter("score", score)
         return super().byzantine_rows(torch.cat([rows, score[:, None]], 1), byzantine, link)[:, :-1]
 
-    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
-        return honest[honest[:, -1].argmax(0, keepdim=True)][0]
+    def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
+        return honest_rows[honest_rows[:, -1].argmax(0, keepdim=True)][0]
 
     def power_method_direction(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
@@ -162,12 +167,15 @@ class Mimic(Omniscient):
         )
         new_directions = []
         replicates = zip(
-            cohort.by_replicate(rows), cohort.by_replicate(byzantine.to(rows.dtype)), previous_direction, strict=True
+            cohort.split_by_replicate(rows),
+            cohort.split_by_replicate(byzantine.to(rows.dtype)),
+            previous_direction,
+            strict=True,
         )
         for replicate_rows, lying_mask, z in replicates:
-            honest = replicate_rows[lying_mask == 0]
-            deviations = honest - honest.mean(0)
-            iterate = (deviations @ z) @ deviations if len(honest) > 1 else torch.zeros_like(z)
+            honest_rows = replicate_rows[lying_mask == 0]
+            deviations = honest_rows - honest_rows.mean(0)
+            iterate = (deviations @ z) @ deviations if len(honest_rows) > 1 else torch.zeros_like(z)
             new_directions.append(torch.where(iterate.any(), iterate / iterate.norm(), z))
         direction.copy_(torch.stack(new_directions))
         return direction

@@ -55,8 +55,11 @@ class FlippedLabels(Contamination):
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         y, byzantine = batch["y"], self.attack.byzantine_mask[batch["row"]]
         base_batch = self.inner_contamination(batch, keys) if self.inner_contamination.active else batch
-        flipped = torch.where(
+        flipped_labels = torch.where(
             byzantine.reshape(-1, *[1] * (y.dim() - 1)), self.classes - 1 - base_batch["y"], base_batch["y"]
         )
         flipped_mask = byzantine[:, None].expand(y.shape[:2])
-        return base_batch | {"y": flipped, "contaminated": flipped_mask | base_batch.get("contaminated", flipped_mask)}
+        return base_batch | {
+            "y": flipped_labels,
+            "contaminated": flipped_mask | base_batch.get("contaminated", flipped_mask),
+        }

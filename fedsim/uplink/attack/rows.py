@@ -76,10 +76,10 @@ class ALIE(Omniscient):
         super().__init__(fraction, clients, since)
         self.z = z
 
-    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
-        z = self.published_z(n, n - len(honest)) if self.z is None else self.z
-        spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
-        return honest.mean(0) - z * spread
+    def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
+        z = self.published_z(n, n - len(honest_rows)) if self.z is None else self.z
+        spread = honest_rows.std(0) if len(honest_rows) > 1 else torch.zeros_like(honest_rows[0])
+        return honest_rows.mean(0) - z * spread
 
     @staticmethod
     def published_z(n: int, num_byzantine: int) -> float:
@@ -106,5 +106,5 @@ class IPM(Omniscient):
         super().__init__(fraction, clients, since)
         self.epsilon = epsilon
 
-    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
-        return -self.epsilon * honest.mean(0)
+    def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
+        return -self.epsilon * honest_rows.mean(0)

@@ -38,7 +38,7 @@ def test_an_extra_lists_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         importlib.metadata, "metadata", lambda _: type("M", (), {"get_all": lambda *_: ["good", "bad"]})()
     )
-    assert info.extras() == {"good": [], "bad": ["no-such-package", "pytest"]}
+    assert info.missing_packages_by_extra() == {"good": [], "bad": ["no-such-package", "pytest"]}
     assert not info.is_installed(Requirement("pytest>=99"))
 
 

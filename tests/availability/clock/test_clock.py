@@ -73,7 +73,7 @@ def test_of_those_that_were_asked_the_quickest_count(build, play):
 
 
 def test_a_group_of_clients_has_its_own_speed(build):
-    times = build(clock=Devices([0.1, 1.0])).pace.clock.times(0, np.arange(8), 0, 0)
+    times = build(clock=Devices([0.1, 1.0])).round_clock.clock.times(0, np.arange(8), 0, 0)
     assert times.sample.tolist() == [0.1, 0.1, 1.0, 1.0] * 2
 
 
@@ -123,29 +123,36 @@ def test_equal_times_add_up_to_rounds_times_t(build):
 def test_known_probabilities_stay_true_under_a_deadline(build):
     """P(link + work · J ≤ D) by drawing J 4000 times, to 5 σ."""
     clock = Devices([0.1, 0.2], jitter=0.6, down=64.0, deadline=2.0)
-    pace = build(UniformK(4), clock=clock).pace
+    pace = build(UniformK(4), clock=clock).round_clock
     clock = pace.clock
     samples, virtual = np.tile([10.0, 5.0, 10.0, 20.0], 2), np.arange(8)
-    found = clock.chance(clock.times(0, virtual, 32, 0), virtual, samples)
+    found = clock.finish_probability(clock.times(0, virtual, 32, 0), virtual, samples)
     times = [clock.times(t, virtual, 32, 0) for t in range(4000)]
     drawn = np.mean([one.link + samples * one.sample <= 2.0 for one in times], axis=0)
     assert np.abs(drawn - found).max() < 5 * 0.5 / math.sqrt(4000)
-    cohort = pace(build(FULL).federation.cohort(np.ones((2, 4)), np.full((2, 4), 0.5)), 0)
+    cohort = pace(build(FULL).federation.make_cohort(np.ones((2, 4)), np.full((2, 4), 0.5)), 0)
     load = pace.batches.load(cohort)
-    wanted = clock.chance(clock.times(0, cohort.host.virtual, 32, 32), cohort.host.virtual, 5 * load.num_samples) / 2
-    assert np.allclose(cohort.host.probability, wanted)
+    wanted = (
+        clock.finish_probability(
+            clock.times(0, cohort.host_index.virtual_clients, 32, 32),
+            cohort.host_index.virtual_clients,
+            5 * load.num_samples,
+        )
+        / 2
+    )
+    assert np.allclose(cohort.host_index.probability, wanted)
 
 
 def test_partial_work_is_what_there_is_time_for(build, play):
     """0.1 s a sample, 0.5 s for the link: of 1.75 s are left steps of 0.4, 0.2, 0.8, 0.6 s."""
     simulation = build(clock=Devices(0.1, down=64.0, deadline=1.75, late="partial"), strategy=FedNova())
     played = next(play(simulation))
-    assert played.report.cohort.host.steps.tolist() == [3, 5, 1, 2] * 2
+    assert played.report.cohort.host_index.steps.tolist() == [3, 5, 1, 2] * 2
     assert played.report.samples.tolist() == [12, 10, 8, 12] * 2
     assert torch.allclose(played.report.lr_sum, 0.02 * torch.tensor([3.0, 5, 1, 2] * 2, dtype=torch.float64))
-    assert simulation.pace.seconds == pytest.approx([1.7, 1.7])
+    assert simulation.round_clock.seconds == pytest.approx([1.7, 1.7])
     none = build(clock=Devices(0.1, deadline=0.5, late="partial"))
-    assert next(play(none)).report.cohort.host.virtual.tolist() == [0, 1, 4, 5]
+    assert next(play(none)).report.cohort.host_index.virtual_clients.tolist() == [0, 1, 4, 5]
 
 
 LESS = {  # how a client comes to do a part of its five steps
@@ -171,7 +178,7 @@ def test_less_work_follows_the_formula_of_fednova(build, play, how, executor):
     model, seen = None, set()
     for played in play(simulation):
         model = played.before.model.numpy() if model is None else model
-        host = played.report.cohort.host
+        host = played.report.cohort.host_index
         assert len(host.rows) == counts[played.t].sum()
         seen |= set(host.steps.tolist())
         for r in range(2):
@@ -202,10 +209,10 @@ def test_equal_steps_make_fednova_fedavg_and_unequal_ones_do_not(build, play):
 
 
 def test_passes_are_drawn_whole_and_every_number_alike_often(build):
-    pace = build(rule={"steps": None, "epochs": 3, "batch_size": 2}, work=UniformWork(1)).pace
+    pace = build(rule={"steps": None, "epochs": 3, "batch_size": 2}, work=UniformWork(1)).round_clock
     virtual, per_pass = np.arange(8), np.tile([2, 1, 4, 3], 2)
-    cohort = pace.batches.federation.cohort(np.ones((2, 4)), np.ones((2, 4)))
-    drawn = np.stack([pace.work.steps(t, virtual, pace.batches.load(cohort)) for t in range(500)])
+    cohort = pace.batches.federation.make_cohort(np.ones((2, 4)), np.ones((2, 4)))
+    drawn = np.stack([pace.work_model.steps(t, virtual, pace.batches.load(cohort)) for t in range(500)])
     passes = drawn / per_pass
     assert set(np.unique(passes)) == {1.0, 2.0, 3.0}
     share = np.array([(passes == k).mean() for k in (1, 2, 3)])
@@ -216,10 +223,10 @@ def test_a_fraction_of_the_clients_straggles_and_draws_what_all_would_draw(build
     """Stragglers do what they do where all are stragglers; their share is binomial, and none is one at fraction 0."""
 
     def drawn(fraction):
-        pace = build(work=UniformWork(1, fraction)).pace
-        cohort = pace.batches.federation.cohort(np.ones((2, 4)), np.ones((2, 4)))
+        pace = build(work=UniformWork(1, fraction)).round_clock
+        cohort = pace.batches.federation.make_cohort(np.ones((2, 4)), np.ones((2, 4)))
         load = pace.batches.load(cohort)
-        return np.stack([pace.work.steps(t, np.arange(8), load) for t in range(500)])
+        return np.stack([pace.work_model.steps(t, np.arange(8), load) for t in range(500)])
 
     everybody, some = drawn(1.0), drawn(0.25)
     straggling = some != 5
@@ -231,7 +238,7 @@ def test_a_fraction_of_the_clients_straggles_and_draws_what_all_would_draw(build
 def test_a_schedule_counts_the_steps_that_were_asked(build, play):
     rule = {"schedule": PerStep(0.9)}
     for played in play(build(rule=rule, work=UniformWork(1)), 3):
-        steps = played.report.cohort.host.steps
+        steps = played.report.cohort.host_index.steps
         wanted = [0.02 * sum(0.9 ** (5 * played.t + k) for k in range(s)) for s in steps]
         assert played.report.lr_sum.tolist() == pytest.approx(wanted)
 

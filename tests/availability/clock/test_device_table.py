@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from timed import QUIET, SEEDS, column, run_of
 
 from fedsim import ConfigError
 from fedsim.availability.clock import Devices, Events
+from fedsim.availability.clock.device_profiles import DEVICE_PROFILES, LINK_PROFILES
 from fedsim.core.errors import CheckpointError
 
 TABLE = {"compute": [0.1, 0.2, 0.4, 0.8], "down": [10.0, 20.0, 40.0, 80.0], "up": [1.0, 2.0, 4.0, 8.0]}
 
 
 def times_of(simulation, down=30, up=5):
-    return simulation.pace.clock.times(0, np.arange(8), down, up)
+    return simulation.round_clock.clock.times(0, np.arange(8), down, up)
 
 
 def test_each_client_has_the_numbers_of_one_device(build):
@@ -42,6 +45,44 @@ def test_a_file_in_fedscales_units_is_read(build, tmp_path):
     times = times_of(build(clock=Events(devices=str(path))), 1280, 2560)
     assert times.sample == pytest.approx(np.full(8, 0.486))
     assert times.link == pytest.approx(np.full(8, (1280 + 2560) / (5648 * 128)))
+
+
+def test_named_devices_and_links_have_the_numbers_of_their_profiles(build):
+    """12.99 and 61.88 ms of inference, three times as long for training; 29.5/7.6 and 5.9/2.0 megabits per second."""
+    devices = ["jetson_nano@4g", "raspberry_pi_4@3g"]
+    times = times_of(build(clock=Devices(devices=devices)), 1_000_000, 500_000)
+    expected = {
+        0.03897: pytest.approx(8 / 29.5 + 4 / 7.6),
+        0.18564: pytest.approx(8 / 5.9 + 4 / 2.0),
+    }
+    assert sorted(times.sample[:4]) == pytest.approx(sorted([*expected, *expected]))
+    assert [expected[round(float(sample), 5)] for sample in times.sample] == list(times.link)
+
+
+def test_profiles_in_a_table_are_those_of_the_list(build, tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text("device,factor\nkirin_970,0.1\n")
+    times = times_of(build(clock=Events(devices=str(path), up=10.0)))
+    assert times.sample == pytest.approx(np.full(8, 3 * 24.49 / 1000 / 10))
+    assert times.link == pytest.approx(np.full(8, 0.5))
+    single = times_of(build(clock=Devices(devices="kirin_970")))
+    assert single.sample == pytest.approx(10 * times.sample)
+    assert not single.link.any()
+
+
+def test_the_how_to_lists_each_profile_with_its_numbers():
+    page = (Path(__file__).parents[3] / "docs" / "how_to_events.md").read_text(encoding="utf-8")
+    for name, device in DEVICE_PROFILES.items():
+        assert f"| `{name}` | {device.inference:g} | {device.run} |" in page
+    for name, link in LINK_PROFILES.items():
+        assert f"| `{name}` | {link.down:g} | {link.up:g} |" in page
+    assert len(DEVICE_PROFILES) + len(LINK_PROFILES) == page.count("\n| `") - _rows_of_strategies(page)
+
+
+def _rows_of_strategies(page: str) -> int:
+    """Rows of the page's table of strategies that start with a name."""
+    table = page.partition("| strategy |")[2].partition("\n\n")[0]
+    return table.count("\n| `")
 
 
 @pytest.mark.slow
@@ -72,8 +113,13 @@ def test_a_resumed_run_must_meet_the_same_devices(build, tmp_path):
         ({"speed": [1.0]}, "clock.devices has the columns speed; it needs compute"),
         ({"compute": [0.1, 0.0]}, "compute=0.0 of .* must be a positive number"),
         ({"compute": ["fast"]}, "compute=fast of .* must be a positive number"),
+        ({"compute": [0.1, "fast"]}, "compute=fast of row 1 must be a positive number"),
         ({"computation": [10.0], "communication": [-1.0]}, "communication=-1.0 of .* must be a positive number"),
         ({"compute": []}, "has no rows"),
+        ("jetson_nan", "clock.devices='jetson_nan' is unknown; choose one of .* did you mean 'jetson_nano'?"),
+        ({"device": ["pixel"]}, "clock.devices='pixel' is unknown; choose one of snapdragon_8_gen_2"),
+        (["kirin_970@6g"], "the link in clock.devices='6g' is unknown; choose one of 3g, 4g, 5g, broadband"),
+        (["kirin_970@5g", "jetson_nano"], "gives jetson_nano no link, but others have one"),
     ],
 )
 def test_a_table_that_describes_no_devices_is_refused(table, message):

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from timed import QUIET, SEEDS, column, run_of
+from timed import QUIET, SEEDS, SIZES, column, run_of
 
 from fedsim import ConfigError, Execution
-from fedsim.availability import Multiset
+from fedsim.availability import Bernoulli, Multiset, Uniform
 from fedsim.availability.clock import ConstantDelay, Devices, Events, UniformWork
 from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import FeatureNoise
 from fedsim.local import APFL, SGD
-from fedsim.run.event_queue import Candidates, EventQueue
+from fedsim.run.event_queue import EventQueue, TaskCandidates
 from fedsim.run.together import run_together
-from fedsim.strategies import FedAsync, FedAvg, FedBuff, FedNova, FedPBC
+from fedsim.strategies import FedAsync, FedAvg, FedAvgKnown, FedBuff, FedNova, FedPBC
 
 RATES = np.array([0.4, 0.7, 1.0, 1.6, 3.3])  # updates per second of each client
 INFINITE = np.full(len(RATES), np.inf)
@@ -34,13 +34,13 @@ def simulate(updates: int, limit: int | None = None):
     for t in range(updates):
         idle = draw.permutation([i for i in range(len(RATES)) if i not in began])
         seconds = draw.exponential(1 / RATES)
-        step = queue.until_update(Candidates(idle, seconds[idle], INFINITE[: len(idle)]), 1, limit)
-        began |= dict.fromkeys(step.started, t)
-        (client,) = step.used
+        step = queue.advance_to_update(TaskCandidates(idle, seconds[idle], INFINITE[: len(idle)]), 1, limit)
+        began |= dict.fromkeys(step.started_clients, t)
+        (client,) = step.aggregated_clients
         arrivals.append(client)
         times.append(queue.current_time)
         staleness.append(t - began.pop(client))
-        in_flight.append(len(queue.heap))
+        in_flight.append(len(queue.events))
     return np.array(arrivals), np.array(times), np.array(staleness), np.array(in_flight)
 
 
@@ -73,31 +73,31 @@ def test_throughput_obeys_littles_law(limit):
     for _ in range(5000):
         idle = draw.permutation([i for i in range(len(RATES)) if i not in duration])
         drawn = draw.lognormal(0.0, 1.0, len(RATES)) / RATES
-        step = queue.until_update(Candidates(idle, drawn[idle], INFINITE[: len(idle)]), 1, limit)
-        duration |= {client: drawn[client] for client in step.started}
-        seconds.append(duration.pop(step.used[0]))
+        step = queue.advance_to_update(TaskCandidates(idle, drawn[idle], INFINITE[: len(idle)]), 1, limit)
+        duration |= {client: drawn[client] for client in step.started_clients}
+        seconds.append(duration.pop(step.aggregated_clients[0]))
     assert len(seconds) / queue.current_time * np.mean(seconds) == pytest.approx(limit, rel=0.01)
 
 
 def test_a_queue_that_is_empty_ends_at_once_or_at_the_deadline():
-    nobody = Candidates(np.zeros(0, int), np.zeros(0), np.zeros(0))
+    nobody = TaskCandidates(np.zeros(0, int), np.zeros(0), np.zeros(0))
     queue = EventQueue(3.0)
-    assert (queue.until_update(nobody, 2).used, queue.current_time) == ([], 3.0)
-    assert (queue.until_update(nobody, 2, deadline=1.5).used, queue.current_time) == ([], 4.5)
+    assert (queue.advance_to_update(nobody, 2).aggregated_clients, queue.current_time) == ([], 3.0)
+    assert (queue.advance_to_update(nobody, 2, deadline=1.5).aggregated_clients, queue.current_time) == ([], 4.5)
 
 
 def test_a_buffer_that_is_not_full_waits_and_an_arrival_at_the_deadline_counts():
     queue = EventQueue()
-    pair = Candidates(np.array([4, 7]), np.array([2.0, 1.0]), np.array([np.inf, 0.25]))
-    step = queue.until_update(pair, 2)  # 7 fails after 0.25 seconds
-    assert (step.started, step.will_fail, step.used) == ([4, 7], [7], [])
-    assert (queue.buffer, queue.current_time) == ([4], 2.0)
-    more = Candidates(np.array([1, 2]), np.array([1.0, 1.5]), np.array([np.inf, np.inf]))
-    late = copy.deepcopy(queue).until_update(more, 4, deadline=1.0)
-    assert late.used == [4, 1]
-    assert queue.until_update(more, 2).used == [4, 1]
+    pair = TaskCandidates(np.array([4, 7]), np.array([2.0, 1.0]), np.array([np.inf, 0.25]))
+    step = queue.advance_to_update(pair, 2)  # 7 fails after 0.25 seconds
+    assert (step.started_clients, step.failing_clients, step.aggregated_clients) == ([4, 7], [7], [])
+    assert (queue.buffered_clients, queue.current_time) == ([4], 2.0)
+    more = TaskCandidates(np.array([1, 2]), np.array([1.0, 1.5]), np.array([np.inf, np.inf]))
+    late = copy.deepcopy(queue).advance_to_update(more, 4, deadline=1.0)
+    assert late.aggregated_clients == [4, 1]
+    assert queue.advance_to_update(more, 2).aggregated_clients == [4, 1]
     assert queue.current_time == 3.0
-    assert [entry[1] for entry in queue.heap] == [2]
+    assert [entry[1] for entry in queue.events] == [2]
 
 
 SYNCHRONOUS = {
@@ -135,6 +135,23 @@ def test_failing_clients_of_a_synchronous_round_are_absent_and_nobody_waits_for_
     assert run_of(build(clock=Events(0.1, failure=1.0), rounds=6)).state.model.isfinite().all()
 
 
+def test_clients_that_rejoin_lose_time_and_no_work(build):
+    """Nobody is absent; a round ends with the slowest client, pauses included, which are exponential on average."""
+    clock = Events(0.1, failure=0.5, rejoin=2.0)
+    result = run_of(build(clock=clock, rounds=6))
+    assert torch.equal(result.state.model, run_of(build(rounds=6)).state.model)
+    assert column(result, "late_clients") == [0] * 7
+    clock, work = build(clock=clock).round_clock.clock, 0.1 * 5 * np.array(SIZES)
+    ends = [work + clock.pauses(t, np.arange(4)) for t in range(6)]
+    assert np.diff(column(result, "virtual_seconds")) == pytest.approx(np.max(ends, axis=1))
+    pauses = np.concatenate([clock.pauses(t, np.arange(8)) for t in range(2000)])
+    assert (pauses > 0).mean() == pytest.approx(0.5, abs=0.02)  # five standard errors, as below
+    assert pauses[pauses > 0].mean() == pytest.approx(2.0, rel=0.056)
+    assert np.isinf(clock.failure_times(3, np.arange(8))).all()
+    with pytest.raises(ConfigError, match="has a deadline and clients that pause"):
+        build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Events(failure=0.1, rejoin=1.0, deadline=2.0))
+
+
 def test_without_deadline_or_with_a_late_one_it_waits_for_all_and_is_fedavg_without_a_clock(build):
     without_clock = run_of(build()).state.model
     for deadline in (None, 1e9):
@@ -146,6 +163,10 @@ ASYNCHRONOUS = {
     "fedasync": (FedAsync, {}),
     "fedbuff": (lambda: FedBuff(2), {"failure": 0.3, "concurrency": 3}),
     "fedavg": (FedAvg, {"arrivals": 2, "deadline": 0.3}),
+    "shared": (
+        lambda: FedBuff(2),
+        {"failure": 0.3, "down": 60.0, "shared_down": 70.0, "shared_up": 50.0, "server": 0.2},
+    ),
 }
 
 
@@ -214,10 +235,12 @@ def test_runs_in_lockstep_have_the_numbers_that_they_have_alone(build):
 
 def test_local_rules_with_memory_of_clients_are_computed_at_the_start(build):
     simulation = build(strategy=FedAsync(), clock=Events(0.1, jitter=1.0), local=APFL(lr=0.02, steps=2, batch_size=2))
-    assert not simulation.delivery.lazy
+    assert not simulation.delayed_updates.is_computed_lazily
     assert run_of(simulation).state.model.isfinite().all()
-    assert not build(strategy=FedAsync(), clock=Events(), contamination=FeatureNoise(0.1)).delivery.lazy
-    assert build(strategy=FedAsync(), clock=Events(), local=SGD()).delivery.lazy
+    assert not build(
+        strategy=FedAsync(), clock=Events(), contamination=FeatureNoise(0.1)
+    ).delayed_updates.is_computed_lazily
+    assert build(strategy=FedAsync(), clock=Events(), local=SGD()).delayed_updates.is_computed_lazily
 
 
 def test_bytes_and_staleness_are_counted(build):
@@ -248,7 +271,7 @@ def test_what_cannot_be_combined_is_refused_in_a_sentence(build, options, messag
 
 
 def test_several_ranks_are_refused(build):
-    delivery = build(strategy=FedAsync(), clock=Events()).delivery
+    delivery = build(strategy=FedAsync(), clock=Events()).delayed_updates
     delivery.federation = dataclasses.replace(delivery.federation, ranks=Ranks(0, 2))
     with pytest.raises(ConfigError, match="clock=events runs in one process, and there are 2 ranks"):
         delivery.setup()

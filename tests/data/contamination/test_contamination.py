@@ -51,10 +51,10 @@ def met(rotten, dataset=None, model=Linear, t=0, steps=2, size=None, **options) 
     simulation = Simulation(
         dataset or many(), model, clients=M, local=rule, contamination=rotten, **{"execution": double()} | options
     )
-    cohort = simulation.federation.cohort(np.ones((1, M)), np.ones((1, M)))
+    cohort = simulation.federation.make_cohort(np.ones((1, M)), np.ones((1, M)))
     start = simulation.initial_state().model
     simulation.trainer.run(cohort.broadcast(start), cohort, t, start)
-    return simulation.trainer.rule.seen
+    return simulation.trainer.local_rule.seen
 
 
 KINDS = {
@@ -123,10 +123,10 @@ def test_padding_is_not_counted_among_an_exact_fraction():
         contamination=LabelFlip(fraction=0.3, exact=True),
         execution=Execution(trial=False),
     )
-    cohort = simulation.federation.cohort(np.ones((1, 3)), np.ones((1, 3)))
+    cohort = simulation.federation.make_cohort(np.ones((1, 3)), np.ones((1, 3)))
     start = simulation.initial_state().model
     simulation.trainer.run(cohort.broadcast(start), cohort, 0, start)
-    (batch,) = simulation.trainer.rule.seen
+    (batch,) = simulation.trainer.local_rule.seen
     real = batch["weight"] > 0
     counts = zip(real.sum(1).tolist(), (batch["contaminated"] & real).sum(1).tolist(), strict=True)
     assert set(counts) == {(3, 1), (7, 2), (20, 6)}

@@ -47,7 +47,10 @@ MISTAKES = {
     "fewer test owners": ({"owners": Y, "test_owners": Y[:4]}, "test_owners holds 4 numbers for 9 samples"),
     "names of clients": ({"owners": Y, "client_names": ("a",)}, "client_names holds 1 names for 3 clients"),
     "names of labels": ({"label_names": ("a",)}, "label_names holds 1 names for classes=3"),
-    "samples that are not there": ({"kept": torch.tensor([99])}, "kept names samples outside 0 to 59"),
+    "samples that are not there": (
+        {"assignable_samples": torch.tensor([99])},
+        "assignable_samples names samples outside 0 to 59",
+    ),
     "mean alone": ({"train_x": PIXELS, "mean": (0.5,), **ALONE}, "mean and std belong together"),
     "channels": ({"train_x": PIXELS, "mean": (0.5,), "std": (1.0, 2.0), **ALONE}, "std holds 2 numbers for 3 channels"),
     "no spread": ({"train_x": PIXELS, "mean": (0.5,), "std": (0.0,), **ALONE}, r"std=0\.0 must be positive"),
@@ -71,6 +74,7 @@ def test_what_fits_is_accepted():
         {},
         {"owners": Y, "test_owners": Y[:9], "client_names": ("a", "b", "c")},
         {"classes": None, "loss": "squared", "train_y": X[:, 0], "test_y": X[:9, 0]},
+        {"train_x": X.to(torch.uint8), "mean": (0.5,) * 4, "std": (1.0,) * 4, **ALONE},  # pixels of one row: 4 channels
     ):
         Simulation(data(**changes), Linear, clients=3, rounds=1).run()
 

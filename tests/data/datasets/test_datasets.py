@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsim.core import ConfigError, MissingDataError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets import (
     CIFAR10,
     MNIST,
@@ -152,7 +152,7 @@ def test_cifar_as_published_equals_the_npz(tmp_path: Path, monkeypatch: pytest.M
         rows = arrays[f"x_{split}"][pick].transpose(0, 3, 1, 2).reshape(-1, 3072)
         return [name, write(name, {"data": rows, "labels": arrays[f"y_{split}"][pick].tolist()})]
 
-    reader = torchvision().datasets.CIFAR10
+    reader = import_torchvision().datasets.CIFAR10
     train_list = [batch("data_batch_1", "train", slice(0, 5)), batch("data_batch_2", "train", slice(5, 8))]
     monkeypatch.setattr(reader, "train_list", train_list)
     monkeypatch.setattr(reader, "test_list", [batch("test_batch", "test", slice(None))])
@@ -268,8 +268,8 @@ def test_the_real_cifar10(real: Path) -> None:
 
 def test_torchvision_imports_here() -> None:
     """Also where its compiled operators do not load; twice, as several data sets ask."""
-    datasets = torchvision().datasets
-    assert torchvision().datasets is datasets
+    datasets = import_torchvision().datasets
+    assert import_torchvision().datasets is datasets
     assert {"MNIST", "FashionMNIST", "CIFAR10"} <= set(dir(datasets))
 
 

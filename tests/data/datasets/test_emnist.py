@@ -75,7 +75,7 @@ def test_it_trains_by_writer_with_validation_samples_of_their_own(written):
         EMNIST(root=str(written[0])), MLP, clients=3, partition=Natural(validation=0.2), rounds=1,
         personal=Personal(over="all"),
     )  # fmt: skip
-    assert simulation.federation.sizes.tolist() == [10, 4, 8]
+    assert simulation.federation.num_samples.tolist() == [10, 4, 8]
     assert np.isfinite(simulation.run().history[-1]["localized_validation_accuracy"])
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedsim.core import MissingDataError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets import CIFAR100, CINIC10, SVHN
 from fedsim.data.datasets.vision import average_pool
 
@@ -50,7 +50,9 @@ def write_cinic10(folder: Path) -> dict[str, np.ndarray]:
 
 def test_svhn_is_read_from_its_mat_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = write_svhn(tmp_path)
-    monkeypatch.setattr(torchvision().datasets.SVHN, "_check_integrity", lambda self: True)  # checksums of the real
+    monkeypatch.setattr(
+        import_torchvision().datasets.SVHN, "_check_integrity", lambda self: True
+    )  # checksums of the real
     data = SVHN(str(tmp_path))
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         pixels, labels = written[split]
@@ -106,7 +108,7 @@ def test_pooling_takes_block_means() -> None:
 def test_cifar100_is_what_torchvision_reads_in_a_hundred_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = torchvision().datasets.CIFAR100
+    reader = import_torchvision().datasets.CIFAR100
     folder = tmp_path / reader.base_folder
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3072), dtype=np.uint8)

@@ -148,7 +148,7 @@ def test_gaussian_mean_streams_are_keyed() -> None:
     whole = data.draw(clients, keys, 8, torch.float32)["x"]
     assert torch.equal(data.draw(clients[2:3], keys[2:3], 8, torch.float32)["x"], whole[2:3])
     assert torch.equal(data.draw(clients, keys, 3, torch.float32)["x"], whole[:, :3])
-    assert not torch.equal(data.draw(clients, rng.fold(keys, 1), 8, torch.float32)["x"], whole)
+    assert not torch.equal(data.draw(clients, rng.fold_in(keys, 1), 8, torch.float32)["x"], whole)
     assert data.stream
 
 

@@ -60,7 +60,7 @@ def test_class_fractions_are_what_the_clients_hold(problem: tuple[Samples, int, 
 
 def test_a_table_keeps_the_parts_it_was_made_of() -> None:
     parts = [np.array([4, 2]), np.array([0]), np.array([1, 3, 5])]
-    table = Table.of(parts)
+    table = Table.from_shares(parts)
     assert table.sizes.tolist() == [2, 1, 3]
     for given_part, kept in zip(parts, parts_of(table), strict=True):
         assert np.array_equal(given_part, kept)

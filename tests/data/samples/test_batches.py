@@ -25,8 +25,8 @@ def simulation_of(sizes, rule: SGD, seeds) -> Simulation:
 
 
 def everyone(simulation: Simulation):
-    ones = np.ones((simulation.federation.replicates, simulation.federation.clients))
-    return simulation.federation.cohort(ones, ones)
+    ones = np.ones((simulation.federation.num_replicates, simulation.federation.clients))
+    return simulation.federation.make_cohort(ones, ones)
 
 
 def seen(simulation: Simulation, t: int, row: int) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ def test_every_client_draws_batch_size_samples(drop_last):
     data = Dataset("points", x, loss="half_squared_distance", owners=torch.as_tensor(owners))
     rule = SGD(steps=4, batch_size=8, sampling="replacement", drop_last=drop_last)
     simulation = Simulation(data, Mean, clients=3, local=rule)
-    cohort = simulation.federation.cohort(np.ones((1, 3)), np.ones((1, 3)))
+    cohort = simulation.federation.make_cohort(np.ones((1, 3)), np.ones((1, 3)))
     chunk = simulation.trainer.batches.plan(cohort, 0).chunk(np.arange(3))
     assert (chunk.sizes == 8).all()
     for step in range(4):
@@ -36,7 +36,7 @@ def test_small_clients_draw_each_of_their_samples_equally_often():
     x = torch.arange(len(owners), dtype=torch.float32)[:, None]
     data = Dataset("points", x, loss="half_squared_distance", owners=torch.as_tensor(owners))
     simulation = Simulation(data, Mean, clients=3, local=SGD(steps=4, batch_size=8, sampling="replacement"))
-    cohort = simulation.federation.cohort(np.ones((1, 3)), np.ones((1, 3)))
+    cohort = simulation.federation.make_cohort(np.ones((1, 3)), np.ones((1, 3)))
     counts, draws = np.zeros(3), 0
     for t in range(300):
         chunk = simulation.trainer.batches.plan(cohort, t).chunk(np.array([1]))
@@ -52,7 +52,7 @@ def test_the_batches_of_a_round_are_independent() -> None:
     x = torch.arange(1000, dtype=torch.float32)[:, None]
     data = Dataset("points", x, loss="half_squared_distance")
     simulation = Simulation(data, Mean, clients=1, local=SGD(steps=10, batch_size=20, sampling="replacement"))
-    cohort = simulation.federation.cohort(np.ones((1, 1)), np.ones((1, 1)))
+    cohort = simulation.federation.make_cohort(np.ones((1, 1)), np.ones((1, 1)))
     shared: dict[bool, list[int]] = {True: [], False: []}  # of neighbours, and of the others
     for t in range(4):
         chunk = simulation.trainer.batches.plan(cohort, t).chunk(np.array([0]))

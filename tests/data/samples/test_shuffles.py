@@ -30,4 +30,4 @@ def test_rows_that_draw_alike():
     assert kind[0] == kind[2] != kind[3]
     assert kind[1] == kind[4]
     own = positions(keys, load, 3, "pass", cpu)
-    assert torch.equal(positions(keys[first], load.of(first), 3, "pass", cpu)[:, kind], own)
+    assert torch.equal(positions(keys[first], load.select_rows(first), 3, "pass", cpu)[:, kind], own)

@@ -81,7 +81,7 @@ def test_play_goes_to_its_point(concept, slopes) -> None:
     rule = Play(concept, slopes, explore=8, lr=0.2, steps=1, batch_size=2)
     simulation = game(rule, goods=2 if concept == "nash" else 1, availability=Bernoulli(Uniform(share)))
     if slopes == "learnt" and concept != "stable":
-        simulation.trainer.rule.spread = 1e-3
+        simulation.trainer.local_rule.spread = 1e-3
     final = simulation.run(tracking=QUIET).final
     found = {name: final[column][0] for name, column in CONCEPTS.items()}
     assert found[concept] < 5e-3 < 0.1 < min(value for name, value in found.items() if name != concept)
@@ -89,7 +89,7 @@ def test_play_goes_to_its_point(concept, slopes) -> None:
 
 def point(seed: int, t: int, number: int, p: int) -> np.ndarray:
     key = rng.row_keys(torch.tensor(seed), rng.Purpose.POINT, torch.tensor(t))
-    return rng.normal(rng.fold(key, number), torch.arange(p), torch.float64).numpy()
+    return rng.normal(rng.fold_in(key, number), torch.arange(p), torch.float64).numpy()
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
@@ -106,7 +106,7 @@ def test_every_step_by_hand(concept, slopes, executor, play, Scripted) -> None:
     learns = slopes == "learnt" and concept != "stable"
     for played in play(simulation):
         cohort, steps = played.report.cohort, np.zeros((2, 3))
-        for position, row in enumerate(cohort.host.rows):
+        for position, row in enumerate(cohort.host_index.rows):
             replicate, client = divmod(int(row), 3)
             chunk = simulation.trainer.batches.plan(cohort, played.t).chunk(np.array([position]))
             start = played.before.model[replicate].numpy()

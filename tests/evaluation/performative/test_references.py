@@ -110,7 +110,7 @@ def test_the_risk_is_that_of_plain_loops_over_all_stored_samples(weighting):
                                ridge=0.1, strategy=FedAvg(weighting=weighting))  # fmt: skip
     risk = risk_of(simulation, 1)
     theta, deployed = torch.sin(torch.arange(650.0)).double(), torch.cos(torch.arange(650.0)).double()
-    data, table = simulation.dataset, simulation.tables[1]
+    data, table = simulation.dataset, simulation.client_tables[1]
     total, w = 0.0, table.sizes / table.sizes.sum() if weighting == "data" else np.full(3, 1 / 3)
     for i in range(3):
         numbers = torch.as_tensor(table.order[table.offsets[i] : table.offsets[i + 1]]).long()
@@ -206,14 +206,14 @@ def test_what_seeks_reference_points_says_so_and_ends(caplog):
     search = EvaluationCounter(30.0, clock=iter([0.0, 1.0, 9.0, 11.0, 12.0, 29.0, 31.5]).__next__)
     search.activity = "repeated minimisation, round 7 of at most 2000, goes to θ^PS"
     for _ in range(5):
-        search.tick()
+        search.count_evaluation()
     assert [record.getMessage() for record in caplog.records] == [
         f"reference points: {search.activity}; {spent} s of at most 30 (shift.references_seconds)" for spent in (11, 29)
     ]
     with pytest.raises(
         NoReferenceError, match=r"given up after 32 s and 5 evaluations .* round 7 .* threshold"
     ) as ended:
-        search.tick()
+        search.count_evaluation()
     assert "\n" not in str(ended.value)
 
 

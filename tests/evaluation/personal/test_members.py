@@ -19,8 +19,8 @@ from fedsim.models import Linear
 from fedsim.strategies import Strategy
 
 MEMBERS, NEWCOMERS = 4, 2
-# for one law of availability alone, which knows who is a member; for models with adapters
-BY_ITSELF = {"PFedAvg", "FedExLoRA", "FlexLoRA", "FLoRA"}
+# for one law of availability alone, which knows who is a member; for models with adapters, or for one local rule
+BY_ITSELF = {"PFedAvg", "FedExLoRA", "FedPAC", "FlexLoRA", "FLoRA", "HetLoRA", "RoLoRA"}
 # Every strategy there is, by its class; with other settings than its own where those would do nothing here.
 STRATEGIES = {
     name: made

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from three_models import RULES, caught, double, simulation_of
+from three_models import RULES, SIZES, M, caught, double, simulation_of
 
 from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Full, Sine, Uniform
@@ -20,6 +20,7 @@ from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.shift import GroupMean, Location
 from fedsim.strategies import FedAvg, FedAWE
+from fedsim.uplink.attack import SignFlip
 
 QUIET = Tracking(progress="none", tensorboard=False)
 AT_END = ("apfl", "pfedme", "local_only")
@@ -35,8 +36,8 @@ def test_to_look_at_clients_changes_nothing(case):
         simulation = simulation_of(
             local=rule(), strategy=strategy(), personal=Personal(over=over), evaluation=EvaluationOptions(every=1)
         )
-        memories, initial = [], simulation.trainer.memory
-        simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]  # noqa: B023
+        memories, initial = [], simulation.trainer.initial_memory
+        simulation.trainer.initial_memory = lambda model: memories.append(initial(model)) or memories[-1]  # noqa: B023
         result = simulation.run()
         ends.append((result.state.model, memories[0].clients))
         assert (simulation.personal is None) == (over == "none")
@@ -116,11 +117,35 @@ def test_a_run_folder_has_columns_and_histograms(tmp_path):
     assert [e.step for e in events.Scalars("loss/personal_validation_loss_median")] == [0, 3]
 
 
+def test_means_over_honest_clients_leave_out_those_that_an_attack_makes_byzantine():
+    byzantine, results = [1, 4], {}
+    for over in ("all", "honest"):
+        simulation = simulation_of(
+            local=APFL(alpha=0.3, lr=0.1, steps=3, batch_size=None), attack=SignFlip(clients=byzantine),
+            personal=Personal(over=over, train_samples=99), seeds=(3,),
+        )  # fmt: skip
+        calls = caught(simulation)
+        simulation.run()
+        results[over] = calls[-1][-2:]
+    (_, of_all), (means, of_honest) = results["all"], results["honest"]
+    held = [
+        client for client in range(M) if int(0.2 * SIZES[client])
+    ]  # the histograms leave out clients without samples
+    for model in ("global", "localized", "personal"):
+        name = f"{model} validation loss"
+        kept = [value for client, value in zip(held, of_all[name], strict=True) if client not in byzantine]
+        assert of_honest[name].tolist() == kept
+        assert means[f"{model}_validation_loss"][0] == pytest.approx(np.mean(kept))
+    assert means["validated_clients"][0] == len(kept) < len(held)
+
+
 def test_what_cannot_be_judged_is_refused_before_the_first_round():
     with pytest.raises(ConfigError, match=r"personal\.over=all needs validation samples.*partition\.validation=0\.2"):
         simulation_of(partition=Natural())
     with pytest.raises(ConfigError, match=r"personal\.newcomers=11 leaves none of clients=11"):
         simulation_of(personal=Personal(newcomers=11))
+    with pytest.raises(ConfigError, match=r"personal\.over=honest leaves out Byzantine clients.*personal\.over=all"):
+        simulation_of(personal=Personal(over="honest"))
     with pytest.raises(ConfigError, match=r"over='some'"):
         Personal(over="some")
 

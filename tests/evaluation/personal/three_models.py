@@ -48,7 +48,7 @@ def caught(simulation: Simulation) -> list:
 
     def asked(state, memory, t, online):
         before = {name: value.clone() for name, value in memory.clients.items()}
-        rows = None if online is None else online.host.rows[online.host.count > 0]
+        rows = None if online is None else online.host_index.rows[online.host_index.multiplicity > 0]
         metrics, histograms = judge(state, memory, t, online)
         kept = getattr(state, "models", torch.zeros(0)).clone()
         calls.append((state.model.clone(), kept, before, t, rows, metrics, histograms))

@@ -56,7 +56,7 @@ def test_it_hears_of_the_run_its_evaluations_and_its_end(tmp_path: Path) -> None
     notebook = Notebook()
     result = simulation_of().run(tmp_path, tracking=quiet(notebook), settings={"lr": 0.1}, config="lr: 0.1\n")
     begun, *evaluated, ended, pictures, closed = notebook.heard
-    assert (begun.folder, begun.seeds, begun.rounds, begun.completed) == (tmp_path, (2, 5), 6, 0)
+    assert (begun.folder, begun.seeds, begun.rounds, begun.completed_rounds) == (tmp_path, (2, 5), 6, 0)
     assert (begun.settings, begun.config, begun.names) == ({"lr": 0.1}, "lr: 0.1\n", ["seed_2", "seed_5"])
     assert [seen.round for seen in evaluated] == [0, 2, 4, 6]
     assert [row for seen in evaluated for row in seen.rows] == result.history
@@ -86,12 +86,21 @@ def test_it_may_end_the_run_which_is_resumed_as_any_other(tmp_path: Path) -> Non
     assert fedsim.load(tmp_path).summary["stopped"] == result.stopped
     notebook = Notebook()
     on = simulation_of().run(tmp_path, resume=True, tracking=quiet(notebook))
-    assert notebook.heard[0].completed == 4
+    assert notebook.heard[0].completed_rounds == 4
     assert [seen.round for seen in notebook.heard[1:-3]] == [6]
     assert torch.equal(on.state.model, simulation_of().run().state.model)
     again = Notebook()
     simulation_of().run(tmp_path, resume=True, tracking=quiet(again))
     assert again.heard == []  # nothing is left to be watched
+
+
+def test_a_replicate_that_it_drops_after_an_evaluation_is_given_up_from_there_on() -> None:
+    class Dropping(Notebook):
+        def replicates_to_drop(self) -> dict[int, str]:
+            return {0: "hopeless"} if self.heard[-1].round == 2 else {}
+
+    losses = np.array([row["train_loss"] for row in simulation_of().run(tracking=quiet(Dropping())).history])
+    assert np.isnan(losses.reshape(4, 2)).tolist() == [[False, False], [False, False], [True, False], [True, False]]
 
 
 def test_observers_change_no_number(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
 from fedsim.studies.attribution.attribute import attribute, default_metric, summary_sentence
-from fedsim.studies.attribution.causes import CAUSES, causes_of, without_causes
-from fedsim.studies.attribution.shapley import shapley
-from fedsim.studies.reproduce.runner import compose
+from fedsim.studies.attribution.causes import CAUSES, applicable_causes, without_causes
+from fedsim.studies.attribution.shapley import shapley_values
+from fedsim.studies.attribution.why_cli import _run_configuration
+from fedsim.studies.reproduce.runner import compose_config
 
 POINTS = [0.0, 1.0, 5.0, 2.0]
 ROUNDS, RATE, STEPS = 7, 0.1, 4
@@ -29,7 +30,7 @@ QUADRATICS = (
 
 def composed(*overrides: str):
     with hydra_context():
-        return compose((*QUADRATICS, *overrides))
+        return compose_config((*QUADRATICS, *overrides))
 
 
 def distance(counts: np.ndarray, steps: int, rate: float) -> float:
@@ -44,7 +45,7 @@ def distance(counts: np.ndarray, steps: int, rate: float) -> float:
 
 def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> None:
     config, choices = composed()
-    causes = causes_of(config, choices)
+    causes = applicable_causes(config, choices)
     assert [cause.name for cause in causes] == ["availability", "drift"]
     attribution = attribute(config, choices, causes, tmp_path, "distance_to_optimum")
     availability = build(config)[0].availability
@@ -56,18 +57,28 @@ def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> No
             distance(counts, 1, STEPS * RATE), distance(everybody, 1, STEPS * RATE),
         ])  # fmt: skip
         np.testing.assert_allclose(attribution.values[:, r], values, atol=1e-9, err_msg=f"seed {seed}")
-        np.testing.assert_allclose(attribution.shares[:, r], -shapley(values[:, None])[:, 0], atol=1e-9)
-    np.testing.assert_allclose(attribution.shares.sum(0), attribution.total, atol=1e-12)
+        np.testing.assert_allclose(attribution.shares[:, r], -shapley_values(values[:, None])[:, 0], atol=1e-9)
+    np.testing.assert_allclose(attribution.shares.sum(0), attribution.total_effect, atol=1e-12)
     assert summary_sentence(attribution).startswith("Of ")
+
+
+def test_batch_noise_is_no_cause_where_samples_are_drawn_afresh() -> None:
+    with hydra_context():
+        stream = compose_config(("dataset=gaussian_mean", "partition=natural", "model=mean", "shift=location"))
+        stored = compose_config(("dataset=digits",))
+    assert [cause.name for cause in applicable_causes(*stream)] == ["availability", "drift", "shift"]
+    assert "batches" in [cause.name for cause in applicable_causes(*stored)]
+    with pytest.raises(ConfigError, match=r"--causes batches: this run does not have it"):
+        applicable_causes(*stream, ["batches"])
 
 
 def test_a_run_without_a_cause_is_the_one_that_its_overrides_describe() -> None:
     config, choices = composed("uplink=topk", "attack=sign_flip", "delay=constant")
-    causes = {cause.name: cause for cause in causes_of(config, choices)}
+    causes = {cause.name: cause for cause in applicable_causes(config, choices)}
     assert set(causes) == {"availability", "drift", "attack", "compression", "staleness"}
     changed, changed_choices = without_causes(config, choices, causes.values())
     with hydra_context():
-        expected, expected_choices = compose((
+        expected, expected_choices = compose_config((
             *(text for text in QUADRATICS if not text.startswith(("availability", "lr", "local_steps"))),
             "availability=full", "local_steps=1", f"lr={STEPS * RATE}",
         ))  # fmt: skip
@@ -91,7 +102,7 @@ def test_noise_and_compression_are_causes_of_their_own(
 ) -> None:
     """None: refused, since the stages of compression and of noise cannot be removed apart."""
     config, choices = OmegaConf.create({"uplink": {name: {} for name in stages}}), {"uplink": "some"}
-    replacements = {cause.name: cause.replacement for cause in CAUSES}
+    replacements = {cause.name: cause.override_function for cause in CAUSES}
     assert replacements["compression"](config, choices) == ({"uplink": "none"} if compression else None)
     if privacy is None:
         with pytest.raises(ConfigError, match="compresses and adds noise"):
@@ -103,14 +114,20 @@ def test_noise_and_compression_are_causes_of_their_own(
 def test_what_cannot_be_attributed_is_refused_in_a_sentence() -> None:
     config, choices = composed()
     with pytest.raises(ConfigError, match="--causes weather is unknown; choose among availability"):
-        causes_of(config, choices, ["weather"])
+        applicable_causes(config, choices, ["weather"])
     with pytest.raises(ConfigError, match="--causes attack: this run does not have it"):
-        causes_of(config, choices, ["attack"])
+        applicable_causes(config, choices, ["attack"])
     words = [text for text in QUADRATICS if not text.startswith(("availability", "local_steps"))]
     with hydra_context():
-        config, choices = compose((*words, "availability=full", "local_steps=1"))
+        config, choices = compose_config((*words, "availability=full", "local_steps=1"))
     with pytest.raises(ConfigError, match="none of the causes that can be removed"):
-        causes_of(config, choices)
+        applicable_causes(config, choices)
+
+
+def test_a_word_that_is_neither_a_folder_nor_an_override_is_refused() -> None:
+    for words in (["nowhere"], ["nowhere", "lr=0.1"]):
+        with pytest.raises(ConfigError, match="nowhere is neither a run folder nor an override KEY=VALUE"):
+            _run_configuration(words)
 
 
 def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(

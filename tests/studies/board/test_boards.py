@@ -13,11 +13,11 @@ from fedsim.core import ConfigError
 from fedsim.studies.board import leaderboard_cli as cli
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Board, board_names, load_board, results_folder
-from fedsim.studies.board.markdown import PICTURE_CAPTIONS, markdown
-from fedsim.studies.board.rows import Rates
+from fedsim.studies.board.markdown import PICTURE_CAPTIONS, standings_markdown
+from fedsim.studies.board.rows import TunedRates
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best_trial, geometric_grid
-from fedsim.studies.reproduce.runner import compose
+from fedsim.studies.board.trials import BoardTrial, TunedParameter, TuningBudget, best_trial, geometric_grid
+from fedsim.studies.reproduce.runner import compose_config
 
 SHIPPED = [(name, entry) for name in board_names() for entry in load_board(name).entries]
 
@@ -30,18 +30,19 @@ def test_boards_that_ship_are_well_formed(name: str) -> None:
     assert board.about
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", board_names())
 def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: str) -> None:
     folder = results_folder() / name
     if not folder.is_dir():
         pytest.skip("nothing is computed of it yet")
-    found = Standings.of(submission.with_submitted(folder, load_board(name)), folder)
-    rates = Rates.read(folder)
-    for cells in found.cells:
+    found = Standings.read_folder(submission.add_submitted_entries(folder, load_board(name)), folder)
+    rates = TunedRates.read(folder)
+    for cells in found.cell_rows:
         for entry in cells.rows:
             rates.check(found.board, cells.cell.track, entry)
     drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(PICTURE_CAPTIONS).index(n[:-4]))
-    assert markdown(found, drawn) == (folder / "README.md").read_text(encoding="utf-8")
+    assert standings_markdown(found, drawn) == (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.sampled(1)
@@ -52,8 +53,10 @@ def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -
     values = [None] if found.knob is None else found.knob.values
     with hydra_context():
         for value in values:
-            knob = [] if found.knob is None else [found.knob.set(value)]
-            config, _ = compose((*board.base, *cell.overrides, *found.overrides, *knob, "lr=[0.1,0.2]", "seeds=[1,2]"))
+            knob = [] if found.knob is None else [found.knob.override(value)]
+            config, _ = compose_config(
+                (*board.base, *cell.overrides, *found.overrides, *knob, "lr=[0.1,0.2]", "seeds=[1,2]")
+            )
             assert config.lr == [0.1, 0.2]
 
 
@@ -139,12 +142,14 @@ def test_unknown_names_are_told(boards: Path, small: Board, capsys: pytest.Captu
 
 
 def test_trials_share_the_budget(small: Board) -> None:
-    assert small.tuning.grid(None, (0.01, 1.0)) == {None: [0.01, 0.046, 0.22, 1.0]}
-    assert small.tuning.grid(TunedParameter("k", [1, 2]), (0.01, 1.0)) == {1: [0.01, 1.0], 2: [0.01, 1.0]}
+    assert small.tuning.rate_grids(None, (0.01, 1.0)) == {None: [0.01, 0.046, 0.22, 1.0]}
+    assert small.tuning.rate_grids(TunedParameter("k", [1, 2]), (0.01, 1.0)) == {1: [0.01, 1.0], 2: [0.01, 1.0]}
     assert geometric_grid(0.01, 1.0, 1) == [0.1]
     failed = float("-inf")
-    assert best_trial({Trial(1.0): [0.9, failed], Trial(0.1): [0.5, 0.6], Trial(0.2): [0.6, 0.5]}) == Trial(0.1)
-    assert best_trial({Trial(1.0): [failed]}) is None
+    assert best_trial(
+        {BoardTrial(1.0): [0.9, failed], BoardTrial(0.1): [0.5, 0.6], BoardTrial(0.2): [0.6, 0.5]}
+    ) == BoardTrial(0.1)
+    assert best_trial({BoardTrial(1.0): [failed]}) is None
 
 
 @pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
@@ -155,11 +160,13 @@ def test_a_trial_in_which_a_seed_failed_never_wins(metric: str) -> None:
         def final_values(self, name: str, last: int) -> np.ndarray:
             return np.array([0.5, 0.5, 0.9, np.nan, 0.1, np.nan, 0.9, np.inf, 0.4, 0.4, -np.inf, 0.1])
 
-    tuning = Tuning(6, [10, 11], 3, metric)
+    tuning = TuningBudget(6, [10, 11], 3, metric)
     scores = tuning.scores(Ended(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # type: ignore[arg-type]
     assert [score == float("-inf") for score in scores] == [False, True, True, True, False, True]
-    won = best_trial({Trial(rate): [score] for rate, score in zip([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], scores, strict=True)})
-    assert won == Trial(1.0 if metric == "validation_accuracy" else 5.0)
+    won = best_trial(
+        {BoardTrial(rate): [score] for rate, score in zip([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], scores, strict=True)}
+    )
+    assert won == BoardTrial(1.0 if metric == "validation_accuracy" else 5.0)
 
 
 CLASS = '''
@@ -186,7 +193,7 @@ def test_a_class_in_a_file_is_an_entry(small: Board, tmp_path: Path, monkeypatch
     submission.add_entries(tmp_path, small, entries, digest)
     assert list(small.entries) == ["FedAvg", "MIFA", "half way"]
     del small.entries["half way"]
-    assert submission.with_submitted(tmp_path, small).entries["half way"].knob == found.knob
+    assert submission.add_submitted_entries(tmp_path, small).entries["half way"].knob == found.knob
     with pytest.raises(ConfigError, match="was submitted with another file"):
         submission.add_entries(tmp_path, small, entries, "another")
     with pytest.raises(ConfigError, match="is an entry of board small"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedsim.studies.board.board import Board, load_board
-from fedsim.studies.board.rows import read
+from fedsim.studies.board.rows import read_cell_rows
 
 Made = Callable[..., list[str]]
 
@@ -89,16 +89,16 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
     assert not any("tuned" in said for said in killed)
     made(board, tmp_path / "whole")
     for cell in board.cells():
-        one, other = (read(tmp_path / name, cell, board).rows for name in ("results", "whole"))
+        one, other = (read_cell_rows(tmp_path / name, cell, board).rows for name in ("results", "whole"))
         for name in board.entries:
-            np.testing.assert_allclose(one[name].of("accuracy"), other[name].of("accuracy"), rtol=1e-6)
+            np.testing.assert_allclose(one[name].values_of("accuracy"), other[name].values_of("accuracy"), rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_several_processes_give_the_same_rows(small: Board, results: Path, made: Made, tmp_path: Path) -> None:
     made(small, tmp_path / "two", jobs=2)
     for cell in small.cells():
-        one, other = (read(folder, cell, small).rows for folder in (results, tmp_path / "two"))
+        one, other = (read_cell_rows(folder, cell, small).rows for folder in (results, tmp_path / "two"))
         for name in small.entries:
             for measure in small.measures:
-                np.testing.assert_allclose(one[name].of(measure), other[name].of(measure), rtol=1e-6)
+                np.testing.assert_allclose(one[name].values_of(measure), other[name].values_of(measure), rtol=1e-6)

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.judgement.judge import Contest, contender
-from fedsim.studies.judgement.judge_cli import seconds_of
-from fedsim.studies.judgement.tries import record, tries
-from fedsim.studies.judgement.verdict import Evidence, confidence_of, lower_bound, verdict
+from fedsim.studies.judgement.contender import make_contender
+from fedsim.studies.judgement.environments import DIGITS_ENVIRONMENTS, ENVIRONMENTS_BY_NAME
+from fedsim.studies.judgement.judge import Contest, best_trial, trials_around
+from fedsim.studies.judgement.judge_cli import budget_seconds
+from fedsim.studies.judgement.tries import attempt_number, record_attempt
+from fedsim.studies.judgement.verdict import (
+    Evidence,
+    confidence_of_attempt,
+    judge_evidence,
+    lower_bound,
+    strongest_verdict,
+)
 from fedsim.studies.results.paired import student_quantile
+from fedsim.studies.tuning.space import GridKnob, IntervalKnob
 
 NOISE = np.linspace(-0.01, 0.01, 10)  # mean 0
 NOTHING = Evidence(*[NOISE] * 5)
@@ -38,13 +47,13 @@ def advantage(*names: str) -> Evidence:
     ],
 )
 def test_a_verdict_follows_from_the_strongest_advantage_that_is_shown(names: list[str], expected: str) -> None:
-    assert verdict([advantage(*names)], 0.005) == expected
+    assert judge_evidence([advantage(*names)], 0.005, 0.95) == expected
 
 
 def test_an_advantage_must_be_shown_over_each_reference() -> None:
-    assert verdict([advantage(*NAMES), advantage(*NAMES)], 0.005) == "mechanism"
-    assert verdict([advantage(*NAMES), advantage("held_out_default")], 0.005) == "tuning"
-    assert verdict([advantage(*NAMES), NOTHING], 0.005) == "not shown"
+    assert judge_evidence([advantage(*NAMES), advantage(*NAMES)], 0.005, 0.95) == "mechanism"
+    assert judge_evidence([advantage(*NAMES), advantage("held_out_default")], 0.005, 0.95) == "tuning"
+    assert judge_evidence([advantage(*NAMES), NOTHING], 0.005, 0.95) == "not shown"
 
 
 def test_margin_and_tries_widen_what_is_needed() -> None:
@@ -52,52 +61,99 @@ def test_margin_and_tries_widen_what_is_needed() -> None:
     assert lower_bound(NOISE + 0.05, 0.95) == pytest.approx(0.05 - student_quantile(0.975, 9) * error)
     at_limit = NOISE + 0.005 + 1.01 * student_quantile(0.975, 9) * error  # shown in the first try, by 1 %
     evidence = dataclasses.replace(NOTHING, held_out_best=at_limit)
-    assert verdict([evidence], 0.005) == "mechanism"
-    assert verdict([evidence], 0.006) == "not shown"
-    assert verdict([evidence], 0.005, number=2) == "not shown"
-    assert confidence_of(50) == pytest.approx(0.999)
-    assert verdict([dataclasses.replace(NOTHING, held_out_best=np.full(10, np.nan))], 0.0) == "not shown"
+    assert judge_evidence([evidence], 0.005, 0.95) == "mechanism"
+    assert judge_evidence([evidence], 0.006, 0.95) == "not shown"
+    assert judge_evidence([evidence], 0.005, confidence_of_attempt(1)) == "not shown"  # 1 − 0.05 / 2
+    unknown = dataclasses.replace(NOTHING, held_out_best=np.full(10, np.nan))
+    assert judge_evidence([unknown], 0.0, 0.95) == "not shown"
     equal = dataclasses.replace(NOTHING, **dict.fromkeys(NAMES, np.zeros(10)))
-    assert verdict([equal], 0.0) == "not shown"  # the same numbers, without spread
+    assert judge_evidence([equal], 0.0, 0.95) == "not shown"  # the same numbers, without spread
+
+
+def test_errors_of_all_tries_and_kinds_add_up_to_one_in_twenty() -> None:
+    errors = [kinds * (1 - confidence_of_attempt(number, kinds)) for number in range(1, 10_000) for kinds in (2,)]
+    assert sum(errors) == pytest.approx(0.05, rel=1e-3)
+    assert sum(errors) < 0.05
+    assert confidence_of_attempt(1) == pytest.approx(0.975)
+    assert confidence_of_attempt(3, num_kinds=2) == pytest.approx(1 - 0.05 / 24)
+    with pytest.raises(ConfigError, match="try 0 must be at least 1"):
+        confidence_of_attempt(0)
+
+
+def test_the_strongest_verdict_of_the_kinds_is_the_verdict() -> None:
+    assert strongest_verdict(["not shown", "mechanism", "tuning"]) == "mechanism"
+    assert strongest_verdict(["seed", "not shown"]) == "seed"
+    assert strongest_verdict(["seed", "tuning"]) == "tuning"
+
+
+def test_neighbours_are_a_fraction_of_a_step_away() -> None:
+    knobs = [GridKnob("lr", (0.1, 1.0, 10.0)), GridKnob("local.clip", (None, 1.0)), IntervalKnob("a", 0.0, 1.0, False)]
+    trial = (("lr", 1.0), ("local.clip", None), ("a", 0.5))
+    assert trials_around(trial, knobs, 2) == [(("lr", value), *trial[1:]) for value in (3.16, 0.316)]
+    assert [dict(near)["lr"] for near in trials_around(trial, knobs, 4)] == [1.78, 0.562]
+
+
+def test_the_best_trial_is_of_finite_values() -> None:
+    values = {(("lr", 1.0),): np.array([1.0, np.nan]), (("lr", 2.0),): np.array([0.5, 0.5]), (): np.zeros(2)}
+    assert best_trial(values, 1.0) == (("lr", 2.0),)
+    assert best_trial(values, -1.0) == ()
+    with pytest.raises(ConfigError, match="diverges on a held-out seed"):
+        best_trial({(): np.array([np.inf])}, 1.0)
+
+
+def test_differences_of_distances_are_those_of_logarithms() -> None:
+    near, far = (
+        ENVIRONMENTS_BY_NAME["quadratics"].comparable_values(np.array([0.1, 0.0])),
+        ENVIRONMENTS_BY_NAME["quadratics"].comparable_values(np.array([0.2, 0.0])),
+    )
+    np.testing.assert_allclose(far - near, [np.log(2), 0.0])
+    assert ENVIRONMENTS_BY_NAME["digits"].comparable_values(near) is near
 
 
 def test_the_ledger_counts_each_strategy_once(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "ledger.jsonl"
-    assert tries(path, "a") == 1
-    record(path, {"key": "a"})
-    assert (tries(path, "a"), tries(path, "b")) == (1, 2)
-    record(path, {"key": "b"})
-    record(path, {"key": "a"})
-    assert [tries(path, key) for key in ("a", "b", "c")] == [1, 2, 3]
+    assert attempt_number(path, "a") == 1
+    record_attempt(path, {"key": "a"})
+    assert (attempt_number(path, "a"), attempt_number(path, "b")) == (1, 2)
+    record_attempt(path, {"key": "b"})
+    record_attempt(path, {"key": "a"})
+    assert [attempt_number(path, key) for key in ("a", "b", "c")] == [1, 2, 3]
     path.write_text("[1]\n")
     with pytest.raises(ConfigError, match="is no ledger of judgements"):
-        tries(path, "a")
+        attempt_number(path, "a")
 
 
 def test_contests_and_strategies_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="tuning and held-out seeds must differ"):
         Contest(held_out_seeds=(2, 3))
     with pytest.raises(ConfigError, match="is a cell of tuning and a held-out one"):
-        Contest(held_out_cells=(("availability=sine",),))
+        dataclasses.replace(DIGITS_ENVIRONMENTS, held_out_cells=(("availability=sine",),))
+    with pytest.raises(ConfigError, match="a contest needs environments"):
+        Contest(())
     with pytest.raises(ConfigError, match="3 knobs beside the rates; give at most 2"):
         Contest(knobs=("a=1,2", "b=1,2", "c=1,2"))
     with pytest.raises(ConfigError, match="strategy='fedavgg' is unknown"):
-        contender("fedavgg")
+        make_contender("fedavgg", DIGITS_ENVIRONMENTS)
     with pytest.raises(ConfigError, match="cannot be imported"):
-        contender("nowhere.Strategy")
+        make_contender("nowhere.Strategy", DIGITS_ENVIRONMENTS)
     with pytest.raises(ConfigError, match="must be a time such as"):
-        seconds_of("soon")
-    assert [seconds_of(text) for text in ("90s", "5m", "1.5h")] == [90, 300, 5400]
+        budget_seconds("soon")
+    assert [budget_seconds(text) for text in ("90s", "5m", "1.5h")] == [90, 300, 5400]
 
 
 def test_references_and_challenger_have_equally_many_trials() -> None:
     def trials(knobs: tuple[str, ...]) -> int:
-        from fedsim.studies.tuning.space import Grid, parse, product
+        from fedsim.studies.tuning.space import GridKnob, grid_trials, parse_knobs
 
-        return len(product([knob for knob in parse(knobs)[1] if isinstance(knob, Grid)]))
+        return len(grid_trials([knob for knob in parse_knobs(knobs)[1] if isinstance(knob, GridKnob)]))
 
-    with_rate, without = contender("fedavg"), contender("fedsim.strategies.LocalOnly")
-    assert trials(with_rate.knobs) == trials(without.knobs) == 15
-    own = contender("fedsim.strategies.FedAvgM", ("strategy.momentum=0.5,0.9,0.95",))
-    assert "++strategy.momentum=0.5" in own.overrides
-    assert trials(own.knobs) == trials(contender("fedavg", ("local.clip=null,1.0,3.0",)).knobs) == 45
+    for kind in ENVIRONMENTS_BY_NAME.values():
+        with_rate, without = make_contender("fedavg", kind), make_contender("fedsim.strategies.LocalOnly", kind)
+        assert trials(with_rate.knob_overrides) == trials(without.knob_overrides) == 15
+    challenger = make_contender("fedsim.strategies.FedAvgM", DIGITS_ENVIRONMENTS, ("strategy.momentum=0.5,0.9,0.95",))
+    assert "++strategy.momentum=0.5" in challenger.overrides
+    assert (
+        trials(challenger.knob_overrides)
+        == trials(make_contender("fedavg", DIGITS_ENVIRONMENTS, ("local.clip=null,1.0,3.0",)).knob_overrides)
+        == 45
+    )

@@ -5,24 +5,24 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fedsim.studies.plots.cells import Cell
-from fedsim.studies.plots.curves import curves, metrics_of
+from fedsim.studies.plots.cells import ResultCell
+from fedsim.studies.plots.curves import curves_figure, metrics_of
 from fedsim.studies.reproduce.report import save_curves
 from fedsim.studies.results.runs import Run
 
 OPTIONS = {"metric": "train_loss", "colours": "algorithm", "also": "client_mean"}
 
 
-def cells() -> list[Cell]:
+def cells() -> list[ResultCell]:
     """FedPBC measures both models, FedAvg one."""
     rows = [{"round": t, "seed": 0, "train_loss": 3.0 - t} for t in (0, 1, 2)]
     both = [row | {"client_mean_train_loss": row["train_loss"] / 2} for row in rows]
     runs = {"FedPBC": Run(Path("nowhere"), both, {}), "FedAvg": Run(Path("nowhere"), rows, {})}
-    return [Cell({"algorithm": name}, run) for name, run in runs.items()]
+    return [ResultCell({"algorithm": name}, run) for name, run in runs.items()]
 
 
 def test_the_other_model_is_dotted_in_the_same_colour_and_named():
-    axes = curves(cells(), **OPTIONS, minimum=-1.0).axes[0]
+    axes = curves_figure(cells(), **OPTIONS, minimum=-1.0).axes[0]
     drawn = {line.get_label(): line for line in axes.lines}
     assert list(drawn) == ["FedPBC", "FedPBC, mean of all clients' models", "FedAvg"]
     first, other, rival = drawn.values()
@@ -30,7 +30,7 @@ def test_the_other_model_is_dotted_in_the_same_colour_and_named():
     assert first.get_color() == other.get_color() != rival.get_color()
     assert list(other.get_ydata()) == [1.5, 1.0, 0.5]
     assert axes.get_ylim()[0] == -1.0
-    plain = curves(cells(), "train_loss", colours="algorithm").axes[0].lines
+    plain = curves_figure(cells(), "train_loss", colours="algorithm").axes[0].lines
     assert [line.get_label() for line in plain] == ["FedPBC", "FedAvg"]
 
 

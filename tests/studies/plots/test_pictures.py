@@ -13,17 +13,17 @@ from made import curve, run, strategy
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.bars import bars
-from fedsim.studies.plots.cells import Cell
-from fedsim.studies.plots.compare import final_bars, pictures
-from fedsim.studies.plots.curves import draw_curve, figure
+from fedsim.studies.plots.bars import bars_figure
+from fedsim.studies.plots.cells import ResultCell
+from fedsim.studies.plots.compare import comparison_pictures, final_values_figure
+from fedsim.studies.plots.curves import comparison_figure, draw_curve
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.looks import curve_styles
-from fedsim.studies.plots.plot_cli import main, table
+from fedsim.studies.plots.plot_cli import final_values_table, main
 from fedsim.studies.plots.style import set_log_labels
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.latex import escape_latex
-from fedsim.studies.results.runs import measured_columns
+from fedsim.studies.results.runs import final_metric_columns
 
 STRATEGIES = ("FedAvg", "FedAWE", "FedPBC", "MIFA")
 
@@ -55,8 +55,8 @@ def drawn(drawing: Figure) -> FigureCanvasAgg:
 
 
 def test_one_swept_key_is_the_colour_and_another_the_dashes(twenty: Path) -> None:
-    runs = find_runs([twenty])
-    drawing = figure(runs)
+    runs = load_runs([twenty])
+    drawing = comparison_figure(runs)
     lines = drawing.axes[0].get_lines()
     told = {run.label: (line.get_color(), line.get_linestyle()) for run, line in zip(runs, lines, strict=True)}
     assert len(set(told.values())) == 20
@@ -69,12 +69,12 @@ def test_one_swept_key_is_the_colour_and_another_the_dashes(twenty: Path) -> Non
 
 
 def test_runs_of_a_sweep_stand_in_the_order_of_its_values(twenty: Path) -> None:
-    rates = [re.findall(r"lr=(.*)", run.label)[0] for run in find_runs([twenty])]
+    rates = [re.findall(r"lr=(.*)", run.label)[0] for run in load_runs([twenty])]
     assert rates == ["0.1", "0.5", "1.0", "2.0", "10.0"] * 4
 
 
 def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(twenty: Path) -> None:
-    curves = next(pictures(find_runs([twenty]))).figure
+    curves = next(comparison_pictures(load_runs([twenty]))).figure
     wanted = ["test accuracy (%)", "test loss", "training accuracy, worst tenth of clients (%)"]
     assert [axes.get_ylabel().replace("\n", " ") for axes in curves.axes] == wanted
     drawn(curves)
@@ -83,13 +83,13 @@ def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(
     assert high < 5  # it begins at 50
     last = [line.get_ydata() for line in curves.axes[1].get_lines()]
     assert all(low < y < high for ydata in last for y in ydata[1:])
-    assert [axes.get_xlabel() for axes in final_bars(find_runs([twenty])).axes] == [wanted[0], wanted[2]]
+    assert [axes.get_xlabel() for axes in final_values_figure(load_runs([twenty])).axes] == [wanted[0], wanted[2]]
 
 
 def test_numbers_of_one_key_are_deep_to_pale(twenty: Path) -> None:
     folders = [twenty / f"{j}-MIFA" for j in range(5)]
-    runs = find_runs(folders)
-    shades = {run.settings["lr"]: look.tint for run, look in zip(runs, curve_styles(runs).of, strict=True)}
+    runs = load_runs(folders)
+    shades = {run.settings["lr"]: look.colour for run, look in zip(runs, curve_styles(runs).styles, strict=True)}
     light = [sum(bytes.fromhex(shades[lr][1:])[:2]) for lr in sorted(shades)]
     assert light == sorted(light)
     assert len(set(light)) == 5
@@ -99,9 +99,9 @@ def test_twenty_entries_stay_inside_the_picture(tmp_path: Path) -> None:
     for number in range(20):
         settings = {"a": number % 3, "b": number // 3 % 3, "c": number % 5, "path": f"a/folder/far/below{number}.csv"}
         run(tmp_path / str(number), settings, {"test_accuracy": curve(0.1, 0.5), "test_loss": curve(5, 1)})
-    runs = find_runs([tmp_path])
+    runs = load_runs([tmp_path])
     assert runs[0].label == "a=0 b=0 c=0 path=below0.csv"
-    drawing = figure(runs)
+    drawing = comparison_figure(runs)
     canvas = drawn(drawing)
     assert len(set(legend(drawing))) == 20
     box = drawing.legends[0].get_window_extent()
@@ -109,7 +109,7 @@ def test_twenty_entries_stay_inside_the_picture(tmp_path: Path) -> None:
     assert 0 <= box.x0 < box.x1 <= width
     assert 0 <= box.y0 < box.y1 <= min(axes.get_tightbbox().y0 for axes in drawing.axes)
     assert all(axes.get_window_extent().height > 0.4 * height for axes in drawing.axes)
-    assert len(set(curve_styles(runs).of)) == 20
+    assert len(set(curve_styles(runs).styles)) == 20
 
 
 def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
             for gamma in (0.3, 0.6):
                 settings = {"strategy": strategy(name), "lr": lr, "availability": {"trajectory": {"gamma": gamma}}}
                 run(tmp_path / f"{name}{lr}{gamma}", settings, {"test_loss": curve(2, 1)})
-    runs = find_runs([tmp_path])
+    runs = load_runs([tmp_path])
     found = curve_styles(runs)
-    assert len(set(found.of)) == 8
+    assert len(set(found.styles)) == 8
     assert [name for name, _ in found.legend] == ["FedAvg", "FedAWE", "lr=0.1", "lr=0.2", "gamma=0.3", "gamma=0.6"]
 
 
@@ -128,9 +128,13 @@ def test_three_keys_may_have_as_many_values_as_there_are_dashes_markers_and_colo
     for number in range(40):
         settings = {"a": number % 4, "b": number % 8 + 10, "c": number % 10 + 20}
         run(tmp_path / str(number), settings, {"test_loss": curve(2, 1)})
-    found = curve_styles(find_runs([tmp_path]))
-    assert len(set(found.of)) == 40
-    assert [len({getattr(look, name) for look in found.of}) for name in ("tint", "dashes", "marker")] == [10, 4, 8]
+    found = curve_styles(load_runs([tmp_path]))
+    assert len(set(found.styles)) == 40
+    assert [len({getattr(look, name) for look in found.styles}) for name in ("colour", "dashes", "marker")] == [
+        10,
+        4,
+        8,
+    ]
     assert len(found.legend) == 4 + 8 + 10
 
 
@@ -138,7 +142,7 @@ def test_at_most_two_telling_metrics_and_a_loss_are_drawn_by_default(tmp_path: P
     names = ("test_accuracy", "client_accuracy_worst10", "test_accuracy_by_client_worst10", "test_loss", "my_metric")
     for number in range(2):
         run(tmp_path / str(number), {"lr": number}, {name: curve(0.1, 0.5) for name in names})
-    axes = figure(find_runs([tmp_path])).axes
+    axes = comparison_figure(load_runs([tmp_path])).axes
     expected = ["test accuracy (%)", "test loss", "test accuracy, worst tenth of clients (%)"]
     assert [one.get_ylabel().replace("\n", " ") for one in axes] == expected
 
@@ -157,10 +161,12 @@ def test_a_band_on_a_logarithmic_axis_is_of_quantiles() -> None:
 def test_reference_points_are_set_as_mathematics(tmp_path: Path) -> None:
     for lr in (0.1, 0.2):
         run(tmp_path / str(lr), {"lr": lr}, {"distance_to_po": curve(2, 0.1)})
-    labels = [axes.get_ylabel() for picture in pictures(find_runs([tmp_path])) for axes in picture.figure.axes]
+    labels = [
+        axes.get_ylabel() for picture in comparison_pictures(load_runs([tmp_path])) for axes in picture.figure.axes
+    ]
     assert r"distance to $\theta^{\mathrm{PO}}$" in labels
-    cells = [Cell({"rule": "PFL"}, numbers={"distance to θ^PO": np.ones(1)})]
-    (axes,) = bars(cells, "distance to θ^PO", colours="rule").axes
+    cells = [ResultCell({"rule": "PFL"}, values_by_measure={"distance to θ^PO": np.ones(1)})]
+    (axes,) = bars_figure(cells, "distance to θ^PO", colours="rule").axes
     assert axes.get_title() == r"distance to $\theta^{\mathrm{PO}}$"
     assert escape_latex("to θ^PS_1, θ") == r"to $\theta^{\mathrm{PS}}$\_1, $\theta$"
 
@@ -171,14 +177,14 @@ def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFi
     run(
         tmp_path / "o" / "b", {"lr": 0.2}, {"test_loss": curve(2, 1), "global_validation_loss": curve(2, 1)}, seeds=(0,)
     )
-    runs = find_runs([tmp_path / "o"])
+    runs = load_runs([tmp_path / "o"])
     columns = ["test_loss", "test_accuracy", "global_validation_loss"]
-    assert measured_columns(runs) == columns
-    read = pandas.read_csv(io.StringIO(table(runs, columns, "csv")))
+    assert final_metric_columns(runs) == columns
+    read = pandas.read_csv(io.StringIO(final_values_table(runs, columns, "csv")))
     assert np.array_equal(read[columns].notna(), [[True, True, False], [True, False, True]])
     assert report_html(runs).count("<td>–</td>") == 2
-    assert [axes.get_ylabel() for axes in figure(runs).axes] == ["test loss", "test accuracy (%)"]
-    assert [len(axes.get_lines()) for axes in figure(runs).axes] == [2, 1]
+    assert [axes.get_ylabel() for axes in comparison_figure(runs).axes] == ["test loss", "test accuracy (%)"]
+    assert [len(axes.get_lines()) for axes in comparison_figure(runs).axes] == [2, 1]
     main([str(tmp_path / "o"), "--metric", "global_validation_loss", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert "lr=0.1" in said
@@ -191,13 +197,13 @@ def test_curves_along_virtual_seconds(tmp_path: Path, capsys: pytest.CaptureFixt
     columns = {"test_accuracy": curve(0.1, 0.5), "virtual_seconds": [0, 3, 6, 9, 12]}
     for name in STRATEGIES[:2]:
         run(tmp_path / name, {"strategy": strategy(name)}, columns)
-    runs = find_runs([tmp_path])
-    places, values = runs[0].along("test_accuracy", "virtual_seconds")
+    runs = load_runs([tmp_path])
+    places, values = runs[0].curve_along("test_accuracy", "virtual_seconds")
     times, known = (runs[0].curve(name)[1] for name in ("virtual_seconds", "test_accuracy"))
     assert places.tolist() == [0, 3, 6, 9, 12]
     assert np.allclose(values[:, 0], known[:, 0])
     assert values[1, 2] == pytest.approx(known[0, 2] + (known[1, 2] - known[0, 2]) * 3 / times[1, 2])
-    axes = figure(runs, ["test_accuracy"], "virtual_seconds").axes[0]
+    axes = comparison_figure(runs, ["test_accuracy"], "virtual_seconds").axes[0]
     assert axes.get_xlabel() == "virtual seconds"
     assert axes.get_lines()[0].get_xdata()[-1] == 12
     main([str(tmp_path), "--x", "virtual_seconds", "--html", str(tmp_path / "report.html")])
@@ -226,7 +232,7 @@ def test_keys_that_follow_from_a_swept_choice_are_no_labels(tmp_path: Path) -> N
             tmp_path / name, {"strategy": strategy(name), "shift": {"deploy": deploy}}, {"test_loss": curve(2, 1)}
         )
         (folder / "environment.json").write_text(json.dumps({"command": command}))
-    assert [one.label for one in find_runs([tmp_path])] == ["FedAvg", "MIFA"]
+    assert [one.label for one in load_runs([tmp_path])] == ["FedAvg", "MIFA"]
     (tmp_path / "MIFA" / "environment.json").write_text("{}")
     (tmp_path / "FedAvg" / "environment.json").write_text("{}")
-    assert [one.label for one in find_runs([tmp_path])] == ["FedAvg deploy=step", "MIFA deploy=round"]
+    assert [one.label for one in load_runs([tmp_path])] == ["FedAvg deploy=step", "MIFA deploy=round"]

@@ -12,14 +12,14 @@ from made import curve, run
 
 from fedsim.run.tracking.clients import Clients
 from fedsim.studies.plots import clients
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 
 
 def with_clients(folder: Path, records: list[Clients]) -> list[Any]:
     """Runs, one for each record."""
     for number, _ in enumerate(records):
         run(folder / str(number), {"lr": number}, {"test_accuracy": curve(0.1, 0.5)})
-    found = find_runs([folder])
+    found = load_runs([folder])
     for one, record in zip(found, records, strict=True):
         one.__dict__["clients"] = record
     return found
@@ -52,11 +52,13 @@ def test_accuracies_are_of_samples_held_out_where_all_runs_have_them(tmp_path: P
         (None, 100, [one.clients.held_out if held_out else one.clients.accuracy for one in runs]),
         ("mine", 1, [one.clients.metrics["mine"] for one in runs]),
     ):
-        drawing = clients.accuracy_boxes(runs, metric)
+        drawing = clients.accuracy_box_plot(runs, metric)
         assert drawing is not None
         axes = drawing.axes[0]
         dots = [np.sort(points.get_offsets()[:, 0]) for points in axes.collections]
         np.testing.assert_allclose(dots, [np.sort(scale * numbers.ravel()) for numbers in values])
+        diamonds = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]
+        np.testing.assert_allclose(diamonds, [scale * numbers.mean() for numbers in values])
         heading = axes.get_xlabel().replace("\n", " ")
         assert ("held out" in heading) == (held_out and metric is None)
         assert ("(%)" in heading) == (metric is None)

@@ -10,6 +10,17 @@ from matplotlib.figure import Figure
 from fedsim.studies.plots import standings
 
 
+@pytest.mark.parametrize("high", [1.0, 2.5, 12.9, 13.0, 13.1, 14.0, 25.0, 26.0, 61.5, 700.0])
+def test_ticks_are_a_dozen_and_the_first_at_most_and_as_many_as_that_allows(high: float) -> None:
+    ticks = standings._ticks(1.0, high)
+    assert ticks[0] == 1.0
+    assert ticks[-1] <= high
+    assert len(ticks) <= 13
+    steps = set(np.diff(ticks[1:]))
+    assert len(steps) <= 1
+    assert len(ticks) >= 5 or high < 5
+
+
 def text_boxes(drawing: Figure) -> list:
     """Where every text of a drawn figure lies, in pixels."""
     canvas = FigureCanvasAgg(drawing)
@@ -31,7 +42,7 @@ def lies_inside(drawing: Figure) -> bool:
 
 def test_lines_between_tracks_lie_between_their_columns() -> None:
     """Tracks of two, one and three cells: a line after the second column and one after the third."""
-    drawing = standings.ranks_by_cell(
+    drawing = standings.rank_heatmap(
         ["a", "b"], list("uvwxyz"), np.ones((2, 6)), [("one", 2), ("two", 1), ("three", 3)]
     )
     axes = drawing.axes[0]
@@ -44,7 +55,7 @@ def test_lines_between_tracks_lie_between_their_columns() -> None:
 def test_a_diagram_of_ranks_has_the_best_on_the_left_and_every_text_inside(count: int) -> None:
     ranks = np.sort(np.random.default_rng(count).uniform(1, count, count))
     names = [f"algorithm {number}" for number in range(count)]
-    drawing = standings.critical_differences(names, ranks, 0.25 * count, [(0, 1)])
+    drawing = standings.critical_difference_diagram(names, ranks, 0.25 * count, [(0, 1)])
     axes = drawing.axes[0]
     assert lies_inside(drawing)
     low, high = axes.get_xlim()

@@ -25,9 +25,9 @@ from fedsim.local import SGD
 from fedsim.models import MLP
 from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvg, FedAWE
-from fedsim.studies.plots.html_report import _results, report_html
+from fedsim.studies.plots.html_report import _result_rows, report_html
 from fedsim.studies.plots.plot_cli import main
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 RATES = (0.1, 0.3)
@@ -119,7 +119,7 @@ def test_the_best_number_is_marked_where_a_metric_has_a_better_side(tmp_path: Pa
     for number, (accuracy, loss) in enumerate([(float("nan"), 1.0), (0.5, 3.0), (0.7, 2.0)]):
         columns = {"test_accuracy": curve(0.1, accuracy), "test_loss": curve(5, loss), "client_drift": [number] * 5}
         write_run(tmp_path / str(number), {"lr": number}, columns)
-    marked = {row["column"]: [best for _, best in row["cells"]] for row in _results(find_runs([tmp_path]))}
+    marked = {row["column"]: [best for _, best in row["cells"]] for row in _result_rows(load_runs([tmp_path]))}
     assert marked["test_accuracy"] == [False, False, True]
     assert marked["test_loss"] == [True, False, False]
     assert marked["client_drift"] == [False, False, False]
@@ -141,7 +141,7 @@ def test_options_that_one_class_alone_has_are_out_of_the_table(tmp_path: Path) -
     for name, lr in (("a", 0.1), ("b", 0.2)):
         write(name, {"strategy": {"_target_": "fedsim.strategies.FedAvgM", "momentum": 0.9, "server_lr": lr}, "lr": lr})
     write("c", {"strategy": {"_target_": "fedsim.strategies.FedProx", "mu": 0.01}, "lr": 0.1})
-    page = report_html(find_runs([tmp_path]))
+    page = report_html(load_runs([tmp_path]))
     rows = Reader(page).rows
     table = {row[0] for row in rows[: rows.index(next(row for row in rows if row[0] == "run"))]}
     assert {"strategy", "lr"} <= table
@@ -159,14 +159,14 @@ def test_a_reader_is_told_what_is_missing(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "copy" / "FedAvg-0.1" / "clients.npz").unlink()
     path = tmp_path / "copy" / "FedAWE-0.1" / "config.yaml"
     path.write_text(path.read_text().replace("rounds: 4", "rounds: 9"))
-    text = report_html(find_runs([tmp_path / "copy"]))
+    text = report_html(load_runs([tmp_path / "copy"]))
     assert "FedAvg lr=0.1 rounds=4 has no clients.npz" in text
     assert "FedAWE lr=0.1 rounds=9 has completed 4 of 9 rounds" in text
 
 
 @pytest.mark.slow
 def test_a_single_run_has_a_report_too(sweep: Path) -> None:
-    text = report_html(find_runs([sweep / "FedAvg-0.1"]))
+    text = report_html(load_runs([sweep / "FedAvg-0.1"]))
     sections = re.findall(r'<section id="(\w+)">', text)
     assert sections == ["results", "curves", "clients", "availability", "partition", "origins"]
 
@@ -212,11 +212,11 @@ def test_a_browser_shows_every_picture_and_no_line_leaves_the_page(report: Path,
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 def test_a_screenshot_has_the_colours_of_every_run(report: Path, tmp_path: Path) -> None:
-    from fedsim.studies.plots.style import COLOURS
+    from fedsim.studies.plots.style import PALETTE
 
     target, profile = tmp_path / "page.png", f"--user-data-dir={tmp_path / 'profile'}"
     browse(profile, "--window-size=1200,2400", f"--screenshot={target}", report.as_uri())
     with Image.open(target) as page:
         counts = {rgb: n for n, rgb in page.convert("RGB").getcolors(1 << 24) or []}
-    for tint in COLOURS[:2]:  # a strategy's each; rates are dashes
+    for tint in PALETTE[:2]:  # a strategy's each; rates are dashes
         assert counts.get(tuple(bytes.fromhex(tint[1:])), 0) > 100, tint

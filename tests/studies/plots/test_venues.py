@@ -10,11 +10,11 @@ import pytest
 from made import curve, run, strategy
 from PIL import Image
 
-from fedsim.studies.plots.compare import pictures
+from fedsim.studies.plots.compare import comparison_pictures
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.plot_cli import main
-from fedsim.studies.plots.venues import VENUES, drawn_for
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.plots.venues import VENUES, use_venue
+from fedsim.studies.results.differences import load_runs
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +36,21 @@ def test_every_picture_is_as_wide_as_a_column_and_not_too_high(name: str, sweep:
     assert {path.stem for path in found} == {"curves", "final", "distances"}
     for path in found:
         with Image.open(path) as image:
-            assert image.width == pytest.approx(150 * venue.width, abs=1)
-            assert image.height <= 150 * (venue.height + 1)  # the legend is below the panels
+            assert image.width == pytest.approx(150 * venue.text_width, abs=1)
+            assert image.height <= 150 * (venue.max_height + 1)  # the legend is below the panels
         (box,) = re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+) ", path.with_suffix(".pdf").read_bytes())
-        assert float(box) == pytest.approx(72 * venue.width, abs=0.5)
+        assert float(box) == pytest.approx(72 * venue.text_width, abs=0.5)
         assert b"/Type3" not in path.with_suffix(".pdf").read_bytes()
         assert path.with_suffix(".svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("name", VENUES)
 def test_letters_are_of_the_venues_size_and_nothing_lies_outside(name: str, sweep: Path) -> None:
-    with drawn_for(VENUES[name]), matplotlib.rc_context(VENUES[name].parameters):
-        for picture in pictures(find_runs([sweep])):
+    with use_venue(VENUES[name]), matplotlib.rc_context(VENUES[name].matplotlib_parameters):
+        for picture in comparison_pictures(load_runs([sweep])):
             figure = picture.figure
             sizes = {axes.yaxis.label.get_size() for axes in figure.axes}
-            assert sizes == {VENUES[name].font}
+            assert sizes == {VENUES[name].font_size}
             figure.draw_without_rendering()
             box = figure.get_tightbbox()
             assert box.x0 > -0.02
@@ -77,17 +77,19 @@ def test_a_caption_says_what_bands_are_and_of_how_many_seeds(
 
 
 def test_a_legend_says_what_colours_and_lines_are(sweep: Path) -> None:
-    found = curve_styles(find_runs([sweep]))
+    found = curve_styles(load_runs([sweep]))
     assert found.legend_title == "colour: strategy, line: learning rate"
     assert [name for name, _ in found.legend] == ["FedAvg", "SCAFFOLD", "lr=0.1", "lr=0.2"]
-    figure = next(pictures(find_runs([sweep]))).figure
+    figure = next(comparison_pictures(load_runs([sweep]))).figure
     assert figure.legends[0].get_title().get_text() == found.legend_title
-    assert curve_styles(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).legend_title == "learning rate"
+    assert curve_styles(load_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).legend_title == "learning rate"
 
 
 def test_ends_of_an_axis(sweep: Path, tmp_path: Path) -> None:
     (drawing,) = (
-        p.figure for p in pictures(find_runs([sweep]), limits={"test_accuracy": (0.5, 1)}) if p.name == "curves"
+        p.figure
+        for p in comparison_pictures(load_runs([sweep]), limits={"test_accuracy": (0.5, 1)})
+        if p.name == "curves"
     )
     assert drawing.axes[0].get_ylim() == (0.5, 1)
     assert drawing.axes[1].get_ylim() != (0.5, 1)

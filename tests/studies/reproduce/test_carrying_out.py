@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -10,15 +11,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from fedsim.core import ConfigError
+from fedsim.core.errors import DivergenceError, MissingDataError
+from fedsim.run.stopping import Stopped
+from fedsim.studies.plots.cells import ResultCell
+from fedsim.studies.reproduce import measures, report, runner
 from fedsim.studies.reproduce import reproduce_cli as cli
-from fedsim.studies.reproduce import runner
-from fedsim.studies.reproduce.recipe import load, names
-from fedsim.studies.reproduce.report import Row
+from fedsim.studies.reproduce.recipe import RecipeSetting, list_recipe_names, load_recipe
+from fedsim.studies.reproduce.report import ReportRow
+from fedsim.studies.results.runs import load as load_run
+from fedsim.trainer import run_to_completion
 
 SMALL = """
 source: nowhere Fig. 1
@@ -44,12 +51,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ReportRow]]:
     """The small recipe at smoke scale, one run at a time: the folder it wrote, and its rows."""
     root = tmp_path_factory.mktemp("small")
     (root / "mine").mkdir()
     (root / "mine" / "small.yaml").write_text(SMALL)
-    return root / "out", cli.reproduce(load("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
+    return root / "out", cli.reproduce_recipes(load_recipe("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
 
 
 def job_of(number: int, dataset: str = "digits", local: str = "SGD", lr: float = 0.1) -> runner.Job:
@@ -62,7 +69,7 @@ def job_of(number: int, dataset: str = "digits", local: str = "SGD", lr: float =
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 def test_jobs_of_a_kind_go_together_in_at_least_as_many_batches_as_processes(count: int, processes: int) -> None:
     jobs = [job_of(number, lr=0.1 * (1 + number)) for number in range(count)]
-    batches = runner.in_company(jobs, processes)
+    batches = runner.batch_jobs(jobs, processes)
     assert [job for batch in batches for job in batch] == jobs
     sizes = [len(batch) for batch in batches]
     assert max(sizes) <= runner.RUNS_PER_LOCKSTEP
@@ -72,11 +79,11 @@ def test_jobs_of_a_kind_go_together_in_at_least_as_many_batches_as_processes(cou
 
 def test_jobs_that_share_no_local_steps_go_apart() -> None:
     jobs = [job_of(0), job_of(1, dataset="mnist"), job_of(2, lr=0.5), job_of(3, local="Adam")]
-    assert runner.in_company(jobs) == [[jobs[0], jobs[2]], [jobs[1]], [jobs[3]]]
+    assert runner.batch_jobs(jobs) == [[jobs[0], jobs[2]], [jobs[1]], [jobs[3]]]
 
 
 @pytest.mark.slow
-def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[Row]]) -> None:
+def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[ReportRow]]) -> None:
     out, lines = carried_out
     assert [line.name for line in lines] == ["FedAvg", "FedAWE", "training helps"]
     assert (lines[0].paper, lines[2].verdict) == (7.0, "held")
@@ -87,40 +94,60 @@ def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[Row]
 @pytest.mark.slow
 def test_finished_runs_are_not_run_again_and_scales_do_not_meet(
     folder: Path,
-    carried_out: tuple[Path, list[Row]],
+    carried_out: tuple[Path, list[ReportRow]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, first = carried_out
     shutil.copytree(out, folder / "out")
-    recipe = load("mine/small", folder)
+    recipe = load_recipe("mine/small", folder)
     ran: list[str] = []
-    genuine = runner.carry_out
-    monkeypatch.setattr(runner, "carry_out", lambda job, **how: ran.append(job.setting.name) or genuine(job, **how))
-    again = cli.reproduce(recipe, "smoke", "cpu", folder / "out", jobs="1")
+    genuine = runner.job_steps
+    monkeypatch.setattr(runner, "job_steps", lambda job, **how: ran.append(job.setting.name) or genuine(job, **how))
+    again = cli.reproduce_recipes(recipe, "smoke", "cpu", folder / "out", jobs="1")
     assert again == first
     assert ran == []
     assert "4 runs, 4 of them finished already" in capsys.readouterr().out
     recipe.scales["smoke"].printed = False  # another problem than the paper's
-    assert [line.paper for line in cli.reproduce(recipe, "smoke", "cpu", folder / "out", jobs="1")] == [None] * 3
-    cli.reproduce(recipe, "cpu", "cpu", folder / "out", jobs="1")
+    assert [line.paper for line in cli.reproduce_recipes(recipe, "smoke", "cpu", folder / "out", jobs="1")] == [
+        None
+    ] * 3
+    cli.reproduce_recipes(recipe, "cpu", "cpu", folder / "out", jobs="1")
     assert len(ran) == 4
 
 
 @pytest.mark.slow
-def test_several_at_once_give_the_same_numbers(folder: Path, carried_out: tuple[Path, list[Row]]) -> None:
-    assert cli.reproduce(load("mine/small", folder), "smoke", "cpu", folder / "out", jobs="2") == carried_out[1]
+def test_several_at_once_give_the_same_numbers(folder: Path, carried_out: tuple[Path, list[ReportRow]]) -> None:
+    assert (
+        cli.reproduce_recipes(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="2")
+        == carried_out[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(MissingDataError("no file"), "skipped"), (DivergenceError("inf"), "diverged"), (Stopped("by Ctrl-C"), "stopped")],
+)
+def test_a_run_that_does_not_reach_its_end_has_the_outcome_that_its_error_says(
+    error: BaseException, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(runner, "run_steps", fail)
+    job = runner.Job(RecipeSetting((), ()), (), tmp_path, OmegaConf.create({}), {})
+    assert run_to_completion(runner.job_steps(job)) == runner.Outcome(status, str(error))
 
 
 LONG = """
 import sys
 from pathlib import Path
 from fedsim.studies.reproduce import reproduce_cli as cli
-from fedsim.studies.reproduce.recipe import load
+from fedsim.studies.reproduce.recipe import load_recipe
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    cli.reproduce(load("mine/small", folder), "cpu", "cpu", folder / "out", jobs="2")
+    cli.reproduce_recipes(load_recipe("mine/small", folder), "cpu", "cpu", folder / "out", jobs="2")
 """
 
 
@@ -168,7 +195,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
 def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None:
     text = SMALL.replace('"1e-6": lr=0.000001', "absent: [dataset=mnist, dataset.root=nowhere], wild: lr=1e38")
     (folder / "mine" / "small.yaml").write_text(text.replace("tune:", "# "))
-    lines = cli.reproduce(load("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
+    lines = cli.reproduce_recipes(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
     report = json.loads((folder / "out/mine/results/small-smoke/report.json").read_text())
     assert [line.name for line in lines] == ["FedAvg / 0.1", "FedAWE / 0.1", "training helps"]
     assert "skipped, dataset=mnist: no usable files" in report["skipped"]["FedAvg / absent"]
@@ -196,7 +223,7 @@ def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None
 def test_a_bad_recipe_is_one_sentence(folder: Path, old: str, new: str, message: str) -> None:
     (folder / "mine" / "small.yaml").write_text(SMALL.replace(old, new))
     with pytest.raises(ConfigError, match=message) as caught:
-        cli.reproduce(load("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
+        cli.reproduce_recipes(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
     assert "\n" not in str(caught.value)
 
 
@@ -204,7 +231,7 @@ def test_a_bad_recipe_is_one_sentence(folder: Path, old: str, new: str, message:
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["--list"])
     shown = capsys.readouterr().out
-    assert all(name in shown for name in names())
+    assert all(name in shown for name in list_recipe_names())
     for arguments, message in (
         (["fedpbc/fig2"], "did you mean 'fedpbc/fig2"),
         (["--all", "fedpcb"], "did you mean 'fedpbc'"),
@@ -220,9 +247,48 @@ def test_the_log_names_settings_without_effect_that_the_user_gave_alone(caplog: 
     log = logging.getLogger("fedsim.run.settings")
     for given, kept in ((["strategy.beta=2"], ["strategy.beta"]), (None, ["dataset.augment.per", "strategy.beta"])):
         caplog.clear()
-        with runner.settings_warnings_of(given):
+        with runner.limit_settings_warnings(given):
             log.warning("dataset.augment.per=batch has no effect without dataset.augment")
             log.warning("strategy.beta=2 has no effect without strategy.kind=hinge")
         assert [message.partition("=")[0] for message in caplog.messages] == kept
     log.warning("dataset.augment.per=batch has no effect without dataset.augment")
     assert len(caplog.messages) == 3
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ("measures: {score: {metric: test_acuracy}}", "measures.score needs the column test_acuracy, which its run"),
+        (
+            "measures: {score: {metric: distance_to_ps or drift_of_clients}}",
+            "column distance_to_ps or drift_of_clients",
+        ),
+        ("measures: {score: {metric: train_loss, x: virtual_seconds}}", "needs the column virtual_seconds"),
+        ("measures: {score: {metric: newcomers test_loss}}", "measures.score needs newcomers, but its run .* has none"),
+        (
+            "measures: {loss: {metric: train_loss}}\nfigure: {kind: curves, metric: [train_loss, fairness]}",
+            "figure needs the column fairness",
+        ),
+    ],
+)
+def test_a_column_that_no_run_measures_is_refused_before_the_runs(
+    changes: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    kept = [line for line in SMALL.splitlines() if not line.startswith(("measures", "tune", "paper", "comp", "figure"))]
+    (tmp_path / "mine" / "small.yaml").write_text("\n".join([*kept, *changes.splitlines()]))
+    monkeypatch.setattr(cli, "run_jobs", lambda *given: pytest.fail("a run began"))
+    with pytest.raises(ConfigError, match=f"^mine/small: .*{says}"):
+        cli.reproduce_recipes(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+
+
+def test_a_column_that_one_run_lacks_is_refused_after_the_runs(carried_out: tuple[Path, list[ReportRow]]) -> None:
+    folder = next(path.parent for path in (carried_out[0] / "mine" / "runs").glob("*/summary.json"))
+    run = load_run(folder)
+    recipe = dataclasses.replace(load_recipe("mine/small", carried_out[0].parent), tune=None)
+    recipe.measures["late"] = measures.make_measure(metric="validation_accuracy")
+    with pytest.raises(
+        ConfigError, match=r"measures.late needs the column validation_accuracy, which the run in .*/runs/"
+    ):
+        report.measure_cells(recipe, [ResultCell({"algorithm": "FedAvg", "rate": "0.1"}, run)])

@@ -9,14 +9,14 @@ import pytest
 
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce.comparison import Comparison
-from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.recipe import load, names
-from fedsim.studies.reproduce.report import judge
-from fedsim.studies.reproduce.stored import position
+from fedsim.studies.reproduce.number import MeasuredNumber
+from fedsim.studies.reproduce.recipe import list_recipe_names, load_recipe
+from fedsim.studies.reproduce.report import judge_comparisons
+from fedsim.studies.reproduce.stored import report_labels
 
 
-def numbers(table: dict[tuple[str, str], list[float]], paper: float | None = None) -> list[Number]:
-    return [Number({"algorithm": a, "place": p}, np.array(v), paper) for (a, p), v in table.items()]
+def numbers(table: dict[tuple[str, str], list[float]], paper: float | None = None) -> list[MeasuredNumber]:
+    return [MeasuredNumber({"algorithm": a, "place": p}, np.array(v), paper) for (a, p), v in table.items()]
 
 
 MEANS = {("A", "x"): [3.0], ("A", "y"): [5.0], ("B", "x"): [2.0], ("B", "y"): [6.0], ("C", "x"): [0.0]}
@@ -48,35 +48,37 @@ def comparison(**content: Any) -> Comparison:
     ],
 )
 def test_exact_numbers_are_compared_at_every_place(content: dict[str, Any], word: str) -> None:
-    assert comparison(exact=True, **content).judge(numbers(MEANS)).word == word
+    assert comparison(exact=True, **content).judge(numbers(MEANS)).verdict == word
 
 
 def test_the_papers_number_can_be_the_right_side() -> None:
     near = {"is": "near", "than": "paper", "exact": True}
-    assert comparison(**near, within=1).judge(numbers(MEANS, paper=4.0)).word == "held"
-    assert comparison(**near, within=0.5).judge(numbers(MEANS, paper=4.0)).word == "contradicted"
-    assert comparison(**near, within=1).judge(numbers(MEANS)).word == "not run"
+    assert comparison(**near, within=1).judge(numbers(MEANS, paper=4.0)).verdict == "held"
+    assert comparison(**near, within=0.5).judge(numbers(MEANS, paper=4.0)).verdict == "contradicted"
+    assert comparison(**near, within=1).judge(numbers(MEANS)).verdict == "not run"
 
 
 def test_another_measure_of_the_same_runs_can_be_the_right_side() -> None:
     twice = numbers({place: [2 * v for v in values] for place, values in MEANS.items()})
     below = {"is": "below", "than_measure": "largest", "exact": True, "than": {}}
-    assert comparison(**below, times=0.6).judge(numbers(MEANS), twice).word == "held"  # v < 0.6 · 2v
-    assert comparison(**below, times=0.4).judge(numbers(MEANS), twice).word == "contradicted"
+    assert comparison(**below, times=0.6).judge(numbers(MEANS), twice).verdict == "held"  # v < 0.6 · 2v
+    assert comparison(**below, times=0.4).judge(numbers(MEANS), twice).verdict == "contradicted"
 
 
 def test_the_worst_pairs_are_told_and_nan_decides_nothing() -> None:
     judgement = comparison(exact=True).judge(numbers(MEANS))
-    assert judgement.detail == "1 of 2 contradicted; A / y: 5 against 6 (B), difference -1, the same in every seed"
+    assert (
+        judgement.evidence_text == "1 of 2 contradicted; A / y: 5 against 6 (B), difference -1, the same in every seed"
+    )
     for relation in ("above", "below", "near"):
         lost = numbers({("A", "x"): [np.nan], ("B", "x"): [1.0]})
         judgement = comparison(**{"is": relation, "within": 10.0, "exact": True}).judge(lost)
-        assert (judgement.word, judgement.detail) == ("not shown", "1 of 1 not shown; A / x is not a number")
+        assert (judgement.verdict, judgement.evidence_text) == ("not shown", "1 of 1 not shown; A / x is not a number")
 
 
 def test_nothing_to_compare_is_not_run() -> None:
-    assert comparison().judge(numbers({("A", "x"): [1.0], ("B", "y"): [2.0]})).word == "not run"
-    assert comparison().judge([]).word == "not run"
+    assert comparison().judge(numbers({("A", "x"): [1.0], ("B", "y"): [2.0]})).verdict == "not run"
+    assert comparison().judge([]).verdict == "not run"
 
 
 @pytest.mark.parametrize(
@@ -92,24 +94,26 @@ def test_a_label_of_this_scale_stands_for_one_of_another(named: list[str], word:
     substitutes = {"place": (frozenset({"small x"}), frozenset({"x", "y"}))}
     small = numbers({("A", "small x"): [3.0], ("B", "small x"): [2.0]})
     judgement = comparison(exact=True, where={"place": named}).judge(small, None, substitutes)
-    assert judgement.word == word
+    assert judgement.verdict == word
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_recipe_names())
 def test_results_of_some_scale_decide_each_comparison(name: str) -> None:
     """With a number at every place of a scale none is 'not run' at all of its scales."""
-    recipe = load(name)
+    recipe = load_recipe(name)
     undecided = {comparison.we_test for comparison in recipe.comparisons}
     for scale in ("cpu", "paper"):
-        places = [position(recipe, setting) for setting in recipe.settings(scale)]
+        places = [report_labels(recipe, setting) for setting in recipe.settings(scale)]
         made_up = {
-            measure: [Number(at, np.array([1.0, 2.0, 4.0]), recipe.printed(measure, at), recipe.is_fitted(at))
-                      for at in places]
+            measure: [
+                MeasuredNumber(at, np.array([1.0, 2.0, 4.0]), recipe.paper_value(measure, at), recipe.is_fitted(at))
+                for at in places
+            ]
             for measure in recipe.measures
         }  # fmt: skip
-        judged = judge(recipe, made_up, scale)
-        undecided -= {judgement.comparison.we_test for judgement in judged if judgement.word != "not run"}
+        judged = judge_comparisons(recipe, made_up, scale)
+        undecided -= {judgement.comparison.we_test for judgement in judged if judgement.verdict != "not run"}
     assert not undecided
 
 

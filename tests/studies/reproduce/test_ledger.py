@@ -12,10 +12,10 @@ import yaml
 
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce import statements as verdicts
-from fedsim.studies.reproduce.comparison import WORST_FIRST, Comparison, Judgement
-from fedsim.studies.reproduce.ledger import Statement, load_ledger, papers
-from fedsim.studies.reproduce.recipe import load, names
-from fedsim.studies.reproduce.statements import Evidence, judge_statement
+from fedsim.studies.reproduce.comparison import VERDICTS_WORST_FIRST, Comparison, Judgement
+from fedsim.studies.reproduce.ledger import Statement, load_ledger, papers_with_ledger
+from fedsim.studies.reproduce.recipe import list_recipe_names, load_recipe
+from fedsim.studies.reproduce.statements import ComparisonEvidence, judge_statement
 
 LEDGER: dict[str, Any] = {
     "paper": {"short": "P", "title": "T", "authors": "A", "venue": "V", "year": 2024, "link": "https://arxiv.org/abs/1"},
@@ -51,9 +51,9 @@ def changed(**content: Any) -> dict[str, Any]:
 
 def test_a_ledger_is_no_recipe_and_is_read(tmp_path: Path) -> None:
     write(tmp_path)
-    assert (names(tmp_path), papers(tmp_path)) == (["p/fig1"], ["p"])
+    assert (list_recipe_names(tmp_path), papers_with_ledger(tmp_path)) == (["p/fig1"], ["p"])
     ledger = load_ledger("p", tmp_path)
-    ledger.check_covered({"p/fig1": load("p/fig1", tmp_path).comparisons})
+    ledger.check_covered({"p/fig1": load_recipe("p/fig1", tmp_path).comparisons})
     assert [statement.id for statement in ledger.statements] == ["fig1-falls", "thm1-rate"]
 
 
@@ -87,7 +87,7 @@ def test_a_ledger_that_contradicts_itself_is_refused(tmp_path: Path, ledger: dic
 )
 def test_a_comparison_that_does_not_fit_the_ledger_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load("p/fig1", write(tmp_path, recipe=RECIPE.replace(old, new)))
+        load_recipe("p/fig1", write(tmp_path, recipe=RECIPE.replace(old, new)))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,18 @@ def test_a_statement_is_decided_or_says_why_not(
 ) -> None:
     write(tmp_path, ledger, recipe)
     with pytest.raises(ConfigError, match=message):
-        load_ledger("p", tmp_path).check_covered({"p/fig1": load("p/fig1", tmp_path).comparisons})
+        load_ledger("p", tmp_path).check_covered({"p/fig1": load_recipe("p/fig1", tmp_path).comparisons})
 
 
 STATEMENT = Statement("s", "Fig. 1", "there", "so it is")
 
 
-def evidence(word: str, scale: str = "paper", reduced: str = "", reason: bool = True, choice: str = "") -> Evidence:
+def evidence(
+    word: str, scale: str = "paper", reduced: str = "", reason: bool = True, choice: str = ""
+) -> ComparisonEvidence:
     because = {"reason": "why", "shown_by": "p/other"} if reason else {}
     comparison = Comparison("…", {}, "below", 1.0, statement="s", choice=choice, **because)
-    return Evidence("p/fig1", comparison, scale, reduced, Judgement(comparison, word, ""))
+    return ComparisonEvidence("p/fig1", comparison, scale, reduced, Judgement(comparison, word, ""))
 
 
 @pytest.mark.parametrize(
@@ -147,32 +149,32 @@ def evidence(word: str, scale: str = "paper", reduced: str = "", reason: bool = 
         ([evidence("held", choice="a"), evidence("held", choice="b"), evidence("contradicted")], "refuted", ""),
     ],
 )
-def test_the_verdict_on_a_statement(those: list[Evidence], word: str, remark: str) -> None:
+def test_the_verdict_on_a_statement(those: list[ComparisonEvidence], word: str, remark: str) -> None:
     for order in itertools.permutations(those) if "choice" not in word else [those]:
         verdict = judge_statement(STATEMENT, order)
-        assert (verdict.word, verdict.remark) == (word, remark)
+        assert (verdict.verdict_label, verdict.remark) == (word, remark)
 
 
 def test_no_addition_of_evidence_makes_a_verdict_better() -> None:
-    kinds = [evidence(word, scale) for word in WORST_FIRST for scale in ("paper", "cpu")]
+    kinds = [evidence(word, scale) for word in VERDICTS_WORST_FIRST for scale in ("paper", "cpu")]
     for first, second in itertools.product(kinds, repeat=2):
         both, alone = judge_statement(STATEMENT, [first, second]), judge_statement(STATEMENT, [first])
-        assert verdicts.VERDICTS.index(both.word) <= verdicts.VERDICTS.index(alone.word)
+        assert verdicts.VERDICTS.index(both.verdict_label) <= verdicts.VERDICTS.index(alone.verdict_label)
 
 
 def test_a_verdict_names_the_seeds_of_the_stored_results(tmp_path: Path) -> None:
-    recipe = load("p/fig1", write(tmp_path))
+    recipe = load_recipe("p/fig1", write(tmp_path))
     judged = {("p/fig1", "paper"): [Judgement(recipe.comparisons[0], "held", "")]}
     for seeds, expected in (({}, ""), ({("p/fig1", "paper"): 1}, "1 seed"), ({("p/fig1", "paper"): 3}, "3 seeds")):
-        those = verdicts.evidence_of([recipe], judged, seeds)["fig1-falls"]
-        assert judge_statement(STATEMENT, those).seeds == expected
-    more = verdicts.Evidence("p/fig2", recipe.comparisons[0], "paper", "", those[0].judgement, 10)
-    not_run = verdicts.Evidence("p/fig3", recipe.comparisons[0])
-    assert judge_statement(STATEMENT, [more, *those, not_run]).seeds == "3 to 10 seeds"
+        those = verdicts.evidence_by_statement([recipe], judged, seeds)["fig1-falls"]
+        assert judge_statement(STATEMENT, those).seeds_text == expected
+    more = verdicts.ComparisonEvidence("p/fig2", recipe.comparisons[0], "paper", "", those[0].judgement, 10)
+    not_run = verdicts.ComparisonEvidence("p/fig3", recipe.comparisons[0])
+    assert judge_statement(STATEMENT, [more, *those, not_run]).seeds_text == "3 to 10 seeds"
 
 
 def test_the_largest_scale_that_was_run_decides_and_is_told(tmp_path: Path) -> None:
-    recipe = load("p/fig1", write(tmp_path))
+    recipe = load_recipe("p/fig1", write(tmp_path))
     small, large = (Judgement(recipe.comparisons[0], word, "") for word in ("contradicted", "held"))
     for judged, word, scale in (
         ({("p/fig1", "cpu"): [small], ("p/fig1", "paper"): [large]}, "held", "paper"),
@@ -180,6 +182,6 @@ def test_the_largest_scale_that_was_run_decides_and_is_told(tmp_path: Path) -> N
         ({("p/fig1", "paper"): [Judgement(recipe.comparisons[0], "not run", "")]}, "not run", ""),
         ({}, "not run", ""),
     ):
-        those = verdicts.evidence_of([recipe], judged)["fig1-falls"]
+        those = verdicts.evidence_by_statement([recipe], judged)["fig1-falls"]
         verdict = judge_statement(STATEMENT, those)
-        assert (verdict.word, verdict.scale) == (word, scale)
+        assert (verdict.verdict_label, verdict.scales_text) == (word, scale)

@@ -13,16 +13,16 @@ import pytest
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce import reproduce_cli as cli
 from fedsim.studies.reproduce import stored, verify
-from fedsim.studies.reproduce.number import Number
+from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.provenance import (
     SOURCES_FILE,
-    commit,
-    made_now,
-    provenance,
-    refuse_untraceable,
+    check_traceable,
+    commit_hash,
+    provenance_text,
+    single_source_hash,
     source_hash,
 )
-from fedsim.studies.reproduce.recipe import load, recipe_folder
+from fedsim.studies.reproduce.recipe import load_recipe, recipe_folder
 
 RECIPE = """
 source: nowhere Fig. 1
@@ -69,11 +69,11 @@ def test_the_hash_follows_names_and_contents_and_nothing_else(checkout: Path) ->
 
 def test_a_clean_commit_of_a_branch_may_write_results(checkout: Path) -> None:
     experiments = checkout / "experiments"
-    refuse_untraceable(experiments, experiments)
+    check_traceable(experiments, experiments)
     (experiments / "p" / "results" / "fig1-paper").mkdir(parents=True)
     (experiments / "p" / "results" / "fig1-paper" / "report.json").write_text("{}")  # what the recipe before left
-    refuse_untraceable(experiments, experiments)
-    made_by = commit(checkout)
+    check_traceable(experiments, experiments)
+    made_by = commit_hash(checkout)
     assert made_by is not None
     assert not made_by.endswith("+")
 
@@ -83,9 +83,9 @@ def test_an_unclean_tree_may_not(checkout: Path, path: str) -> None:
     (checkout / path).write_text("changed")
     experiments = checkout / "experiments"
     with pytest.raises(ConfigError, match="the checkout has changes; commit them first"):
-        refuse_untraceable(experiments, experiments)
-    refuse_untraceable(checkout / "elsewhere", experiments)
-    assert str(commit(checkout)).endswith("+")
+        check_traceable(experiments, experiments)
+    check_traceable(checkout / "elsewhere", experiments)
+    assert str(commit_hash(checkout)).endswith("+")
 
 
 def test_a_commit_that_no_branch_has_may_not(checkout: Path) -> None:
@@ -94,14 +94,14 @@ def test_a_commit_that_no_branch_has_may_not(checkout: Path) -> None:
     git(checkout, "commit", "-q", "-a", "-m", "on no branch")
     experiments = checkout / "experiments"
     with pytest.raises(ConfigError, match="no branch has the commit"):
-        refuse_untraceable(experiments, experiments)
+        check_traceable(experiments, experiments)
     git(checkout, "branch", "kept")
-    refuse_untraceable(experiments, experiments)
+    check_traceable(experiments, experiments)
 
 
 def test_no_checkout_may_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="this is no checkout of git"):
-        refuse_untraceable(tmp_path, tmp_path)
+        check_traceable(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_no_checkout_may_not(tmp_path: Path) -> None:
     ],
 )
 def test_a_report_is_traced_verified_or_unverified(report: dict[str, Any], word: str) -> None:
-    assert provenance(report) == word
+    assert provenance_text(report) == word
 
 
 @pytest.mark.parametrize(
@@ -137,50 +137,52 @@ def test_a_report_is_traced_verified_or_unverified(report: dict[str, Any], word:
 def test_repeated_numbers_agree_within_the_stated_tolerance(
     values: list[float], stored_values: list[float], same: bool
 ) -> None:
-    assert verify.same(Number({}, np.array(values)), Number({}, np.array(stored_values))) is same
+    assert (
+        verify.numbers_agree(MeasuredNumber({}, np.array(values)), MeasuredNumber({}, np.array(stored_values))) is same
+    )
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[stored.Result]:
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[stored.StoredResult]:
     """Of a small recipe, just made."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "small.yaml").write_text(RECIPE)
-    monkeypatch.setattr(verify, "load", lambda name: load(name, tmp_path))
-    monkeypatch.setattr(stored, "load", lambda name, folder=None: load(name, tmp_path))
-    cli.reproduce(load("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
-    return stored.results(tmp_path / "out")
+    monkeypatch.setattr(verify, "load_recipe", lambda name: load_recipe(name, tmp_path))
+    monkeypatch.setattr(stored, "load_recipe", lambda name, folder=None: load_recipe(name, tmp_path))
+    cli.reproduce_recipes(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+    return stored.load_stored_results(tmp_path / "out")
 
 
 def test_results_come_out_again_and_a_changed_number_does_not(
-    results: list[stored.Result], capsys: pytest.CaptureFixture[str]
+    results: list[stored.StoredResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (result,) = results
-    assert len(result.content["sources"]) == 64
-    assert set(result.content["seconds"]) == {"FedAvg", "FedAWE"}
-    assert verify.verify(results, 2)
+    assert len(result.report_content["sources"]) == 64
+    assert set(result.report_content["seconds"]) == {"FedAvg", "FedAWE"}
+    assert verify.verify_results(results, 2)
     assert "1 numbers as stored" in capsys.readouterr().out
-    assert "verified" not in result.content or provenance(result.content) != "unverified"
+    assert "verified" not in result.report_content or provenance_text(result.report_content) != "unverified"
     with pytest.raises(ConfigError, match="there are 0 runs of stored results that are recorded to take at most 0 s"):
-        verify.verify(results, 1, max_seconds=0)
+        verify.verify_results(results, 1, max_seconds=0)
     for row in result.number_rows:
         row["values"] = [value + 1 for value in row["values"]]
-    assert not verify.verify(results, 1)
+    assert not verify.verify_results(results, 1)
     assert " instead of " in capsys.readouterr().out
 
 
-def test_runs_that_other_sources_made_leave_no_trace(results: list[stored.Result], tmp_path: Path) -> None:
+def test_runs_that_other_sources_made_leave_no_trace(results: list[stored.StoredResult], tmp_path: Path) -> None:
     (result,) = results
     runs = [path.parent for path in (tmp_path / "out").rglob(SOURCES_FILE)]
     assert len(runs) == 2
-    assert made_now(runs) == source_hash() == result.content["sources"]
+    assert single_source_hash(runs) == source_hash() == result.report_content["sources"]
     (runs[0] / SOURCES_FILE).write_text("others\n")
-    cli.reproduce(load("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
-    assert stored.results(tmp_path / "out")[0].content["sources"] is None
+    cli.reproduce_recipes(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+    assert stored.load_stored_results(tmp_path / "out")[0].report_content["sources"] is None
     (runs[0] / SOURCES_FILE).unlink()
-    assert made_now(runs) is None
+    assert single_source_hash(runs) is None
 
 
-def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[stored.Result]) -> None:
+def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[stored.StoredResult]) -> None:
     (result,) = results
     path = result.folder / "report.json"
     content = json.loads(path.read_text())
@@ -189,30 +191,32 @@ def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[s
         for key in ("values", "at", "measure"):
             del row[key]
     path.write_text(json.dumps(content))
-    (old,) = stored.results(result.folder.parents[2])
-    assert provenance(old.content) == "unverified"
-    changed = [row | {"ours": 9.0} for row in old.content["rows"]]
-    assert not verify.verify([stored.Result(old.folder, old.content | {"rows": changed})], 1)
-    assert provenance(json.loads(path.read_text())) == "unverified"
-    assert verify.verify([old], 1)
+    (old,) = stored.load_stored_results(result.folder.parents[2])
+    assert provenance_text(old.report_content) == "unverified"
+    changed = [row | {"ours": 9.0} for row in old.report_content["rows"]]
+    assert not verify.verify_results([stored.StoredResult(old.folder, old.report_content | {"rows": changed})], 1)
+    assert provenance_text(json.loads(path.read_text())) == "unverified"
+    assert verify.verify_results([old], 1)
     written = json.loads(path.read_text())
-    assert provenance(written) == "verified"
+    assert provenance_text(written) == "verified"
     assert set(written["verified"].values()) == {source_hash()}
     assert written["seconds"].keys() == written["verified"].keys()
-    assert len(verify.candidates([old], max_seconds=1e9)) == 1
-    assert verify.verify([old], 1, max_seconds=1e9)
+    assert len(verify.verification_candidates([old], max_seconds=1e9)) == 1
+    assert verify.verify_results([old], 1, max_seconds=1e9)
     assert json.loads(path.read_text()) == written
-    assert verify.verify([old], 2)
+    assert verify.verify_results([old], 2)
     assert len(json.loads(path.read_text())["verified"]) == 2
 
 
-def test_judging_anew_rewrites_the_verdicts_and_keeps_the_numbers(results: list[stored.Result], tmp_path: Path) -> None:
+def test_judging_anew_rewrites_the_verdicts_and_keeps_the_numbers(
+    results: list[stored.StoredResult], tmp_path: Path
+) -> None:
     (result,) = results
     before = json.loads((result.folder / "report.json").read_text())["rows"]
     assert [row["verdict"] for row in before if row["comparison"]] == ["held"]
     recipe = tmp_path / "mine" / "small.yaml"
     recipe.write_text(RECIPE.replace("is: below", "is: above").replace("training helps", "training harms"))
-    stored.rejudge(result)
+    stored.update_verdicts(result)
     after = json.loads((result.folder / "report.json").read_text())["rows"]
     assert [row for row in after if not row["comparison"]] == [row for row in before if not row["comparison"]]
     assert [(row["name"], row["verdict"]) for row in after if row["comparison"]] == [("training harms", "contradicted")]
@@ -220,9 +224,14 @@ def test_judging_anew_rewrites_the_verdicts_and_keeps_the_numbers(results: list[
 
 
 @pytest.mark.parametrize(
-    "result", stored.results(recipe_folder()), ids=lambda result: f"{result.recipe}-{result.scale}"
+    "result", stored.load_stored_results(recipe_folder()), ids=lambda result: f"{result.recipe}-{result.scale}"
 )
-def test_the_committed_verdicts_are_those_of_the_recipes(result: stored.Result) -> None:
+def test_the_committed_verdicts_are_those_of_the_recipes(result: stored.StoredResult) -> None:
     """fedsim-reproduce --judge writes them again."""
-    told = [(row["name"], row["verdict"], row["detail"]) for row in result.content["rows"] if row.get("comparison")]
-    assert told == [(each.comparison.we_test, each.word, each.detail) for each in stored.judge(result)]
+    told = [
+        (row["name"], row["verdict"], row["detail"]) for row in result.report_content["rows"] if row.get("comparison")
+    ]
+    assert told == [
+        (each.comparison.we_test, each.verdict, each.evidence_text)
+        for each in stored.judge(result, load_recipe(result.recipe))
+    ]

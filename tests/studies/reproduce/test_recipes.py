@@ -9,14 +9,14 @@ import pytest
 
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
-from fedsim.studies.reproduce.recipe import SCALES, Recipe, Setting, load, names
-from fedsim.studies.reproduce.runner import compose
+from fedsim.studies.reproduce.recipe import SCALES, Recipe, RecipeSetting, list_recipe_names, load_recipe
+from fedsim.studies.reproduce.runner import compose_config
 
 ROOT = Path(__file__).parents[3]
-RECIPES = names()
+RECIPES = list_recipe_names()
 
 
-def once_per_label(recipe: Recipe, scale: str) -> list[Setting]:
+def once_per_label(recipe: Recipe, scale: str) -> list[RecipeSetting]:
     """Settings of a scale, enough to meet every label of every axis."""
     seen: set[tuple[str, str]] = set()
     chosen = []
@@ -41,11 +41,11 @@ def test_the_papers_are_there() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_label_composes_at_every_scale(name: str) -> None:
-    recipe = load(name)
+    recipe = load_recipe(name)
     with hydra_context():
         for scale in SCALES:
             for setting in once_per_label(recipe, scale):
-                compose((*setting.overrides, "out=unused"))
+                compose_config((*setting.overrides, "out=unused"))
 
 
 @pytest.mark.slow
@@ -54,11 +54,11 @@ def test_the_dp_curves_labels_are_the_accountants() -> None:
     pytest.importorskip("dp_accounting")
     met = 0
     with hydra_context():
-        for setting in load("privacy/curve").settings("cpu"):
-            if setting.at["C"] == "1" and setting.at["epsilon"] != "no noise":
-                cfg, _ = compose((*setting.overrides, "out=unused"))
+        for setting in load_recipe("privacy/curve").settings("cpu"):
+            if setting.axis_labels["C"] == "1" and setting.axis_labels["epsilon"] != "no noise":
+                cfg, _ = compose_config((*setting.overrides, "out=unused"))
                 found = build(cfg)[0].privacy(cfg.rounds)
-                wanted = float(setting.at["epsilon"].removeprefix("ε = "))
+                wanted = float(setting.axis_labels["epsilon"].removeprefix("ε = "))
                 assert 0.99 * wanted < found.epsilon <= wanted
                 assert found.delta == pytest.approx(1e-5)
                 met += 1
@@ -68,14 +68,18 @@ def test_the_dp_curves_labels_are_the_accountants() -> None:
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_papers_numbers_meet_labels_that_exist(name: str) -> None:
-    recipe = load(name)
+    recipe = load_recipe(name)
 
     def labels(node: object) -> set[str]:
         return set(node) | {x for v in node.values() for x in labels(v)} if isinstance(node, dict) else set()
 
     known = {label for choices in recipe.axes.values() for label in choices}
     assert labels({k: v for t in recipe.paper.values() for k, v in t.items()}) <= known
-    printed = [recipe.printed(measure, setting.at) for measure in recipe.paper for setting in recipe.settings("paper")]
+    printed = [
+        recipe.paper_value(measure, setting.axis_labels)
+        for measure in recipe.paper
+        for setting in recipe.settings("paper")
+    ]
     assert not recipe.paper or any(number is not None for number in printed)
 
 
@@ -83,7 +87,7 @@ def test_the_papers_numbers_meet_labels_that_exist(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_reason_is_shown_by_a_test_or_a_recipe(name: str) -> None:
     """Why a comparison fails is a fact somewhere else: a test that exists by file and name, or another recipe."""
-    for comparison in load(name).comparisons:
+    for comparison in load_recipe(name).comparisons:
         assert bool(comparison.reason) == bool(comparison.shown_by)
         file, _, test = comparison.shown_by.partition("::")
         if test:
@@ -94,7 +98,7 @@ def test_every_reason_is_shown_by_a_test_or_a_recipe(name: str) -> None:
 
 
 def test_table_2_holds_the_papers_numbers_at_their_places() -> None:
-    recipe = load("fedawe/table2")
+    recipe = load_recipe("fedawe/table2")
     for dynamics, data, algorithm, number in (
         ("stationary", "SVHN", "FedAWE", 86.1),
         ("staircase", "CINIC-10", "FedAvg active", 42.3),
@@ -102,17 +106,17 @@ def test_table_2_holds_the_papers_numbers_at_their_places() -> None:
         ("interleaved sine", "CIFAR-10", "FedVARP", 65.7),
     ):
         at = {"dynamics": dynamics, "dataset": data, "algorithm": algorithm}
-        assert recipe.printed("test accuracy", at) == number
+        assert recipe.paper_value("test accuracy", at) == number
     at = {"dynamics": "sine", "dataset": "CINIC-10", "algorithm": "MIFA"}
-    assert recipe.printed("train accuracy", at) == 47.4
-    assert recipe.printed("train accuracy", at | {"dynamics": "interleaved sine", "algorithm": "FedAU"}) is None
+    assert recipe.paper_value("train accuracy", at) == 47.4
+    assert recipe.paper_value("train accuracy", at | {"dynamics": "interleaved sine", "algorithm": "FedAU"}) is None
 
 
 @pytest.mark.parametrize(
     ("alpha", "algorithm", "number"), [("0", "PG", 5.56), ("0.5", "PG", 6.32), ("0.5", "ProFL", 5.67)]
 )
 def test_profls_table_1_holds_the_papers_numbers(alpha: str, algorithm: str, number: float) -> None:
-    assert load("profl/table1").printed("loss", {"α": f"α = {alpha}", "algorithm": algorithm}) == number
+    assert load_recipe("profl/table1").paper_value("loss", {"α": f"α = {alpha}", "algorithm": algorithm}) == number
 
 
 @pytest.mark.parametrize(
@@ -126,13 +130,13 @@ def test_profls_table_1_holds_the_papers_numbers(alpha: str, algorithm: str, num
     ],
 )
 def test_apfls_tables_hold_the_papers_numbers(table: str, measure: str, algorithm: str, number: float) -> None:
-    assert load(f"apfl/{table}").printed(measure, {"algorithm": algorithm}) == number
+    assert load_recipe(f"apfl/{table}").paper_value(measure, {"algorithm": algorithm}) == number
 
 
 def test_a_scale_without_verdicts_names_one_with() -> None:
     from fedsim.studies.reproduce.reproduce_cli import no_verdicts_note
 
-    recipe = load("fedawe/table2")
+    recipe = load_recipe("fedawe/table2")
     assert no_verdicts_note(recipe, "smoke") == "no verdicts at scale smoke; use --scale cpu"
     assert no_verdicts_note(recipe, "cpu") == ""
     recipe.comparisons.clear()

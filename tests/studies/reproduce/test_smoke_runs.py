@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.studies.reproduce import reproduce_cli as cli
 from fedsim.studies.reproduce.measures import RoundsAhead, RoundsToTarget
-from fedsim.studies.reproduce.recipe import Recipe, load, names
+from fedsim.studies.reproduce.recipe import Recipe, list_recipe_names, load_recipe
 
 HANDFUL = (
     "fedpbc/fig3_tuned",
@@ -30,6 +30,8 @@ HANDFUL = (
     "fedstale/beta",
     "focus/quadratics",
     "late/seconds",
+    "time_to_accuracy/devices",
+    "tracking/map",
     "p_fedavg/fig2",
     "p_fedavg/fig6",
     "p_fedavg/fig7",
@@ -48,9 +50,13 @@ HANDFUL = (
     "perdomo/fig2_rrm",
     "scaffnew/condition",
     "scaffold/drift",
+    "fednova/quadratics",
+    "mifa/mnist",
+    "qffl/synthetic",
+    "afl/fashion",
 )
 FIRST = ("apfl/fig6", "fedawe/fig4", "fedawe/fig7b", "fedpbc/fig3a", "p_fedavg/fig6", "profl/fig2c")  # the quick ones
-EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in names()]
+EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in list_recipe_names()]
 
 
 def of_what_kinds(recipe: Recipe) -> set[str]:
@@ -68,15 +74,17 @@ def of_what_kinds(recipe: Recipe) -> set[str]:
 
 @pytest.mark.slow
 def test_the_handful_meets_every_kind_of_recipe() -> None:
-    everything, met = (set().union(*(of_what_kinds(load(name)) for name in chosen)) for chosen in (names(), HANDFUL))
+    everything, met = (
+        set().union(*(of_what_kinds(load_recipe(name)) for name in chosen)) for chosen in (list_recipe_names(), HANDFUL)
+    )
     assert met == everything
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EACH)
 def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
-    recipe = load(name)
-    lines = cli.reproduce(recipe, "smoke", "cpu", tmp_path, jobs="1", overrides=("tracking.progress=none",))
+    recipe = load_recipe(name)
+    lines = cli.reproduce_recipes(recipe, "smoke", "cpu", tmp_path, jobs="1", overrides=("tracking.progress=none",))
     paper, _, short = name.partition("/")
     folder = tmp_path / paper / "results" / f"{short}-smoke"
     report = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.cells import ResultCell
 from fedsim.studies.reproduce.tuning import TunedAxis
 
 
@@ -14,7 +14,11 @@ from fedsim.studies.reproduce.tuning import TunedAxis
 def test_a_trial_that_did_not_end_well_is_never_the_best(best: str, expected: str, ended: float) -> None:
     numbers = {"failed": [0.0, ended], "0.1": [0.2, 0.2], "0.2": [0.3, 0.3], "0.3": [0.4, 0.4], "late": [ended, 9.0]}
     cells = [
-        Cell({"rate": label, "strategy": "a"}, numbers={"loss": np.array(each)}) for label, each in numbers.items()
+        ResultCell({"rate": label, "strategy": "a"}, values_by_measure={"loss": np.array(each)})
+        for label, each in numbers.items()
     ]
-    other = [Cell({"rate": label, "strategy": "b"}, numbers={"loss": np.array([1.0])}) for label in ("x", "y")]
+    other = [
+        ResultCell({"rate": label, "strategy": "b"}, values_by_measure={"loss": np.array([1.0])})
+        for label in ("x", "y")
+    ]
     assert TunedAxis("rate", "loss", best).best_labels(cells + other) == {"a": expected, "b": "x"}

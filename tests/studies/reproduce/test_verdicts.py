@@ -13,19 +13,19 @@ from scipy import stats
 
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.comparison import Comparison
-from fedsim.studies.reproduce.intervals import NoIntervalError, difference
-from fedsim.studies.reproduce.number import Number
+from fedsim.studies.reproduce.intervals import NoIntervalError, mean_difference
+from fedsim.studies.reproduce.number import MeasuredNumber
 
 A, B = np.array([3.0, 4.0, 8.0]), np.array([1.0, 2.0, 9.0, 2.0, 1.0])
 SEEDS = (0, 1, 2)
 REASON = {"reason": "it cannot be", "shown_by": "tests/papers/test_p.py::test_it"}
 
 
-def number(values: Any, seeds: tuple[int, ...] | None = None, paper: float | None = None, **at: str) -> Number:
-    return Number(at or {"algorithm": "A"}, np.array(values, dtype=float), paper, seeds=seeds)
+def number(values: Any, seeds: tuple[int, ...] | None = None, paper: float | None = None, **at: str) -> MeasuredNumber:
+    return MeasuredNumber(at or {"algorithm": "A"}, np.array(values, dtype=float), paper, seeds=seeds)
 
 
-def two(a: Any, b: Any, seeds: tuple[int, ...] | None = None) -> list[Number]:
+def two(a: Any, b: Any, seeds: tuple[int, ...] | None = None) -> list[MeasuredNumber]:
     return [number(a, seeds, algorithm="A"), number(b, seeds, algorithm="B")]
 
 
@@ -35,27 +35,37 @@ def comparison(**content: Any) -> Comparison:
 
 
 def test_independent_samples_have_welchs_interval() -> None:
-    between = difference(number(A), number(B))
+    between = mean_difference(number(A), number(B))
     expected = stats.ttest_ind(A, B, equal_var=False).confidence_interval(0.95)
-    assert (between.value - between.reach(), between.value + between.reach()) == pytest.approx(tuple(expected))
-    assert not between.paired
+    assert (
+        between.value - between.interval_half_width(),
+        between.value + between.interval_half_width(),
+    ) == pytest.approx(tuple(expected))
+    assert not between.is_paired
 
 
 def test_sides_of_the_same_seeds_have_the_interval_of_their_differences() -> None:
     shifted = A - np.array([1.0, 1.1, 0.9])
-    between = difference(number(A, SEEDS), number(shifted, SEEDS))
+    between = mean_difference(number(A, SEEDS), number(shifted, SEEDS))
     expected = stats.ttest_rel(A, shifted).confidence_interval(0.95)
-    assert (between.value - between.reach(), between.value + between.reach()) == pytest.approx(tuple(expected))
-    assert between.paired
-    assert difference(number(A, SEEDS), number(shifted, (2, 1, 0))).reach() > 20 * between.reach()
+    assert (
+        between.value - between.interval_half_width(),
+        between.value + between.interval_half_width(),
+    ) == pytest.approx(tuple(expected))
+    assert between.is_paired
+    assert (
+        mean_difference(number(A, SEEDS), number(shifted, (2, 1, 0))).interval_half_width()
+        > 20 * between.interval_half_width()
+    )
 
 
 def test_a_constant_has_no_error() -> None:
-    between = difference(number(A), 1.0)
+    between = mean_difference(number(A), 1.0)
     expected = stats.ttest_1samp(A, 1.0).confidence_interval(0.95)
-    assert (between.value - between.reach(), between.value + between.reach()) == pytest.approx(
-        (expected.low - 1, expected.high - 1)
-    )
+    assert (
+        between.value - between.interval_half_width(),
+        between.value + between.interval_half_width(),
+    ) == pytest.approx((expected.low - 1, expected.high - 1))
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -65,75 +75,75 @@ def test_a_directional_verdict_turns_where_the_interval_leaves_zero(times: float
     right = np.array([1.0, 5.0, 2.0])
     seeds = SEEDS if paired else None
     bound = times * right + plus
-    reach = difference(number(A, seeds), number(bound, seeds)).reach()
+    reach = mean_difference(number(A, seeds), number(bound, seeds)).interval_half_width()
     for factor, word in ((1.01, "held"), (0.99, "not shown"), (-0.99, "not shown"), (-1.01, "contradicted")):
         left = A - A.mean() + bound.mean() + factor * reach
         numbers = two(left, right, seeds)
-        assert comparison(times=times, plus=plus).judge(numbers).word == word
+        assert comparison(times=times, plus=plus).judge(numbers).verdict == word
         opposite = {"held": "contradicted", "contradicted": "held"}.get(word, word)
-        assert comparison(**{"is": "below"}, times=times, plus=plus).judge(numbers).word == opposite
+        assert comparison(**{"is": "below"}, times=times, plus=plus).judge(numbers).verdict == opposite
 
 
 def test_level_needs_zero_inside_and_what_matters_outside() -> None:
     numbers = two(A, A + 0.1, SEEDS)  # every seed differs by 0.1: an interval of no width
-    assert comparison(matters=1).judge(numbers).word == "contradicted"
+    assert comparison(matters=1).judge(numbers).verdict == "contradicted"
     left = A + np.array([0.1, -0.1, 0.0])
-    reach = difference(number(left, SEEDS), number(A, SEEDS)).reach()
-    assert comparison(matters=1.01 * reach).judge(two(left, A, SEEDS)).word == "level"
-    assert comparison(matters=0.99 * reach).judge(two(left, A, SEEDS)).word == "not shown"
-    assert comparison().judge(two(left, A, SEEDS)).word == "not shown"
+    reach = mean_difference(number(left, SEEDS), number(A, SEEDS)).interval_half_width()
+    assert comparison(matters=1.01 * reach).judge(two(left, A, SEEDS)).verdict == "level"
+    assert comparison(matters=0.99 * reach).judge(two(left, A, SEEDS)).verdict == "not shown"
+    assert comparison().judge(two(left, A, SEEDS)).verdict == "not shown"
 
 
 def test_near_is_an_equivalence_of_means() -> None:
     numbers = two([0.0, 2.0, 1.0], [4.0, 4.0, 4.0])
-    reach = difference(*numbers).reach()
+    reach = mean_difference(*numbers).interval_half_width()
     near = {"is": "near"}
-    assert comparison(**near, within=1.01 * (3 + reach)).judge(numbers).word == "held"
-    assert comparison(**near, within=0.99 * (3 + reach)).judge(numbers).word == "not shown"
-    assert comparison(**near, within=1.01 * (3 - reach)).judge(numbers).word == "not shown"
-    assert comparison(**near, within=0.99 * (3 - reach)).judge(numbers).word == "contradicted"
+    assert comparison(**near, within=1.01 * (3 + reach)).judge(numbers).verdict == "held"
+    assert comparison(**near, within=0.99 * (3 + reach)).judge(numbers).verdict == "not shown"
+    assert comparison(**near, within=1.01 * (3 - reach)).judge(numbers).verdict == "not shown"
+    assert comparison(**near, within=0.99 * (3 - reach)).judge(numbers).verdict == "contradicted"
 
 
 def test_surely_widens_the_interval_against_and_errors_the_one_for_a_contradiction() -> None:
     numbers = two(A + 30, A + np.array([0.0, 1.0, 2.0]), SEEDS)
-    apart = difference(*numbers)
-    many = apart.value / apart.error
-    assert comparison(surely=0.99 * many).judge(numbers).word == "held"
-    assert comparison(surely=1.01 * many).judge(numbers).word == "not shown"
+    apart = mean_difference(*numbers)
+    many = apart.value / apart.standard_error
+    assert comparison(surely=0.99 * many).judge(numbers).verdict == "held"
+    assert comparison(surely=1.01 * many).judge(numbers).verdict == "not shown"
     below = {"is": "below"}
-    assert comparison(**below, errors=0.99 * many).judge(numbers).word == "contradicted"
-    assert comparison(**below, errors=1.01 * many).judge(numbers).word == "not shown"
-    assert comparison(errors=100).judge(two(A, A + 1, None)).word == "not shown"  # slack alone never holds
+    assert comparison(**below, errors=0.99 * many).judge(numbers).verdict == "contradicted"
+    assert comparison(**below, errors=1.01 * many).judge(numbers).verdict == "not shown"
+    assert comparison(errors=100).judge(two(A, A + 1, None)).verdict == "not shown"  # slack alone never holds
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0, 3.0]), ([2.0, 3.0], [1.0]), ([1.0], [1.0])])
 def test_one_seed_has_no_interval_unless_it_is_exact(a: list[float], b: list[float]) -> None:
     judgement = comparison(**REASON).judge(two(a, b))
     name = "A" if len(a) == 1 else "B"
-    assert judgement.word == "not shown"
-    assert judgement.detail == f"1 of 1 not shown; {name} is one value, which has no interval"
-    assert comparison(**{"is": "below"}, exact=True).judge(two([1.0], [2.0])).word == "held"
-    assert comparison(exact=True).judge(two([1.0], [2.0])).word == "contradicted"
+    assert judgement.verdict == "not shown"
+    assert judgement.evidence_text == f"1 of 1 not shown; {name} is one value, which has no interval"
+    assert comparison(**{"is": "below"}, exact=True).judge(two([1.0], [2.0])).verdict == "held"
+    assert comparison(exact=True).judge(two([1.0], [2.0])).verdict == "contradicted"
 
 
 def test_exact_numbers_whose_seeds_differ_are_not_exact() -> None:
     judgement = comparison(exact=True).judge(two([5.0, 6.0], [1.0, 1.0]))
-    assert (judgement.word, "A is called exact" in judgement.detail) == ("not shown", True)
-    assert comparison(exact=True).judge(two([5.0, 5.0 + 1e-9], [1.0, 1.0])).word == "held"
+    assert (judgement.verdict, "A is called exact" in judgement.evidence_text) == ("not shown", True)
+    assert comparison(exact=True).judge(two([5.0, 5.0 + 1e-9], [1.0, 1.0])).verdict == "held"
 
 
 def test_pairing_is_demanded_of_known_seeds() -> None:
     mixed = [number(A, (0, 1, 2), algorithm="A"), number(A - 1, (0, 1, 3), algorithm="B")]
     judgement = comparison(paired=True).judge(mixed)
-    assert judgement.detail == "1 of 1 not shown; A and B do not share their seeds"
-    assert comparison(paired=True).judge(two(A, A - 100)).word == "held"
+    assert judgement.evidence_text == "1 of 1 not shown; A and B do not share their seeds"
+    assert comparison(paired=True).judge(two(A, A - 100)).verdict == "held"
 
 
 def test_infinitely_many_rounds_are_compared_where_they_are_exact() -> None:
-    assert comparison(exact=True).judge(two([np.inf], [3.0])).word == "held"
-    assert comparison(exact=True).judge(two([np.inf], [np.inf])).word == "level"
+    assert comparison(exact=True).judge(two([np.inf], [3.0])).verdict == "held"
+    assert comparison(exact=True).judge(two([np.inf], [np.inf])).verdict == "level"
     with pytest.raises(NoIntervalError, match="is not finite in every seed"):
-        difference(number([np.inf, 1.0]), number([1.0, 2.0]))
+        mean_difference(number([np.inf, 1.0]), number([1.0, 2.0]))
 
 
 def test_the_smallest_difference_shown_is_found_in_four_fifths_of_repetitions() -> None:
@@ -142,10 +152,10 @@ def test_the_smallest_difference_shown_is_found_in_four_fifths_of_repetitions() 
     error = 1 / np.sqrt(seeds)
     true = (stats.t.ppf(0.975, seeds - 1) + stats.t.ppf(0.8, seeds - 1)) * error
     draws = true + rng.standard_normal((repetitions, seeds))
-    shown = [difference(number(values), 0.0) for values in draws]
-    share = np.mean([between.value - between.reach() > 0 for between in shown])
+    shown = [mean_difference(number(values), 0.0) for values in draws]
+    share = np.mean([between.value - between.interval_half_width() > 0 for between in shown])
     assert 0.8 - 5 * 0.0064 < share < 0.8 + 0.02 + 5 * 0.0064  # the sum of quantiles is exact to about 0.02
-    assert np.median([between.smallest_shown for between in shown]) == pytest.approx(true, rel=0.1)
+    assert np.median([between.smallest_detectable_difference for between in shown]) == pytest.approx(true, rel=0.1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -156,19 +166,20 @@ def test_the_smallest_difference_shown_is_found_in_four_fifths_of_repetitions() 
 )
 def test_the_printed_interval_agrees_with_the_verdict(a: list[float], b: list[float], relation: str) -> None:
     judgement = comparison(**{"is": relation}).judge(two(a, b))
-    intervals = re.findall(r"\(95 %: (\S+) to (\S+)\)", judgement.detail)
-    low, high = map(float, intervals[0] if intervals else 2 * re.findall(r"difference (\S+),", judgement.detail))
-    assert not re.search("[<>≈]", judgement.detail)
+    intervals = re.findall(r"\(95 %: (\S+) to (\S+)\)", judgement.evidence_text)
+    low, high = map(float, intervals[0] if intervals else 2 * re.findall(r"difference (\S+),", judgement.evidence_text))
+    assert not re.search("[<>≈]", judgement.evidence_text)
     stated = low > 0 if relation == "above" else high < 0
     opposite = high < 0 if relation == "above" else low > 0
-    assert {"held": stated, "contradicted": opposite}.get(judgement.word, low <= 0 <= high)
+    assert {"held": stated, "contradicted": opposite}.get(judgement.verdict, low <= 0 <= high)
 
 
-def fitted_and_literal() -> list[Number]:
+def fitted_and_literal() -> list[MeasuredNumber]:
     """Of A and B the literal readings 1 and 2, and fitted ones 5 and 4; all print 5."""
     table = {("A", "literal"): 1.0, ("B", "literal"): 2.0, ("A", "fitted"): 5.0, ("B", "fitted"): 4.0}
     return [
-        Number({"algorithm": a, "reading": r}, np.array([v]), 5.0, fitted=r == "fitted") for (a, r), v in table.items()
+        MeasuredNumber({"algorithm": a, "reading": r}, np.array([v]), 5.0, is_fitted=r == "fitted")
+        for (a, r), v in table.items()
     ]
 
 
@@ -188,12 +199,12 @@ def fitted_and_literal() -> list[Number]:
 )
 def test_fitted_constants_are_seen_by_claims_about_them_alone(content: dict[str, Any], compared: list[str]) -> None:
     judgement = comparison(**{"is": "near", "within": 100, "exact": True, **content}).judge(fitted_and_literal())
-    assert judgement.word == ("held" if compared else "not run")
-    assert judgement.detail.count("against") == len(compared)
-    assert all(f"{name}: " in judgement.detail for name in compared)
+    assert judgement.verdict == ("held" if compared else "not run")
+    assert judgement.evidence_text.count("against") == len(compared)
+    assert all(f"{name}: " in judgement.evidence_text for name in compared)
     fitted = bool(content.get("fitted"))
     near = {"is": "near", "than": {}, "than_measure": "end", "within": 100, "exact": True, "fitted": fitted}
-    assert comparison(**near).judge(fitted_and_literal(), fitted_and_literal()).detail.count("against") == 1
+    assert comparison(**near).judge(fitted_and_literal(), fitted_and_literal()).evidence_text.count("against") == 1
 
 
 def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> None:
@@ -202,11 +213,11 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
         for n, content in enumerate(({}, {"is": "below", **REASON}, {"is": "below"}, REASON))
     ]
     rows = [
-        report.Row("A", paper=5.0, ours=4.0, std=0.1),
-        report.Row("A, fitted", paper=5.0, ours=5.0, std=0.1, fitted=True),
+        report.ReportRow("A", paper=5.0, ours=4.0, std=0.1),
+        report.ReportRow("A, fitted", paper=5.0, ours=5.0, std=0.1, fitted=True),
         *map(report.comparison_row, judged),
     ]
-    lines = report.table(rows).splitlines()
+    lines = report.rows_table(rows).splitlines()
     assert lines[2].endswith("fitted")
     assert not lines[1].endswith("fitted")
     words = [line.split()[0] for line in lines if "test " in line and "shown by" not in line]
@@ -214,18 +225,18 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
     assert lines.count("              reason: it cannot be (shown by tests/papers/test_p.py::test_it)") == 1
     assert lines[-1].strip().startswith("its reason did not show in these runs: it cannot be")
     counted = {"held": 2, "level": 0, "not shown": 0, "not run": 0, "contradicted": 2}
-    assert report.count(rows) == counted
-    assert report.summary({"p/a": rows, "p/b": rows[:3]}).splitlines() == [
+    assert report.count_verdicts(rows) == counted
+    assert report.summary_table({"p/a": rows, "p/b": rows[:3]}).splitlines() == [
         "p/a    2 held,   0 level,   0 not shown,   0 not run,   2 contradicted",
         "p/b    1 held,   0 level,   0 not shown,   0 not run,   0 contradicted",
     ]
 
 
 def test_numbers_without_a_paper_and_targets_not_reached() -> None:
-    rows = [report.Row("A", ours=110.0, std=0.0), report.Row("B", ours=4.0)]
-    lines = report.table(rows, {"A": "> 100"}).splitlines()
+    rows = [report.ReportRow("A", ours=110.0, std=0.0), report.ReportRow("B", ours=4.0)]
+    lines = report.rows_table(rows, {"A": "> 100"}).splitlines()
     assert [line.split() for line in lines] == [["ours"], ["A", ">", "100"], ["B", "4"]]
-    assert report.table([*rows, report.Row("C", paper=1.0, ours=2.0)]).splitlines()[0].split() == [
+    assert report.rows_table([*rows, report.ReportRow("C", paper=1.0, ours=2.0)]).splitlines()[0].split() == [
         "paper", "ours", "difference",
     ]  # fmt: skip
 
@@ -235,5 +246,5 @@ def test_a_label_without_results_leaves_the_comparison_not_run() -> None:
     numbers = two([1.0, 1.1, 0.9], [2.0, 2.2, 2.1], (0, 1, 2))
     both = {"is": "below", "of": {"algorithm": "A"}, "than": {"algorithm": ["B", "C"]}}
     judgement = comparison(**both).judge(numbers)
-    assert (judgement.word, judgement.detail) == ("not run", "no results for C")
-    assert comparison(**{**both, "than": {"algorithm": "B"}}).judge(numbers).word == "held"
+    assert (judgement.verdict, judgement.evidence_text) == ("not run", "no results for C")
+    assert comparison(**{**both, "than": {"algorithm": "B"}}).judge(numbers).verdict == "held"

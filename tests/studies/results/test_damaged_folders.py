@@ -17,7 +17,7 @@ from fedsim.core import CheckpointError, ConfigError
 from fedsim.data.datasets import Digits
 from fedsim.models import Linear
 from fedsim.studies.plots import plot_cli as cli
-from fedsim.studies.results.reading import MAX_MESSAGE_LENGTH, damage_errors
+from fedsim.studies.results.reading import MAX_MESSAGE_LENGTH, read_config, translate_read_errors
 
 CONFIG = "strategy:\n  _target_: fedsim.strategies.FedAvg\nlr: 0.1\nrounds: 2\ndataset:\n  seed: 0\n"
 
@@ -92,6 +92,12 @@ def test_where_nothing_can_be_read_there_is_one_sentence(good: Path, tmp_path: P
         commands.run_command("table", [str(tmp_path / "a")])
 
 
+def test_a_configuration_that_is_a_list_holds_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("- lr: 0.1\n")
+    with pytest.raises(CheckpointError, match=r"config\.yaml is damaged \(it holds no settings\)"):
+        read_config(tmp_path / "config.yaml")
+
+
 def test_a_round_that_was_cut_short_is_passed_over(good: Path, tmp_path: Path) -> None:
     (run,) = copies(good, tmp_path, ("run",))
     whole = fedsim.load(run)
@@ -105,5 +111,5 @@ def test_a_long_reason_is_cut_and_one_that_fits_is_not(tmp_path: Path) -> None:
         (MAX_MESSAGE_LENGTH, "x" * MAX_MESSAGE_LENGTH),
         (MAX_MESSAGE_LENGTH + 1, "x" * (MAX_MESSAGE_LENGTH - 1) + "…"),
     ):
-        with pytest.raises(CheckpointError, match=re.escape(f"({expected})")), damage_errors(tmp_path / "file"):
+        with pytest.raises(CheckpointError, match=re.escape(f"({expected})")), translate_read_errors(tmp_path / "file"):
             raise ValueError("x" * length)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsim.studies.results.friedman import critical_difference, friedman, indistinguishable_groups, rank_scores
+from fedsim.studies.results.friedman import critical_difference, friedman_test, indistinguishable_groups, rank_scores
 
 # Demšar 2006, Table 6: AUC of C4.5, with m, with cf, with both, on 14 data sets; Table 5(a): q_0.05 for k = 2 … 10.
 AUC = [
@@ -26,13 +26,13 @@ Q = [1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164]
 def test_demsars_example() -> None:
     """Mean ranks 3.143, 2.000, 2.893, 1.964; χ² = 9.28 and F = 3.69 as printed, without the correction for ties."""
     ranks = rank_scores(np.array(AUC))
-    found = friedman(ranks)
-    assert found.ranks == pytest.approx([3.143, 2.000, 2.893, 1.964], abs=1e-3)
-    chi_square = 12 * 14 / (4 * 5) * (float((found.ranks**2).sum()) - 4 * 25 / 4)
+    found = friedman_test(ranks)
+    assert found.mean_ranks == pytest.approx([3.143, 2.000, 2.893, 1.964], abs=1e-3)
+    chi_square = 12 * 14 / (4 * 5) * (float((found.mean_ranks**2).sum()) - 4 * 25 / 4)
     assert chi_square == pytest.approx(9.28, abs=5e-3)
     assert 13 * chi_square / (14 * 3 - chi_square) == pytest.approx(3.69, abs=5e-3)
     assert found.chi_square > chi_square  # ties take from the spread that equals would have
-    assert found.p < 0.05
+    assert found.p_value < 0.05
     assert critical_difference(4, 14) == pytest.approx(1.25, abs=5e-3)
 
 
@@ -46,9 +46,9 @@ def test_critical_values_are_those_of_the_printed_table(k: int) -> None:
 def test_scipys_statistic_with_and_without_ties(problems: int, k: int, seed: int, ties: bool) -> None:
     draw = np.random.default_rng(seed)
     scores = draw.integers(0, 3, (problems, k)).astype(float) if ties else draw.standard_normal((problems, k))
-    found = friedman(rank_scores(scores))
+    found = friedman_test(rank_scores(scores))
     if (scores == scores[:, :1]).all():
-        assert (found.chi_square, found.p) == (0.0, 1.0)
+        assert (found.chi_square, found.p_value) == (0.0, 1.0)
         return
     assert found.chi_square == pytest.approx(stats.friedmanchisquare(*scores.T).statistic, abs=1e-9)
     naive = [[1 + sum(b > a for b in row) + (sum(b == a for b in row) - 1) / 2 for a in row] for row in scores]
@@ -57,7 +57,7 @@ def test_scipys_statistic_with_and_without_ties(problems: int, k: int, seed: int
 
 
 def test_problems_that_agree_leave_no_doubt() -> None:
-    assert friedman(np.tile([1.0, 2.0, 3.0], (4, 1))).p == 0.0
+    assert friedman_test(np.tile([1.0, 2.0, 3.0], (4, 1))).p_value == 0.0
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(0, 20))
@@ -71,6 +71,6 @@ def test_groups_are_the_longest_that_fit(values: list[int], difference: int) -> 
 
 def test_problems_that_call_all_equal_say_nothing() -> None:
     """No statistic, and a disagreement as large is certain."""
-    found = friedman(rank_scores(np.ones((5, 3))))
-    assert found.ranks.tolist() == [2.0, 2.0, 2.0]
-    assert (found.chi_square, found.f, found.p, found.problems) == (0.0, 0.0, 1.0, 5)
+    found = friedman_test(rank_scores(np.ones((5, 3))))
+    assert found.mean_ranks.tolist() == [2.0, 2.0, 2.0]
+    assert (found.chi_square, found.f_statistic, found.p_value, found.num_problems) == (0.0, 0.0, 1.0, 5)

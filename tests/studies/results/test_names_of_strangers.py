@@ -11,12 +11,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedsim import load
-from fedsim.studies.plots.compare import pictures
+from fedsim.studies.plots.compare import comparison_pictures
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.style import escape_formula
 from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.runs import Run
-from fedsim.studies.results.table import Table
+from fedsim.studies.results.table import ResultTable
 
 NAMES = ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "$\\frac$", "a$b", "_hidden", "<script>alert(1)</script>",
          "two\nlines", "50 % & more_#{}~^", "| a | b |", r"a\|b", "![x](http://a.b/c)", "[c](javascript:alert(1))",
@@ -33,11 +33,11 @@ def run(folder: Path, name: str) -> Run:
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table(["run"], [], [([name], []) for name in NAMES], ["a note\nof two lines <b>"])
+def table() -> ResultTable:
+    return ResultTable(["run"], [], [([name], []) for name in NAMES], ["a note\nof two lines <b>"])
 
 
-def test_a_spreadsheet_meets_no_formula(table: Table) -> None:
+def test_a_spreadsheet_meets_no_formula(table: ResultTable) -> None:
     text = "".join(
         line for line in TABLE_FORMATTERS["csv"](table).splitlines(keepends=True) if not line.startswith("#")
     )
@@ -48,14 +48,14 @@ def test_a_spreadsheet_meets_no_formula(table: Table) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "latex"])
-def test_every_name_keeps_to_its_line(table: Table, form: str) -> None:
+def test_every_name_keeps_to_its_line(table: ResultTable, form: str) -> None:
     lines = TABLE_FORMATTERS[form](table).splitlines()
     frame = {"text": 4, "markdown": 4, "latex": 8}[form]  # headings, rules, the note
     assert len(lines) == len(NAMES) + frame
     assert [line for line in lines if "two" in line and "lines" in line]
 
 
-def test_markdown_has_no_tags_and_no_more_columns(table: Table) -> None:
+def test_markdown_has_no_tags_and_no_more_columns(table: ResultTable) -> None:
     lines = TABLE_FORMATTERS["markdown"](table).splitlines()
     assert not [line for line in lines if "<" in line]
     assert {re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")} == {2}
@@ -64,7 +64,7 @@ def test_markdown_has_no_tags_and_no_more_columns(table: Table) -> None:
 
 def test_pictures_are_drawn_and_name_every_run(tmp_path: Path) -> None:
     runs = [run(tmp_path / str(n), name) for n, name in enumerate(NAMES)]
-    drawn = {picture.name: picture.figure for picture in pictures(runs, ["test_loss"])}
+    drawn = {picture.name: picture.figure for picture in comparison_pictures(runs, ["test_loss"])}
     legend = [text.get_text() for text in drawn["curves"].legends[0].get_texts()] if drawn["curves"].legends else []
     for figure in drawn.values():
         FigureCanvasAgg(figure).draw()  # mathtext is read now

@@ -18,17 +18,17 @@ import fedsim.strategies
 from fedsim.app.config import groups
 from fedsim.core import ConfigError
 from fedsim.studies.results import table_cli as command
-from fedsim.studies.results.bold import best_lines, distinguishable
-from fedsim.studies.results.display_names import CLASS_DISPLAY_NAMES, class_name
+from fedsim.studies.results.bold import best_line_indices, is_distinguishable
+from fedsim.studies.results.display_names import CLASS_DISPLAY_NAMES, class_display_name
 from fedsim.studies.results.rounding import fixed_decimals, num_decimals, round_to_error
-from fedsim.studies.results.run_measures import Cell, Measure
+from fedsim.studies.results.run_measures import TableCell, TableMeasure
 
-ACCURACY = Measure("test_accuracy", lambda run: np.zeros(1), higher_is_better=True, percent=True)
-LOSS = Measure("test_loss", lambda run: np.zeros(1), higher_is_better=False)
+ACCURACY = TableMeasure("test_accuracy", lambda run: np.zeros(1), higher_is_better=True, is_percent=True)
+LOSS = TableMeasure("test_loss", lambda run: np.zeros(1), higher_is_better=False)
 
 
-def cell(*values: float, seeds: list[int] | None = None) -> Cell:
-    return Cell(np.array(values), list(range(len(values))) if seeds is None else seeds)
+def cell(*values: float, seeds: list[int] | None = None) -> TableCell:
+    return TableCell(np.array(values), list(range(len(values))) if seeds is None else seeds)
 
 
 @pytest.fixture(name="tell")
@@ -74,39 +74,39 @@ def test_rounding_moves_a_mean_by_less_than_its_error(mean: float, error: float)
 @pytest.mark.parametrize("value", [-0.0, -0.04, 0.04])
 def test_zero_has_no_sign(value: float) -> None:
     assert fixed_decimals(value, 1) == "0.0"
-    assert ACCURACY.digits(value / 100) == "0.0"
-    assert LOSS.digits(-0.0) == "0"
+    assert ACCURACY.format_value(value / 100) == "0.0"
+    assert LOSS.format_value(-0.0) == "0"
 
 
 def test_bold_is_the_best_and_what_its_interval_does_not_part_from_it() -> None:
     """By seed the second is always 1 lower, although the seeds differ by 10; the third differs either way."""
     best = cell(90.0, 80.0, 70.0, 60.0)
     lower, either = cell(89.0, 79.1, 68.9, 59.0), cell(89.0, 81.0, 69.0, 60.9)
-    assert distinguishable(best, lower)
-    assert not distinguishable(best, either)
-    assert best_lines([lower, best, either], ACCURACY, 0.95) == {1, 2}
-    elsewhere = Cell(lower.values, [5, 6, 7, 8])  # other seeds: Welch's interval is wide
-    assert not distinguishable(best, elsewhere)
-    assert best_lines([elsewhere, best, either], ACCURACY, 0.95) == {0, 1, 2}
+    assert is_distinguishable(best, lower)
+    assert not is_distinguishable(best, either)
+    assert best_line_indices([lower, best, either], ACCURACY, 0.95) == {1, 2}
+    elsewhere = TableCell(lower.values, [5, 6, 7, 8])  # other seeds: Welch's interval is wide
+    assert not is_distinguishable(best, elsewhere)
+    assert best_line_indices([elsewhere, best, either], ACCURACY, 0.95) == {0, 1, 2}
 
 
 def test_bold_agrees_with_scipys_tests() -> None:
     draw = np.random.default_rng(0)
     for _ in range(200):
         one, other = draw.normal(0, 1, 6), draw.normal(draw.uniform(-2, 2), 2, 6)
-        shared, apart = Cell(one, [0] * 6), Cell(other, [0] * 6)
-        assert distinguishable(shared, apart, 0.9) == (stats.ttest_rel(one, other).pvalue < 0.1)
-        apart = Cell(other, [1] * 6)
-        assert distinguishable(shared, apart, 0.9) == (stats.ttest_ind(one, other, equal_var=False).pvalue < 0.1)
+        shared, apart = TableCell(one, [0] * 6), TableCell(other, [0] * 6)
+        assert is_distinguishable(shared, apart, 0.9) == (stats.ttest_rel(one, other).pvalue < 0.1)
+        apart = TableCell(other, [1] * 6)
+        assert is_distinguishable(shared, apart, 0.9) == (stats.ttest_ind(one, other, equal_var=False).pvalue < 0.1)
 
 
 def test_bold_of_single_seeds_losses_and_incomplete_cells() -> None:
-    assert best_lines([cell(0.5), cell(0.4), cell(0.4), None], LOSS, 0.95) == {1, 2}
-    assert best_lines([cell(0.5)], LOSS, 0.95) == set()
+    assert best_line_indices([cell(0.5), cell(0.4), cell(0.4), None], LOSS, 0.95) == {1, 2}
+    assert best_line_indices([cell(0.5)], LOSS, 0.95) == set()
     incomplete = cell(10.0, math.nan, math.nan)  # rounds: one of three replicates was there
-    assert best_lines([incomplete, cell(30.0, 31.0, 32.0), cell(50.0, 51.5, 52.0)], LOSS, 0.95) == {1}
-    undirected = Measure("power", LOSS.of, higher_is_better=False, directed=False)
-    assert best_lines([cell(1.0), cell(2.0)], undirected, 0.95) == set()
+    assert best_line_indices([incomplete, cell(30.0, 31.0, 32.0), cell(50.0, 51.5, 52.0)], LOSS, 0.95) == {1}
+    undirected = TableMeasure("power", LOSS.values_function, higher_is_better=False, has_best_value=False)
+    assert best_line_indices([cell(1.0), cell(2.0)], undirected, 0.95) == set()
 
 
 def test_every_strategy_has_a_name_for_papers() -> None:
@@ -114,10 +114,10 @@ def test_every_strategy_has_a_name_for_papers() -> None:
         if choice != "custom":
             name = choice.replace("_", "")
             (kind,) = [kind for kind in fedsim.strategies.__all__ if kind.lower() == name]
-            assert "_" not in class_name(choice, f"fedsim.strategies.{kind}")
-    assert class_name("scaffold", "fedsim.strategies.Scaffold") == "SCAFFOLD"
-    assert class_name("fedavg", "fedsim.strategies.FedAvg") == "FedAvg"
-    assert class_name("mine_alone", "mypackage.Other") == "mine alone"
+            assert "_" not in class_display_name(choice, f"fedsim.strategies.{kind}")
+    assert class_display_name("scaffold", "fedsim.strategies.Scaffold") == "SCAFFOLD"
+    assert class_display_name("fedavg", "fedsim.strategies.FedAvg") == "FedAvg"
+    assert class_display_name("mine_alone", "mypackage.Other") == "mine alone"
     assert all(hasattr(fedsim.strategies, name) for name in CLASS_DISPLAY_NAMES)
 
 
@@ -127,6 +127,16 @@ def runs_fixture(tmp_path: Path) -> Path:
         for lr in (0.1, 0.5):
             write(tmp_path / f"{strategy}_{lr}", strategy, lr)
     return tmp_path
+
+
+def test_the_caption_explains_differences_from_a_reference(runs: Path, tell: Any) -> None:
+    arguments = (runs, "--latex", "--best", "lr", "--metric", "test_accuracy", "--caption", "Digits")
+    explanation = (
+        r"Differences from FedAvg, paired by seed: mean [95 \% interval, Student's], "
+        "and the number of pairs in which the run is better."
+    )
+    assert explanation in tell(*arguments, "--against", "strategy=fedavg")
+    assert "Differences from" not in tell(*arguments)
 
 
 def test_a_table_with_blocks_caption_and_label(runs: Path, tell: Any) -> None:

@@ -13,11 +13,11 @@ import pytest
 from scipy import stats
 
 from fedsim.core import ConfigError
-from fedsim.run.rules import first_reached
+from fedsim.run.rules import first_round_reaching_target
 from fedsim.studies.results import table_cli as command
-from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.paired import PairedDifference, paired_difference
-from fedsim.studies.results.table import best_runs
+from fedsim.studies.results.table import select_best_runs
 
 SEEDS = (0, 1, 2)
 ROUNDS = (0, 10, 20, 30)
@@ -62,7 +62,7 @@ def test_the_best_is_chosen_by_the_mean_of_the_last_evaluations(tmp_path: Path, 
         (tmp_path / str(lr) / "config.yaml").write_text(f"lr: {lr}\nseeds: [0]\n")
         lines = ["round,seed,test_accuracy", *(f"{t},0,{value}" for t, value in zip(ROUNDS, values, strict=True))]
         (tmp_path / str(lr) / "metrics.csv").write_text("\n".join(lines) + "\n")
-    choice = best_runs(find_runs([tmp_path]), ["lr"], "test_accuracy", **last)
+    choice = select_best_runs(load_runs([tmp_path]), ["lr"], "test_accuracy", **last)
     assert [run.settings["lr"] for run in choice.runs] == [chosen]
 
 
@@ -168,8 +168,8 @@ def test_what_a_target_cost_replicate_by_replicate(runs: Path, tell: Any) -> Non
 
 def test_falling_metrics_reach_a_target_from_above_and_equality_counts() -> None:
     values = np.array([[3.0, 3.0, 3.0], [2.0, 2.5, 2.9], [1.0, 2.0, 2.8]])
-    assert first_reached(values, 2.0, above=False).tolist() == [1, 2, -1]
-    assert first_reached(0.1 * values, 0.3, above=True).tolist() == [0, 0, 0]
+    assert first_round_reaching_target(values, 2.0, higher_is_better=False).tolist() == [1, 2, -1]
+    assert first_round_reaching_target(0.1 * values, 0.3, higher_is_better=True).tolist() == [0, 0, 0]
 
 
 def test_differences_are_paired_by_seed(runs: Path, tell: Any) -> None:
@@ -190,7 +190,8 @@ def test_differences_are_paired_by_seed(runs: Path, tell: Any) -> None:
 def test_differences_stand_in_the_cells_of_every_form(runs: Path, tell: Any) -> None:
     """+9.0 percentage points in the mean, between Student's bounds, in three of three pairs."""
     low, high = (
-        100 * bound for bound in paired_difference(ends("FedAWE", 0.1), ends("FedAvg", 0.1), SEEDS, SEEDS).interval
+        100 * bound
+        for bound in paired_difference(ends("FedAWE", 0.1), ends("FedAvg", 0.1), SEEDS, SEEDS).confidence_interval
     )
     asked = (runs / "FedAvg_0.1", runs / "FedAWE_0.1", "--against", "strategy=fedavg", "--metric", "test_accuracy")
     said = f"+9.0 [{low:.1f}, {high:.1f}], 3/3"
@@ -239,6 +240,8 @@ def test_what_cannot_be_compared_is_one_sentence(runs: Path, tmp_path: Path, tel
         tell(runs, "--last", 0)
     with pytest.raises(ConfigError, match="--target test_accuracy=high must be a number"):
         tell(runs, "--target", "test_accuracy=high")
+    with pytest.raises(ConfigError, match="--target='acuracy' is unknown"):
+        tell(runs, "--target", "acuracy=0.5")
     with pytest.raises(ConfigError, match="--metric='acuracy' is unknown"):
         tell(runs, "--metric", "acuracy")
 
@@ -246,7 +249,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: Path, tmp_path: Path, tel
 def test_replicates_without_a_number_leave_with_their_partners() -> None:
     found = paired_difference(np.array([1.0, np.nan, 3.0, 5.0]), np.array([0.0, 0.0, np.inf, 3.0]), range(4), range(4))
     assert found.values.tolist() == [1.0, 2.0]
-    assert found.interval == pytest.approx(stats.t.interval(0.95, 1, loc=1.5, scale=0.5))
+    assert found.confidence_interval == pytest.approx(stats.t.interval(0.95, 1, loc=1.5, scale=0.5))
 
 
 @pytest.mark.parametrize(
@@ -260,11 +263,11 @@ def test_replicates_without_a_number_leave_with_their_partners() -> None:
     ],
 )
 def test_what_may_be_said(values: list[float], rises: bool, said: str) -> None:
-    assert PairedDifference(np.array(values)).sentence(rises) == said
+    assert PairedDifference(np.array(values)).summary_sentence(rises) == said
 
 
 def test_differences_of_accuracies_are_told_in_percentage_points() -> None:
-    found = PairedDifference(np.array([0.010, 0.011, 0.009])).sentence(True, percent=True)
+    found = PairedDifference(np.array([0.010, 0.011, 0.009])).summary_sentence(True, percent=True)
     assert found == "better in 3 of 3 pairs, 95 % interval 0.7516 to 1.248 percentage points: better"
 
 

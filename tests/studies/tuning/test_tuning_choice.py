@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import numpy as np
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.tuning.choice import ChoiceRule, choose
-from fedsim.studies.tuning.schedule import Halving, promoted
-from fedsim.studies.tuning.space import Grid, Interval, as_override, parse, product
+from fedsim.studies.tuning.choice import SelectionRule, choose_trial
+from fedsim.studies.tuning.outcome_report import outcome_sentence, trial_records
+from fedsim.studies.tuning.proposals import TrialProposals
+from fedsim.studies.tuning.schedule import SuccessiveHalving, continuing_candidates
+from fedsim.studies.tuning.space import (
+    GridKnob,
+    IntervalKnob,
+    format_override,
+    grid_trials,
+    learning_rates_of,
+    parse_knobs,
+)
+from fedsim.studies.tuning.tune import TuningOutcome, TuningState
 
 NOISE = np.array([-0.02, 0.01, 0.0, 0.02, -0.01])
 
@@ -20,18 +31,35 @@ def lr(value: float):
 
 
 def test_knobs_are_written_as_hydra_writes_sweeps() -> None:
-    fixed, knobs = parse([
+    fixed, knobs = parse_knobs([
         "clients=10", "lr=log(0.001,1,4)", "strategy=fedavg,mifa", "batch_size=range(8,33,8)",
         "strategy.server_lr=log(0.1,10)", "local.clip=interval(1,5)", "partition.alpha=0.1,null",
     ])  # fmt: skip
     assert fixed == ("clients=10",)
     assert knobs == [
-        Grid("lr", (0.001, 0.01, 0.1, 1.0)), Grid("strategy", ("fedavg", "mifa")), Grid("batch_size", (8, 16, 24, 32)),
-        Interval("strategy.server_lr", 0.1, 10.0, True), Interval("local.clip", 1.0, 5.0, False),
-        Grid("partition.alpha", (0.1, "null")),
+        GridKnob("lr", (0.001, 0.01, 0.1, 1.0)), GridKnob("strategy", ("fedavg", "mifa")),
+        GridKnob("batch_size", (8, 16, 24, 32)),
+        IntervalKnob("strategy.server_lr", 0.1, 10.0, True), IntervalKnob("local.clip", 1.0, 5.0, False),
+        GridKnob("partition.alpha", (0.1, "null")),
     ]  # fmt: skip
-    assert [as_override("lr", 1e-05), as_override("strategy", "mifa")] == ["lr=1e-05", "strategy=mifa"]
-    assert product(knobs[:2])[1] == (("lr", 0.001), ("strategy", "mifa"))
+    assert [format_override("lr", 1e-05), format_override("strategy", "mifa")] == ["lr=1e-05", "strategy=mifa"]
+    assert grid_trials(knobs[:2])[1] == (("lr", 0.001), ("strategy", "mifa"))
+
+
+def test_an_interval_may_begin_or_end_at_0() -> None:
+    for words, low, high in (("model.dropout=interval(0,0.5)", 0.0, 0.5), ("a=interval(-2,0)", -2.0, 0.0)):
+        _, (knob,) = parse_knobs([words])
+        assert (knob.lower_bound, knob.upper_bound) == (low, high)
+
+
+def test_optuna_proposes_half_of_the_trials_after_it_has_seen_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    proposals = TrialProposals([IntervalKnob("lr", 0.1, 1.0, True)], 7, higher_is_better=True)
+    assert proposals.generation_sizes == [7]  # drawn at random
+    proposals.optuna_study = object()
+    assert proposals.generation_sizes == [4, 3]
+    proposals.num_trials = 1
+    assert proposals.generation_sizes == [1]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +76,7 @@ def test_knobs_are_written_as_hydra_writes_sweeps() -> None:
 )
 def test_what_cannot_be_tuned_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse(words)
+        parse_knobs(words)
 
 
 @pytest.mark.parametrize(
@@ -64,26 +92,82 @@ def test_what_cannot_be_tuned_is_refused(words: list[str], message: str) -> None
     ],
 )
 def test_a_geometric_grid_goes_on_beyond_its_edges(values: tuple, at: float, following: float | None) -> None:
-    assert Grid("lr", values).beyond(at) == following
+    assert GridKnob("lr", values).next_value_beyond_edge(at) == following
 
 
 def test_rungs_are_multiples_of_evaluations_and_reach_the_finalists() -> None:
-    halving = Halving(eta=3, rungs=4, finalists=3)
-    assert halving.completed_rounds(600, 1, 64) == [22, 66, 198, 600]
-    assert halving.completed_rounds(600, 10, 64) == [20, 60, 180, 600]
-    assert halving.completed_rounds(600, 10, 8) == [200, 600]  # one reduction: 8 → 3
-    assert halving.completed_rounds(600, 10, 3) == [600]
-    assert halving.completed_rounds(5, 10, 64) == [5]
-    assert Halving(eta=1).completed_rounds(600, 10, 64) == [600]
-    assert [halving.survivors(count) for count in (64, 22, 8, 2)] == [22, 8, 3, 3]
+    halving = SuccessiveHalving(eta=3, rungs=4, finalists=3)
+    assert halving.rung_rounds(600, 1, 64) == [22, 66, 198, 600]
+    assert halving.rung_rounds(600, 10, 64) == [20, 60, 180, 600]
+    assert halving.rung_rounds(600, 10, 8) == [200, 600]  # one reduction: 8 → 3
+    assert halving.rung_rounds(600, 10, 3) == [600]
+    assert halving.rung_rounds(5, 10, 64) == [5]
+    assert SuccessiveHalving(eta=1).rung_rounds(600, 10, 64) == [600]
+    assert [halving.num_continuing(count) for count in (64, 22, 8, 2)] == [22, 8, 3, 3]
 
 
 def test_the_best_of_all_that_were_compared_continue_and_failures_do_not() -> None:
-    halving = Halving(eta=2, finalists=1)
-    assert promoted([0.1, 0.4, 0.2, 0.3], [0, 1, 2, 3], halving) == [1, 3]
-    assert promoted([0.1, 0.4, 0.2, 0.3], [0, 2], halving) == []  # these came later, and two earlier ones are better
-    assert promoted([-math.inf, 0.4, -math.inf, -math.inf], [0, 1, 2, 3], halving) == [1]
-    assert promoted([1.0, 1.0, 1.0, 1.0], [0, 1, 2, 3], halving) == [0, 1]
+    halving = SuccessiveHalving(eta=2, finalists=1)
+    assert continuing_candidates([0.1, 0.4, 0.2, 0.3], [0, 1, 2, 3], halving) == [1, 3]
+    assert (
+        continuing_candidates([0.1, 0.4, 0.2, 0.3], [0, 2], halving) == []
+    )  # these came later, and two earlier ones are better
+    assert continuing_candidates([-math.inf, 0.4, -math.inf, -math.inf], [0, 1, 2, 3], halving) == [1]
+    assert continuing_candidates([1.0, 1.0, 1.0, 1.0], [0, 1, 2, 3], halving) == [0, 1]
+
+
+def test_finalists_are_behind_the_best_by_what_they_measured_in_the_end() -> None:
+    tuning = TuningState(
+        [GridKnob("lr", (0.1, 1, 9))], [0, 1], "test_loss", higher_is_better=False, rung_rounds=[1, 3, 9]
+    )
+    tuning.values_by_trial = {
+        lr(0.1): [np.array([9.0, 9.0]), np.array([5.0, 5.0]), np.array([1.0, 2.0])],
+        lr(1): [np.array([8.0, 8.0]), np.array([4.0, 4.0]), np.array([1.5, 3.5])],
+        lr(9): [np.array([90.0, 90.0])],
+    }
+    choice = choose_trial(tuning.finalists, higher_is_better=False)
+    best, second, dropped = trial_records(TuningOutcome(tuning, choice))
+    assert (best["lr"], second["lr"], dropped["lr"]) == (0.1, 1, 9)
+    assert (second["behind_best"], second["its_error"]) == pytest.approx((1.0, 0.5))
+    assert math.isnan(best["behind_best"])
+    assert math.isnan(dropped["behind_best"])
+    assert (dropped["status"], dropped["rounds"], dropped["mean"]) == ("dropped", 1, 90.0)
+
+
+def expected_error(rate: float, rounds: int) -> float:
+    """Of gradient descent on a quadratic with curvature 1 from distance 10, with gradient noise of variance 1."""
+    decay = (1 - rate) ** 2
+    return 100 * decay**rounds + rate**2 * (1 - decay**rounds) / (1 - decay)
+
+
+@pytest.mark.parametrize("rounds", [54, 540, 5400])
+def test_smaller_rates_that_are_best_in_the_end_continue(rounds: int) -> None:
+    rates = np.geomspace(0.001, 0.9, 64).tolist()
+    chosen = {}
+    for share in (0.0, 0.5):
+        halving, active = SuccessiveHalving(smaller_rates=share), list(range(64))
+        *rungs, _ = halving.rung_rounds(rounds, 1, 64)
+        for completed in rungs:
+            scores = [-expected_error(rates[position], completed) for position in active]
+            of_active = [rates[position] for position in active]
+            continuing = continuing_candidates(scores, list(range(len(active))), halving, of_active, completed / rounds)
+            assert len(continuing) == halving.num_continuing(len(active))
+            active = [active[position] for position in continuing]
+        chosen[share] = min(expected_error(rates[position], rounds) for position in active)
+    best = min(expected_error(rate, rounds) for rate in rates)
+    assert chosen[0.0] > 1.5 * best
+    assert chosen[0.5] < 1.25 * best
+
+
+def test_places_for_smaller_rates_go_to_the_best_others_if_there_are_none() -> None:
+    halving = SuccessiveHalving(eta=2, finalists=1)
+    scores, rates = [0.4, 0.3, 0.2, 0.1], [0.1, 1.0, 2.0, 3.0]
+    assert continuing_candidates(scores, [0, 1, 2, 3], halving, rates, 0.25) == [0, 1]  # the best has the smallest rate
+    assert continuing_candidates(scores, [0, 1, 2, 3], halving, rates[::-1], 0.25) == [0, 2]  # nearest to 3 / 4
+    assert continuing_candidates([math.nan, 0.3, -math.inf, 0.1], [0, 1, 2, 3], halving, rates[::-1], 0.25) == [1, 3]
+    assert learning_rates_of([(("lr", 0.1), ("strategy.server_lr", 3), ("batch_size", 8))]) == [pytest.approx(0.3)]
+    assert learning_rates_of([(("batch_size", 8),)]) is None
+    assert learning_rates_of([]) is None
 
 
 def test_of_trials_not_distinguishable_from_the_best_the_smallest_is_chosen() -> None:
@@ -93,19 +177,21 @@ def test_of_trials_not_distinguishable_from_the_best_the_smallest_is_chosen() ->
         lr(0.3): 0.90 + NOISE,
         lr(1.0): 0.899 + NOISE,  # worse by 0.001 on each seed: distinguishable, although the means are close
     }
-    choice = choose(values, True)
-    assert (choice.trial, choice.best, choice.near) == (lr(0.1), lr(0.3), [lr(0.1), lr(0.3)])
+    choice = choose_trial(values, True)
+    assert (choice.trial, choice.best_trial, choice.indistinguishable_trials) == (lr(0.1), lr(0.3), [lr(0.1), lr(0.3)])
     assert choice.mean == pytest.approx(0.895)
     assert choice.error == pytest.approx(NOISE.std(ddof=1) / math.sqrt(5))
-    assert choice.loss.mean == pytest.approx(0.005)
-    assert choose(values, True, ChoiceRule("best")).trial == lr(0.3)
-    assert choose(values, True, ChoiceRule("largest")).trial == lr(0.3)
+    assert choice.loss_against_best.mean == pytest.approx(0.005)
+    assert choose_trial(values, True, SelectionRule("best")).trial == lr(0.3)
+    assert choose_trial(values, True, SelectionRule("largest")).trial == lr(0.3)
     losses = {trial: 1 - numbers for trial, numbers in values.items()}
-    assert choose(losses, False).trial == lr(0.1)
+    assert choose_trial(losses, False).trial == lr(0.1)
     difference = 0.005 + NOISE - NOISE[::-1]
     errors = difference.mean() / (difference.std(ddof=1) / math.sqrt(5))
     assert errors == pytest.approx(math.sqrt(1.25))  # Student's t with 4 degrees: 1.13 bounds 68 %, 0.13 bounds 10 %
-    assert choose(values, True, ChoiceRule(confidence=0.1)).trial == lr(0.3)  # a narrower interval tells them apart
+    assert choose_trial(values, True, SelectionRule(confidence=0.1)).trial == lr(
+        0.3
+    )  # a narrower interval tells them apart
 
 
 def test_what_is_not_a_number_stays_that_of_the_best_trial_and_divergence_is_never_chosen() -> None:
@@ -115,9 +201,24 @@ def test_what_is_not_a_number_stays_that_of_the_best_trial_and_divergence_is_nev
         other: 0.899 + NOISE[::-1],
         (("strategy", "fedavg"), ("lr", 0.03)): 0.95 + NOISE * np.nan,
     }
-    choice = choose(values, True)
-    assert (choice.trial, set(choice.near)) == (one, {one, other})
+    choice = choose_trial(values, True)
+    assert (choice.trial, set(choice.indistinguishable_trials)) == (one, {one, other})
     with pytest.raises(ConfigError, match="prefer='fastest' is unknown"):
-        ChoiceRule("fastest")
+        SelectionRule("fastest")
     with pytest.raises(ConfigError, match="no trial ended with finite values"):
-        choose({one: NOISE * np.nan}, True)
+        choose_trial({one: NOISE * np.nan}, True)
+
+
+@pytest.mark.parametrize(
+    ("prefer", "others"),
+    [("smallest", "; 1 more finalist is"), ("largest", "; 1 more finalist is"), ("best", "; 2 more")],
+)
+def test_the_sentence_counts_neither_the_choice_nor_the_best_among_the_others(prefer: str, others: str) -> None:
+    means = {lr(0.1): 1.001, lr(0.2): 1.0, lr(0.3): 1.001, lr(0.4): 2.0}
+    values = {trial: mean + (NOISE if number % 2 else -NOISE) for number, (trial, mean) in enumerate(means.items())}
+    tuning = TuningState([GridKnob("lr", (0.1, 0.2, 0.3, 0.4))], [0, 1, 2, 3, 4], "train_loss", False, [10])
+    tuning.values_by_trial = {trial: [numbers] for trial, numbers in values.items()}
+    outcome = TuningOutcome(tuning, choose_trial(tuning.finalists, False, SelectionRule(prefer)))
+    assert outcome.choice.best_trial == lr(0.2)
+    assert len(outcome.choice.indistinguishable_trials) == 3
+    assert others in outcome_sentence(outcome)

@@ -21,18 +21,18 @@ from bokeh.document import Document
 from bokeh.models import CellFormatter, CustomJS, Div, HTMLTemplateFormatter, StringFormatter, TextAnnotation
 
 from fedsim.studies.watch.folder import WatchedFolder
-from fedsim.studies.watch.page import Page
+from fedsim.studies.watch.page import WatchPage
 
 HOSTILE = '<img src=x onerror="document.title=`pwned`">'
 FORMULA = r"$$\sqrt{2}$$"
 
 
-def page_of(folder: Path) -> Page:
-    return Page(Document(), WatchedFolder(folder, seconds=0))
+def page_of(folder: Path) -> WatchPage:
+    return WatchPage(Document(), WatchedFolder(folder, seconds=0))
 
 
-def drawn(page: Page) -> list[str]:
-    return list(page.lines.data["run"])
+def drawn(page: WatchPage) -> list[str]:
+    return list(page.line_source.data["run"])
 
 
 def test_the_page_grows_with_the_folder(tmp_path: Path) -> None:
@@ -40,16 +40,20 @@ def test_the_page_grows_with_the_folder(tmp_path: Path) -> None:
     assert drawn(page) == []
     write_run(tmp_path / "a", {"test_loss": [2, 1], "test_accuracy": [0.1, 0.5]}, {"lr": 0.1})
     page.refresh()
-    assert page.metric.value == "test_accuracy"
+    assert page.metric_select.value == "test_accuracy"
     write_run(tmp_path / "b", {"test_loss": [2, 1.5], "test_accuracy": [0.1, 0.4]}, {"lr": 0.2})
     finish(tmp_path / "b")
     page.refresh()
     assert drawn(page) == ["lr=0.1", "lr=0.2"]
-    assert page.table.data["state"] == ["stopped", "finished"]
-    assert page.table.data["round"] == ["10/40", "10/40"]
-    assert page.table.data["value"] == ["51.0 ± 1.0 %", "41.0 ± 1.0 %"]
-    assert "2 runs (1 finished, 1 stopped)" in page.status.text
-    assert len(page.bands.data["xs"]) == 2
+    assert page.table_source.data["state"] == ["stopped", "finished"]
+    assert page.table_source.data["round"] == ["10/40", "10/40"]
+    assert page.table_source.data["value"] == ["51.0 ± 1.0 %", "41.0 ± 1.0 %"]
+    assert "2 runs (1 finished, 1 stopped)" in page.status_text.text
+    assert len(page.band_source.data["xs"]) == 2
+
+
+def test_an_empty_folder_has_no_runs_of_none(tmp_path: Path) -> None:
+    assert ": 0 runs (none yet); read at" in page_of(tmp_path).status_text.text
 
 
 @pytest.mark.parametrize(
@@ -60,34 +64,34 @@ def test_the_page_says_how_many_runs_the_sweep_will_have(tmp_path: Path, content
     write_run(tmp_path / "a", {"test_loss": [2, 1]})
     (tmp_path / ".runs").mkdir()
     (tmp_path / ".runs" / "total").write_text(content)
-    assert f": {expected} (1 stopped)" in page_of(tmp_path).status.text
+    assert f": {expected} (1 stopped)" in page_of(tmp_path).status_text.text
 
 
 def test_metric_band_and_runs_are_chosen_and_a_run_keeps_its_colour(tmp_path: Path) -> None:
     for name, rate in (("b", 0.1), ("c", 0.2)):
         write_run(tmp_path / name, {"test_loss": [2, 1], "distance_to_optimum": [1, rate]}, {"lr": rate})
     page = page_of(tmp_path)
-    assert [option[0] for option in page.metric.options] == ["test_loss", "distance_to_optimum"]
-    page.metric.value = "distance_to_optimum"
-    assert page.lines.data["ys"][1] == pytest.approx([1.01, 0.21])
-    assert page.logarithmic.active
-    page.band.value = "no band"
-    assert page.bands.data["xs"] == []
-    page.table.selected.indices = [1]
+    assert [option[0] for option in page.metric_select.options] == ["test_loss", "distance_to_optimum"]
+    page.metric_select.value = "distance_to_optimum"
+    assert page.line_source.data["ys"][1] == pytest.approx([1.01, 0.21])
+    assert page.logarithmic_checkbox.active
+    page.band_select.value = "no band"
+    assert page.band_source.data["xs"] == []
+    page.table_source.selected.indices = [1]
     assert drawn(page) == ["lr=0.2"]
-    colour = page.lines.data["colour"]
+    colour = page.line_source.data["colour"]
     write_run(tmp_path / "a", {"test_loss": [2, 1], "distance_to_optimum": [1, 0.3]}, {"lr": 0.3})  # now first in order
     page.refresh()
-    assert (drawn(page), page.lines.data["colour"]) == (["lr=0.2"], colour)
-    assert page.table.selected.indices == [2]
-    assert page.metric.value == "distance_to_optimum"
-    page.table.selected.indices = []
+    assert (drawn(page), page.line_source.data["colour"]) == (["lr=0.2"], colour)
+    assert page.table_source.selected.indices == [2]
+    assert page.metric_select.value == "distance_to_optimum"
+    page.table_source.selected.indices = []
     assert len(drawn(page)) == 3
 
 
 def test_the_page_is_refreshed_as_often_as_asked(tmp_path: Path) -> None:
     document = Document()
-    Page(document, WatchedFolder(tmp_path, seconds=1.5))
+    WatchPage(document, WatchedFolder(tmp_path, seconds=1.5))
     (repeated,) = document.session_callbacks
     assert repeated.period == 1500
     assert callable(repeated.callback)
@@ -97,7 +101,7 @@ def test_runs_beyond_the_colours_are_dashed(tmp_path: Path) -> None:
     """The first ten curves are solid and differ in colour; the next ten repeat the colours with dashes."""
     for number in range(12):
         write_run(tmp_path / f"{number:02}", {"test_loss": [2, 1]}, {"lr": number}, seeds=(0,))
-    looks = page_of(tmp_path).lines.data
+    looks = page_of(tmp_path).line_source.data
     assert looks["dash"][:10] == [[]] * 10
     assert len(set(looks["colour"][:10])) == 10
     assert looks["colour"][10:] == looks["colour"][:2]
@@ -108,7 +112,7 @@ def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_loss": [2, float("nan"), 1]}, seeds=(0,))
     page = page_of(tmp_path)
     sent: list[Any] = []
-    for source in (page.table, page.lines, page.bands):
+    for source in (page.table_source, page.line_source, page.band_source):
         source.on_change("data", lambda attr, old, new: sent.append(attr))
     page.refresh()
     assert sent == []
@@ -121,15 +125,15 @@ def test_text_of_strangers_meets_nothing_that_would_run_it(tmp_path: Path) -> No
     write_run(tmp_path / "a", {"test_loss": [2, 1], HOSTILE: [1, 2], FORMULA: [1, 2]}, {"note": HOSTILE})
     write_run(tmp_path / "b", {"test_loss": [2, 1]}, {"note": FORMULA})
     page = page_of(tmp_path)
-    document = page.metric.document
+    document = page.metric_select.document
     assert document is not None
     for name in (HOSTILE, FORMULA):
-        page.metric.value = name
+        page.metric_select.value = name
         for plot in page._plots.values():
             label = plot.yaxis[0].axis_label
             assert (type(label).__name__, label.text) == ("PlainText", name)
     formatters = list(document.select({"type": CellFormatter}))
-    assert len(formatters) == len(page.table.data) - 2  # all but colour and folder are shown
+    assert len(formatters) == len(page.table_source.data) - 2  # all but colour and folder are shown
     assert {type(formatter) for formatter in formatters} == {StringFormatter}
     assert not list(document.select({"type": HTMLTemplateFormatter}))
     assert not any(annotation.text for annotation in document.select({"type": TextAnnotation}))

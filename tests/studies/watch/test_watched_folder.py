@@ -15,7 +15,7 @@ from watched_runs import finish, hold, record, write_run
 from fedsim.core.errors import ConfigError
 from fedsim.core.lock import Lock, is_folder_locked
 from fedsim.studies.results.run_state import run_state
-from fedsim.studies.watch.curves import DEVIATION, INTERVAL, NOTHING, curve, last_value
+from fedsim.studies.watch.curves import DEVIATION_BAND, INTERVAL_BAND, NO_BAND, last_value, make_curve
 from fedsim.studies.watch.folder import MAX_NAME_LENGTH, MAX_RUNS, WatchedFolder
 
 ACCURACY = {"test_accuracy": [0.1, 0.6, 0.7]}
@@ -94,11 +94,11 @@ def test_new_runs_and_new_rows_appear_and_deleted_runs_go(tmp_path: Path) -> Non
     watched = WatchedFolder(tmp_path, seconds=0)
     assert watched.snapshot().runs == []
     write_run(tmp_path / "a", ACCURACY, {"lr": 0.1})
-    assert [len(run.rows) for run in watched.snapshot().measured] == [9]
+    assert [len(run.rows) for run in watched.snapshot().measured_runs] == [9]
     write_run(tmp_path / "a", {"test_accuracy": [0.1, 0.6, 0.7, 0.8]}, {"lr": 0.1})
     write_run(tmp_path / "deeper" / "b", ACCURACY, {"lr": 0.2})
     assert [one.label for one in watched.snapshot().runs] == ["lr=0.1", "lr=0.2"]
-    assert [len(run.rows) for run in watched.snapshot().measured] == [12, 9]
+    assert [len(run.rows) for run in watched.snapshot().measured_runs] == [12, 9]
     for path in (tmp_path / "a").iterdir():
         path.unlink()
     (tmp_path / "a").rmdir()
@@ -108,10 +108,10 @@ def test_new_runs_and_new_rows_appear_and_deleted_runs_go(tmp_path: Path) -> Non
 def test_a_run_is_read_again_only_where_a_file_has_changed(tmp_path: Path) -> None:
     write_run(tmp_path / "a", ACCURACY)
     watched = WatchedFolder(tmp_path, seconds=0)
-    (first,), (second,) = watched.snapshot().measured, watched.snapshot().measured
+    (first,), (second,) = watched.snapshot().measured_runs, watched.snapshot().measured_runs
     assert first is second
     finish(tmp_path / "a")
-    (third,) = watched.snapshot().measured
+    (third,) = watched.snapshot().measured_runs
     assert third is not first
 
 
@@ -159,7 +159,7 @@ def test_so_many_runs_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
     for number in range(MAX_RUNS + 3):
         record(tmp_path / f"{number:04}", number, "running")
     snapshot = WatchedFolder(tmp_path).snapshot()
-    assert (len(snapshot.runs), snapshot.total) == (MAX_RUNS, MAX_RUNS + 3)
+    assert (len(snapshot.runs), snapshot.num_runs) == (MAX_RUNS, MAX_RUNS + 3)
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
@@ -169,21 +169,23 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_curves_are_means_with_a_band_over_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_accuracy": [0.1, 0.5], "test_loss": [2.0, 1.0]}, seeds=(0, 1, 2))
-    (run,) = WatchedFolder(tmp_path).snapshot().measured
-    drawn = curve(run, "test_loss", DEVIATION)
+    (run,) = WatchedFolder(tmp_path).snapshot().measured_runs
+    drawn = make_curve(run, "test_loss", DEVIATION_BAND)
     assert drawn is not None
     np.testing.assert_allclose(drawn.mean, [2.01, 1.01])
-    np.testing.assert_allclose(drawn.high - drawn.mean, 0.01)
-    interval = curve(run, "test_loss", INTERVAL)
+    np.testing.assert_allclose(drawn.upper_band - drawn.mean, 0.01)
+    interval = make_curve(run, "test_loss", INTERVAL_BAND)
     assert interval is not None
-    np.testing.assert_allclose(interval.high - interval.mean, 4.302652729911275 * 0.01 / np.sqrt(3))  # Student's, n = 3
-    without = curve(run, "test_loss", NOTHING)
+    np.testing.assert_allclose(
+        interval.upper_band - interval.mean, 4.302652729911275 * 0.01 / np.sqrt(3)
+    )  # Student's, n = 3
+    without = make_curve(run, "test_loss", NO_BAND)
     assert without is not None
-    assert np.isnan(without.low).all()
-    percent = curve(run, "test_accuracy")
+    assert np.isnan(without.lower_band).all()
+    percent = make_curve(run, "test_accuracy")
     assert percent is not None
     np.testing.assert_allclose(percent.mean, [11, 51])
-    assert curve(run, "absent_metric") is None
+    assert make_curve(run, "absent_metric") is None
     assert (last_value(run, "test_loss"), last_value(run, "test_accuracy")) == ("1.01 ± 0.01", "51.0 ± 1.0 %")
 
 
@@ -191,26 +193,26 @@ def test_curves_are_means_with_a_band_over_seeds(tmp_path: Path) -> None:
 def test_the_interval_of_the_mean_is_that_of_students_t(tmp_path: Path, count: int) -> None:
     values = 2.0 + 0.01 * np.arange(count)
     write_run(tmp_path / "a", {"test_loss": [2.0]}, seeds=tuple(range(count)))
-    (run,) = WatchedFolder(tmp_path).snapshot().measured
-    drawn = curve(run, "test_loss", INTERVAL)
+    (run,) = WatchedFolder(tmp_path).snapshot().measured_runs
+    drawn = make_curve(run, "test_loss", INTERVAL_BAND)
     assert drawn is not None
     low, high = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
-    np.testing.assert_allclose((drawn.low[0], drawn.high[0]), (low, high))
+    np.testing.assert_allclose((drawn.lower_band[0], drawn.upper_band[0]), (low, high))
 
 
 def test_one_seed_and_undefined_values_have_no_band(tmp_path: Path) -> None:
     write_run(tmp_path / "one", {"test_loss": [2.0, float("nan"), 1.0]}, {"lr": 1}, seeds=(0,))
-    (run,) = WatchedFolder(tmp_path).snapshot().measured
-    drawn = curve(run, "test_loss")
+    (run,) = WatchedFolder(tmp_path).snapshot().measured_runs
+    drawn = make_curve(run, "test_loss")
     assert drawn is not None
-    assert np.isnan(drawn.low).all()
+    assert np.isnan(drawn.lower_band).all()
     np.testing.assert_array_equal(np.isnan(drawn.mean), [False, True, False])
 
 
 def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_loss": list(np.linspace(2, 1, 3001))}, seeds=(0, 1))
-    (run,) = WatchedFolder(tmp_path).snapshot().measured
-    drawn = curve(run, "test_loss")
+    (run,) = WatchedFolder(tmp_path).snapshot().measured_runs
+    drawn = make_curve(run, "test_loss")
     assert drawn is not None
     assert len(drawn.rounds) <= 400
     assert drawn.rounds[-1] == 30_000

@@ -72,7 +72,7 @@ def test_liars_send_what_the_formula_says_and_the_others_their_rows(kind, run, p
     for played in play(simulation):
         report, honest = played.report, played.report.start - played.report.carry["params"]
         assert torch.allclose(honest, report.innovation, atol=1e-12)  # `end` is what arrives
-        who = report.cohort.virtual.numpy()
+        who = report.cohort.virtual_clients.numpy()
         true = simulation.trainer.run(report.start, report.cohort, played.t, played.before.model).innovation.numpy()
         for r in range(len(SEEDS)):
             mine = who // M == r
@@ -108,6 +108,10 @@ def test_under_the_mean_ipm_leaves_what_it_promises(run):
     late = run(SignFlip(clients=BAD, since=len(COUNTS))).run().state.model
     assert torch.equal(late, run(None).run().state.model)
     assert torch.equal(late, run(NoAttack()).run().state.model)
+
+
+def test_without_an_attack_no_client_is_byzantine():
+    assert len(NoAttack().byzantine_clients(seed=3, clients=8)) == 0
 
 
 @pytest.mark.parametrize("direction", ["unit", "sign", "std"])

@@ -45,7 +45,7 @@ def test_mimic_copies_who_stands_out_as_a_plain_loop_has_it(Scripted, Regression
         report = simulation.trainer.run(start, cohort, t, state.model)
         true, found = report.innovation.numpy(), simulation.uplink(report, memory)
         for r in range(2):
-            there = {int(v) % M: g for v, g in zip(cohort.host.virtual, true, strict=True) if v // M == r}
+            there = {int(v) % M: g for v, g in zip(cohort.host_index.virtual_clients, true, strict=True) if v // M == r}
             honest = {i: g for i, g in there.items() if i not in BAD}
             if t < WARMUP:
                 if len(honest) > 1:
@@ -60,7 +60,7 @@ def test_mimic_copies_who_stands_out_as_a_plain_loop_has_it(Scripted, Regression
                     whom = max(honest, key=lambda j, r=r: score[r, j])
                     copied.add((r, whom))
                     wanted = honest[whom]
-                place = list(cohort.host.virtual).index(r * M + i)
+                place = list(cohort.host_index.virtual_clients).index(r * M + i)
                 np.testing.assert_allclose(found.innovation[place], wanted, atol=1e-12, err_msg=f"{t}, {r}, {i}")
         state = simulation.strategy.aggregate(state, found, t)
     np.testing.assert_allclose(memory.uplink["0 score"].reshape(2, M), score, atol=1e-12)

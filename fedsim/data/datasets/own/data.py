@@ -69,7 +69,7 @@ class OwnData(Dataset):
         splits = [train] if test is None else [train, test]
         input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
         owners, test_owners, clients = owners_of(splits, [len(x) for x in input_tensors], min_samples)
-        x, y, is_memory_mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
+        x, y, is_memory_mapped = input_tensors[0], targets[0], any(split.memory_mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
             test_x, test_y, test_owners = keep_training_clients(test_x, test_y, test_owners)
@@ -107,8 +107,8 @@ class OwnData(Dataset):
             augment=augment,
             client_names=clients,
             label_names=label_names,
-            kept=kept_indices if len(kept_indices) < len(x) else None,
-            mapped=is_memory_mapped,
+            assignable_samples=kept_indices if len(kept_indices) < len(x) else None,
+            memory_mapped=is_memory_mapped,
         )
 
 
@@ -135,13 +135,14 @@ def keep_training_clients(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor,
     return x[trained_indices], y[trained_indices], owners[trained_indices]
 
 
-def require_equal_shapes(test: Part, noun: str, tensor_list: list[Tensor]) -> None:
+def require_equal_shapes(test: Part, sample_noun: str, tensor_list: list[Tensor]) -> None:
     """Check that training and test samples have equal shape and kind."""
     kinds = [(x.shape[1:], x.is_floating_point()) for x in tensor_list]
     if kinds[0] != kinds[-1]:
         shapes = [f"{list(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for x in tensor_list]
         raise ConfigError(
-            f"{test.source}: test {noun} are {shapes[-1]}, training {noun} {shapes[0]}; make them the same"
+            f"{test.source}: test {sample_noun} are {shapes[-1]}, training {sample_noun} {shapes[0]}; "
+            "make them the same"
         )
 
 
@@ -220,14 +221,14 @@ def held_out_indices(indices: Tensor, owners: Tensor | None, share: float, seed:
     return indices[held_out_mask], indices[~held_out_mask]
 
 
-def check_standardised(x: Tensor, mapped: bool) -> None:
+def check_standardised(x: Tensor, memory_mapped: bool) -> None:
     """Check that inputs can be standardised."""
     if not x.is_floating_point():
         raise ConfigError(
             "{standardise}=true scales numbers and pixels, but these are tokens; set it to false",
             mentions=("standardise",),
         )
-    if mapped:
+    if memory_mapped:
         raise ConfigError(
             "{standardise}=true would read the whole file into memory; standardise the data before saving them, or "
             "save bytes",
@@ -252,8 +253,12 @@ def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, 
     channels = x.shape[1]
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
-    for pick in sample_slices(x):
-        chunk = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
+    for row_selection in sample_slices(x):
+        chunk = (
+            x[row_selection]
+            if indices is None
+            else x[indices[(indices >= row_selection.start) & (indices < row_selection.stop)]]
+        )
         flat = chunk.double().div(255).transpose(0, 1).reshape(channels, -1)
         total += torch.stack([flat.sum(1), flat.square().sum(1)])
         count += flat.shape[1]

@@ -41,8 +41,10 @@ class Encoder:
         self.onehot = categories == "onehot"
         self.names = tuple(
             feature
-            for name, words in self.categories.items()
-            for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
+            for name, vocabulary in self.categories.items()
+            for feature in (
+                [f"{name}={category}" for category in vocabulary] if vocabulary is not None and self.onehot else [name]
+            )
         )
 
     def _column_categories(
@@ -54,25 +56,25 @@ class Encoder:
         vocabulary: set[str] = set()
         numeric = True
         for table in tables:
-            values, gaps = table[name], unknown(table[name])
-            self._check_gaps(table, name, gaps)
-            numbers = as_numbers(values, gaps)
+            values, missing_mask = table[name], unknown(table[name])
+            self._check_missing(table, name, missing_mask)
+            numbers = as_numbers(values, missing_mask)
             numeric &= numbers is not None
             if numbers is None:
-                _check_category_column(table, name, gaps)
+                _check_category_column(table, name, missing_mask)
             elif np.isinf(numbers).any():
                 row = int(np.flatnonzero(np.isinf(numbers))[0])
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
             if len(vocabulary) <= max_categories:  # more are not needed for the error below
-                vocabulary |= {str(entry_name(value)) for value in values[~gaps].tolist()}
+                vocabulary |= {str(entry_name(value)) for value in values[~missing_mask].tolist()}
         if numeric:
             return None
         if categories == "refuse":
-            word = next(iter(sorted(vocabulary)))
+            category = next(iter(sorted(vocabulary)))
             raise ConfigError(
-                f"{tables[0].source}: column {name!r} holds words, such as {word!r}; exclude it with {{features}}, "
+                f"{tables[0].source}: column {name!r} holds words, such as {category!r}; exclude it with {{features}}, "
                 "or set {categories}=onehot or ordinal",
                 mentions=("features", "categories"),
             )
@@ -84,14 +86,15 @@ class Encoder:
             )
         return sort_names(vocabulary)
 
-    def _check_gaps(self, table: Columns, name: str, gaps: np.ndarray) -> None:
-        if gaps.any() and self.missing == "refuse":
+    def _check_missing(self, table: Columns, name: str, missing_mask: np.ndarray) -> None:
+        if missing_mask.any() and self.missing == "refuse":
             raise ConfigError(
-                f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has no value in column {name!r}; set "
+                f"{table.source}: {table.row_label(int(np.flatnonzero(missing_mask)[0]))} has no value "
+                f"in column {name!r}; set "
                 "{missing}=drop, mean or median",
                 mentions=("missing",),
             )
-        if gaps.all():
+        if missing_mask.all():
             raise ConfigError(
                 f"{table.source}: column {name!r} is empty; exclude it with {{features}}", mentions=("features",)
             )
@@ -99,12 +102,12 @@ class Encoder:
     def codes(self, columns: Columns) -> np.ndarray:
         """[N, k] float64 numbers and codes of categories; NaN for missing values."""
         encoded_columns = []
-        for name, words in self.categories.items():
+        for name, vocabulary in self.categories.items():
             numbers = None
-            if words is None:
+            if vocabulary is None:
                 numbers = as_numbers(columns[name], unknown(columns[name]))
             if numbers is None:  # a column of words, or words where the data set has numbers, which are refused
-                numbers = _category_codes(columns, name, words or [])
+                numbers = _category_codes(columns, name, vocabulary or [])
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
 
@@ -122,7 +125,7 @@ class Encoder:
         Raises:
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
-        missing_columns = [name for name in self.categories if name not in table.of]
+        missing_columns = [name for name in self.categories if name not in table.arrays]
         if missing_columns:
             raise ConfigError(f"{table.source} does not have the column {missing_columns[0]!r} of the data set")
         codes = self.codes(table)
@@ -156,22 +159,24 @@ class Encoder:
         for numeric, columns in itertools.groupby(
             enumerate(self.categories.values()), lambda column: column[1] is None
         ):
-            column_indices, words = zip(*columns, strict=True)
+            column_indices, vocabulary = zip(*columns, strict=True)
             strategy = average if numeric else "most_frequent"
             # a column that has something in test rows only stays a feature, of zeros
             steps: list[Any] = [SimpleImputer(strategy=strategy, keep_empty_features=True)]
             if numeric or not self.onehot:
                 steps += scaling
             else:  # all words of the data set, of which training rows may lack some
-                steps.append(OneHotEncoder(categories=[np.arange(float(len(w))) for w in words], sparse_output=False))
+                steps.append(
+                    OneHotEncoder(categories=[np.arange(float(len(w))) for w in vocabulary], sparse_output=False)
+                )
             transformers.append((f"columns from {column_indices[0]}", make_pipeline(*steps), list(column_indices)))
         # whatever a user's `sklearn.set_config` says, arrays are what is read here
         return ColumnTransformer(transformers).set_output(transform="default")
 
 
-def _check_category_column(table: Columns, name: str, gaps: np.ndarray) -> None:
+def _check_category_column(table: Columns, name: str, missing_mask: np.ndarray) -> None:
     """Raise an error for a column of dates, lists and the like, judged by its first entry."""
-    values, row = table[name], int(np.flatnonzero(~gaps)[0])
+    values, row = table[name], int(np.flatnonzero(~missing_mask)[0])
     kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
     if kind not in ("U", "S", "str", "bytes", "bool"):
         raise ConfigError(
@@ -181,18 +186,18 @@ def _check_category_column(table: Columns, name: str, gaps: np.ndarray) -> None:
         )
 
 
-def _category_codes(columns: Columns, name: str, words: list[str]) -> np.ndarray:
+def _category_codes(columns: Columns, name: str, vocabulary: list[str]) -> np.ndarray:
     """[N] the code of each entry of a column among the categories of the data set; NaN for missing values."""
-    values, gaps = columns[name], unknown(columns[name])
-    index_of = {word: float(number) for number, word in enumerate(words)}
-    entries = [str(entry_name(value)) for value in values[~gaps].tolist()]
-    for word in entries:
-        if word not in index_of:
+    values, missing_mask = columns[name], unknown(columns[name])
+    index_of = {category: float(number) for number, category in enumerate(vocabulary)}
+    entries = [str(entry_name(value)) for value in values[~missing_mask].tolist()]
+    for category in entries:
+        if category not in index_of:
             expected = "numbers"
-            if words:
-                hint = checks.nearest(word, index_of) or f": {', '.join(words[:12])}"
+            if vocabulary:
+                hint = checks.nearest_name_hint(category, index_of) or f": {', '.join(vocabulary[:12])}"
                 expected = f"a word of the data set{hint}"
-            raise ConfigError(f"{columns.source}: column {name!r} holds {word!r}; expected {expected}")
+            raise ConfigError(f"{columns.source}: column {name!r} holds {category!r}; expected {expected}")
     word_indices = np.full(len(columns), np.nan)
-    word_indices[~gaps] = [index_of[word] for word in entries]
+    word_indices[~missing_mask] = [index_of[category] for category in entries]
     return word_indices

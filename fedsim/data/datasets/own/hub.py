@@ -120,16 +120,16 @@ def quiet_hub(online: bool) -> Iterator[None]:
     from huggingface_hub import constants
 
     were_bars_disabled = datasets.are_progress_bars_disabled()
-    switches = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]
-    previous_values = [getattr(module, name) for module, name in switches]
+    offline_switches = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]
+    previous_values = [getattr(module, name) for module, name in offline_switches]
     datasets.disable_progress_bars()
     try:
         if not online:
-            for module, name in switches:
+            for module, name in offline_switches:
                 setattr(module, name, True)
         yield
     finally:
-        for (module, name), value in zip(switches, previous_values, strict=True):
+        for (module, name), value in zip(offline_switches, previous_values, strict=True):
             setattr(module, name, value)
         if not were_bars_disabled:
             datasets.enable_progress_bars()

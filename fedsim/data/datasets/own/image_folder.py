@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.torchvision_import import torchvision
+from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.pictures import check_options, image_pixels, stack_images
 from fedsim.data.datasets.own.samples import Part
@@ -74,7 +74,7 @@ def _compiled_pattern(client: str | None) -> re.Pattern[str] | None:
 def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: re.Pattern[str] | None) -> Part:
     """All images below a folder."""
     try:
-        image_folder = torchvision().datasets.ImageFolder(str(folder))
+        image_folder = import_torchvision().datasets.ImageFolder(str(folder))
     except (FileNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())
         raise MissingDataError(
@@ -82,7 +82,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
         ) from error
     names = [Path(path).relative_to(folder).as_posix() for path, _ in image_folder.samples]
 
-    def decoded(name: str) -> tuple[np.ndarray, bool]:
+    def decode_image(name: str) -> tuple[np.ndarray, bool]:
         try:
             with Image.open(folder / name) as image:
                 return image_pixels(image, size)
@@ -93,7 +93,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
             ) from error
 
     with ThreadPoolExecutor() as thread_pool:
-        x = stack_images(str(folder), zip(names, thread_pool.map(decoded, names), strict=True), colours)
+        x = stack_images(str(folder), zip(names, thread_pool.map(decode_image, names), strict=True), colours)
     y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
     clients = None if client is None else file_clients(folder, names, client)
     return Part(str(folder), x, y, clients, names.__getitem__, "last")
@@ -101,11 +101,11 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
 
 def file_clients(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
     """[N] client of each file."""
-    matches = [client.search(name) for name in names]
-    for name, match in zip(names, matches, strict=True):
+    name_matches = [client.search(name) for name in names]
+    for name, match in zip(names, name_matches, strict=True):
         if match is None or not match[1]:
             raise ConfigError(
                 f"{folder}: {{client}}={client.pattern} matches no client in {name}; correct one of them",
                 mentions=("client",),
             )
-    return [match[1] for match in matches if match is not None]
+    return [match[1] for match in name_matches if match is not None]

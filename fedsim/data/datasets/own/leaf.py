@@ -44,7 +44,7 @@ class LEAF(OwnData):
         root = Path(path).expanduser()
         if not root.exists():
             raise MissingDataError(f"{{path}}={root} does not exist (looked for {root.resolve()})", mentions=("path",))
-        split_paths = [root / half for half in ("train", "test")]
+        split_paths = [root / split_name for split_name in ("train", "test")]
         if split_paths[1].is_dir() and not split_paths[0].is_dir():
             raise MissingDataError(f"{{path}}={root} has a folder test but no folder train", mentions=("path",))
         train = split_paths[0] if split_paths[0].is_dir() else root
@@ -182,7 +182,7 @@ def _code_points(texts: np.ndarray) -> np.ndarray:
 
 def reshape_inputs(source: Part, shape: Sequence[int]) -> Part:
     """The inputs in another shape."""
-    sizes = [checks.whole_number("shape", size) for size in shape]
+    sizes = [checks.check_whole_number("shape", size) for size in shape]
     if math.prod(sizes) != math.prod(source.x.shape[1:]):
         raise ConfigError(
             f"{{shape}}={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {source.source} have "

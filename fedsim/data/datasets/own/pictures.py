@@ -22,9 +22,9 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
         if len(size) != 2:
             raise ConfigError(f"{{size}}={list(size)} must be two numbers, height and width", mentions=("size",))
         for number in size:
-            checks.whole_number("size", number)
+            checks.check_whole_number("size", number)
     if colours is not None:
-        checks.choice("colours", colours, COLOUR_MODES)
+        checks.check_choice("colours", colours, COLOUR_MODES)
 
 
 def image_pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
@@ -51,23 +51,24 @@ def stack_images(
         ConfigError: they differ in size.
     """
     images: list[np.ndarray] = []
-    first, grey = "", True
+    first_name, all_grey = "", True
     for name, (image, without_colour) in images_by_name:
         if images and image.shape != images[0].shape:
             (height, width), (other_height, other_width) = images[0].shape[:2], image.shape[:2]
             raise ConfigError(
-                f"{source}: images differ in size: {first} is {width}×{height}, {name} {other_width}×{other_height}; "
+                f"{source}: images differ in size: {first_name} is {width}×{height}, {name} "
+                f"{other_width}×{other_height}; "
                 f"{{size}}=[{height},{width}] resizes them",
                 mentions=("size",),
             )
-        first, grey = first or name, grey and without_colour
+        first_name, all_grey = first_name or name, all_grey and without_colour
         images.append(image)
     if not images:
         raise ConfigError(f"{source}: there are no images")
     stack = np.stack(images)
-    if colours == "rgb" or (colours is None and not grey):
+    if colours == "rgb" or (colours is None and not all_grey):
         return stack
-    return stack[..., :1].copy() if grey else np.stack([_to_grey(image) for image in stack])
+    return stack[..., :1].copy() if all_grey else np.stack([_to_grey(image) for image in stack])
 
 
 def _to_grey(image: np.ndarray) -> np.ndarray:

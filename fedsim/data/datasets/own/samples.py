@@ -47,7 +47,7 @@ class Part:
     channels: str | None = None
 
     @property
-    def mapped(self) -> bool:
+    def memory_mapped(self) -> bool:
         """Whether the input is a memory-mapped file."""
         return isinstance(self.x, np.memmap)
 
@@ -80,7 +80,8 @@ def to_array(source: str, name: str, values: Any) -> np.ndarray:
     if len(shapes) > 1:
         shape_names = sorted({str(list(shape_of(value))) for value in entries})[:2]
         raise ConfigError(
-            f"{source}: {name} is ragged: its entries differ in shape ({' and '.join(shape_names)}); make them alike"
+            f"{source}: {name} is ragged: its entries differ in shape ({' and '.join(shape_names)}); "
+            "give them the same shape"
         )
     kinds = {type(value) for value in entries}
     mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would silently turn 1 into '1'
@@ -111,14 +112,14 @@ def shape_of(value: Any) -> tuple[int, ...]:
         return (len(value),)
 
 
-def input_array(samples: Part, kind: str | None, channels: str | None, gaps: bool = False) -> Tensor:
+def input_array(samples: Part, kind: str | None, channels: str | None, allows_missing: bool = False) -> Tensor:
     """[N, …] inputs: uint8 pixels with channels first, floating-point numbers, or int64 tokens.
 
     Args:
         samples: the samples.
         kind: 'numbers', 'tokens' or 'pixels'; None: floats are numbers, and bytes are pixels.
         channels: of images, 'first' or 'last'; None: the dimension of size 1, 3 or 4.
-        gaps: whether NaN may mark missing values.
+        allows_missing: whether NaN may mark missing values.
 
     Raises:
         ConfigError: they are not numbers, not finite, or empty.
@@ -136,31 +137,31 @@ def input_array(samples: Part, kind: str | None, channels: str | None, gaps: boo
         tensor = _token_array(samples, x)
     else:
         tensor = _float_array(x)
-        if not gaps:
+        if not allows_missing:
             require_finite(samples, tensor)
     if channels is not None and tensor.dim() == 4:
         return channels_first_images(source, tensor, channels)
     return tensor
 
 
-def _numeric_array(source: str, x: np.ndarray) -> np.ndarray:
+def _numeric_array(source_label: str, x: np.ndarray) -> np.ndarray:
     """[N, …] numbers in this machine's byte order, at least one per sample."""
     if x.dtype.kind not in "iuf":
-        raise ConfigError(f"{source}: x holds {_kind_text(x)}, but inputs must be numbers; encode them first")
+        raise ConfigError(f"{source_label}: x holds {_kind_text(x)}, but inputs must be numbers; encode them first")
     if x.ndim == 1:
         x = x[:, None]
     if 0 in x.shape:
-        raise ConfigError(f"{source}: x has the shape {list(x.shape)}, so its samples are empty")
+        raise ConfigError(f"{source_label}: x has the shape {list(x.shape)}, so its samples are empty")
     if not x.dtype.isnative:  # PyTorch does not support the other byte order
         x = x.astype(x.dtype.newbyteorder("="))
     return x
 
 
 def _token_array(samples: Part, x: np.ndarray) -> Tensor:
-    smallest_token = min(int(x[pick].min()) for pick in sample_slices(x))
+    smallest_token = min(int(x[row_selection].min()) for row_selection in sample_slices(x))
     if smallest_token < 0:
         raise ConfigError(f"{samples.source}: x holds the token {smallest_token}; tokens count from 0")
-    if not (samples.mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
+    if not (samples.memory_mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
         x = x.astype(np.int64)
     return torch.from_numpy(_writable_array(x))
 
@@ -201,14 +202,14 @@ def channels_first_images(source: str, x: Tensor, channels: str | None) -> Tenso
         return x[:, None]
     if x.dim() != 4:
         return x
-    first, last = x.shape[1] in IMAGE_CHANNEL_COUNTS, x.shape[3] in IMAGE_CHANNEL_COUNTS
-    if channels is None and first == last:
+    channels_first, channels_last = x.shape[1] in IMAGE_CHANNEL_COUNTS, x.shape[3] in IMAGE_CHANNEL_COUNTS
+    if channels is None and channels_first == channels_last:
         raise ConfigError(
             f"{source}: whether images {list(x.shape)} have their channels first or last cannot be inferred; "
             "set {channels}=first or last",
             mentions=("channels",),
         )
-    return x.movedim(3, 1) if channels == "last" or (channels is None and last) else x
+    return x.movedim(3, 1) if channels == "last" or (channels is None and channels_last) else x
 
 
 def sample_slices(x: Any) -> list[slice]:
@@ -219,10 +220,10 @@ def sample_slices(x: Any) -> list[slice]:
 
 def require_finite(samples: Part, x: Tensor) -> None:
     """Refuse NaN and infinities, naming the first sample that has one."""
-    for pick in sample_slices(x):
-        nonfinite_mask = ~torch.isfinite(x[pick]).flatten(1).all(1)
+    for row_selection in sample_slices(x):
+        nonfinite_mask = ~torch.isfinite(x[row_selection]).flatten(1).all(1)
         if nonfinite_mask.any():
-            number = pick.start + int(nonfinite_mask.nonzero()[0, 0])
+            number = row_selection.start + int(nonfinite_mask.nonzero()[0, 0])
             value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
             raise ConfigError(
                 f"{samples.source}: {samples.sample_label(number)} holds {value} in x; exclude such samples, or impute "
@@ -246,10 +247,10 @@ def sample_client_names(samples: Part, count: int) -> list[str] | None:
         )
     check_names(samples.source, "clients", clients, "give each sample's client as a word or a number")
     sample_clients = [entry_name(value) for value in clients.tolist()]
-    missing = next((number for number, name in enumerate(sample_clients) if name is None), None)
-    if missing is not None:
+    missing_position = next((number for number, name in enumerate(sample_clients) if name is None), None)
+    if missing_position is not None:
         raise ConfigError(
-            f"{samples.source}: {samples.sample_label(missing)} has no client; give one, or exclude the sample"
+            f"{samples.source}: {samples.sample_label(missing_position)} has no client; give one, or exclude the sample"
         )
     return [str(name) for name in sample_clients]
 

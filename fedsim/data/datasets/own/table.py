@@ -78,8 +78,12 @@ class Table(OwnData):
             )
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"{{separator}}={separator!r} must be a single character", mentions=("separator",))
-        first = read_columns(path, separator)
-        tables = [first] if test_path is None else [first, read_columns(test_path, separator, "dataset.test_path")]
+        training_columns = read_columns(path, separator)
+        tables = (
+            [training_columns]
+            if test_path is None
+            else [training_columns, read_columns(test_path, separator, "dataset.test_path")]
+        )
         roles = {"target": target, "client": client, "split": split}
         feature_names = _features(tables, features, roles)
         if missing == "drop":
@@ -118,7 +122,7 @@ class Table(OwnData):
         """Positions of features."""
         for name in names:
             if name not in self.feature_names:
-                suggestion_text = checks.nearest(str(name), self.feature_names)
+                suggestion_text = checks.nearest_name_hint(str(name), self.feature_names)
                 raise ConfigError(
                     f"{{strategic}} names {name!r}, which is not a feature{suggestion_text}", mentions=("strategic",)
                 )
@@ -128,11 +132,13 @@ class Table(OwnData):
 def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
     """The names of the feature columns."""
     for table in tables:
-        column_names = list(table.of)
+        column_names = list(table.arrays)
         role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
         for key, name in [*role_options, *(("dataset.features", name) for name in requested or ())]:
             if name not in column_names:
-                suggestion_text = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
+                suggestion_text = (
+                    checks.nearest_name_hint(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
+                )
                 raise ConfigError(f"{key}={name} is not a column of {table.source}{suggestion_text}")
     role_columns = [name for name in roles.values() if name is not None]
     if len(set(role_columns)) < len(role_columns):
@@ -141,18 +147,18 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
             mentions=("target",),
         )
     if requested is None:
-        feature_names = [name for name in tables[0].of if name not in role_columns]
-        missing_columns = [name for name in feature_names if name not in tables[-1].of]
+        feature_names = [name for name in tables[0].arrays if name not in role_columns]
+        missing_columns = [name for name in feature_names if name not in tables[-1].arrays]
         if missing_columns:
             raise ConfigError(
                 f"{tables[-1].source} does not have the column {missing_columns[0]!r} of {tables[0].source}"
             )
     else:
         feature_names = list(dict.fromkeys(requested))
-        double = next((name for name in feature_names if name in role_columns), None)
-        if double is not None:
+        duplicate_name = next((name for name in feature_names if name in role_columns), None)
+        if duplicate_name is not None:
             raise ConfigError(
-                f"{{features}} names {double!r}, which has another role; remove it", mentions=("features",)
+                f"{{features}} names {duplicate_name!r}, which has another role; remove it", mentions=("features",)
             )
     if not feature_names:
         raise ConfigError(f"{tables[0].source}: there is no column to predict {roles['target']!r} from")
@@ -161,19 +167,19 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
 
 def _drop_incomplete(table: Columns, column_names: list[str]) -> Columns:
     """The rows without missing features."""
-    gaps = np.any([unknown(table[name]) for name in column_names], axis=0)
-    if gaps.all():
+    missing_mask = np.any([unknown(table[name]) for name in column_names], axis=0)
+    if missing_mask.all():
         raise ConfigError(
             f"{table.source}: {{missing}}=drop leaves no row; exclude a column with {{features}}",
             mentions=("missing", "features"),
         )
-    return table.rows(np.flatnonzero(~gaps))
+    return table.rows(np.flatnonzero(~missing_mask))
 
 
 def _split_by_column(table: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
-    split_words = [str(entry_name(word)).lower() for word in table[split].tolist()]
-    invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
+    split_words = [str(entry_name(split_cell)).lower() for split_cell in table[split].tolist()]
+    invalid_row = next((row for row, split_cell in enumerate(split_words) if split_cell not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(
             f"{table.source}: {table.row_label(invalid_row)} has {table[split][invalid_row]!r} in column {split!r}; "

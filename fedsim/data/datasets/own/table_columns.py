@@ -24,26 +24,26 @@ class Columns:
 
     Attributes:
         source: its origin, for messages.
-        of: the columns by name, [N] each, as read: columns of a CSV file are strings.
+        arrays: the columns by name, [N] each, as read: columns of a CSV file are strings.
         row_label: the name of row n in messages.
     """
 
     source: str
-    of: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]
     row_label: Callable[[int], str]
 
     def __len__(self) -> int:
-        return len(next(iter(self.of.values()), ()))
+        return len(next(iter(self.arrays.values()), ()))
 
     def rows(self, positions: np.ndarray) -> Columns:
         """These rows of the table."""
         row_name = self.row_label
         return Columns(
-            self.source, {k: v[positions] for k, v in self.of.items()}, lambda n: row_name(int(positions[n]))
+            self.source, {k: v[positions] for k, v in self.arrays.items()}, lambda n: row_name(int(positions[n]))
         )
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.of[name]
+        return self.arrays[name]
 
 
 def read_columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
@@ -69,22 +69,23 @@ def read_columns(table: Any, separator: str | None = None, key: str = "dataset.p
                 "to columns"
             )
         arrays = {str(name): _column_values(table[name], key) for name in names}
-    return _checked_columns(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
+    return _checked_columns(Columns(key, arrays, "row {}".format))
 
 
 def _checked_columns(table: Columns) -> Columns:
-    lengths = {name: values.shape for name, values in table.of.items()}
-    first = next(iter(lengths.items()), None)
-    if first is None or not len(table):
+    lengths = {name: values.shape for name, values in table.arrays.items()}
+    first_length = next(iter(lengths.items()), None)
+    if first_length is None or not len(table):
         raise ConfigError(f"{table.source}: the table has no rows")
     for name, shape in lengths.items():
         if len(shape) != 1:
             raise ConfigError(
                 f"{table.source}: column {name!r} holds {len(shape)}-dimensional values; give numbers or words"
             )
-        if shape != first[1]:
+        if shape != first_length[1]:
             raise ConfigError(
-                f"{table.source}: column {name!r} has {shape[0]} entries, {first[0]!r} {first[1][0]}; make the lengths "
+                f"{table.source}: column {name!r} has {shape[0]} entries, {first_length[0]!r} "
+                f"{first_length[1][0]}; make the lengths "
                 "equal"
             )
     return table
@@ -130,9 +131,9 @@ def _read_csv(path: Path, separator: str | None, key: str) -> Columns:
     numbers: list[int] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+            header_line = file.readline()
             file.seek(0)
-            separator_mark = separator or max(CSV_SEPARATORS, key=first.count)
+            separator_mark = separator or max(CSV_SEPARATORS, key=header_line.count)
             for number, line in _numbered_lines(csv.reader(file, delimiter=separator_mark, strict=True)):
                 lines.append(line)
                 numbers.append(number)
@@ -173,12 +174,12 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     )
 
 
-def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:
+def as_numbers(values: np.ndarray, missing_mask: np.ndarray) -> np.ndarray | None:
     """[N] float64, NaN for missing entries; None if an entry is not a number."""
     if values.dtype.kind in "iufb":
         return values.astype(np.float64)
     numbers = np.full(len(values), np.nan)
-    present_values = values[~gaps].tolist()
+    present_values = values[~missing_mask].tolist()
     if any(
         isinstance(value, bool) or not hasattr(value, "__float__")
         for value in present_values
@@ -188,7 +189,17 @@ def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:
     if any(isinstance(value, str) and "_" in value for value in present_values):  # which Python takes for 1000s
         return None
     try:
-        numbers[~gaps] = np.array(present_values, dtype=object).astype(np.float64)
+        numbers[~missing_mask] = np.array(present_values, dtype=object).astype(np.float64)
     except (TypeError, ValueError):
         return None
     return numbers
+
+
+def numbers_or_nan(values: np.ndarray) -> np.ndarray:
+    """[N] float64, NaN for entries that are missing or not numbers."""
+    missing_mask = is_missing(values)
+    numbers = as_numbers(values, missing_mask)
+    if numbers is not None:
+        return numbers
+    entries = [as_numbers(values[row : row + 1], missing_mask[row : row + 1]) for row in range(len(values))]
+    return np.array([np.nan if entry is None else entry[0] for entry in entries])

@@ -52,10 +52,11 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
         )
     number = {name: index for index, name in enumerate(names)}
     for source, part_labels in zip(sources, labels_by_part, strict=True):
-        stranger = next((position for position, name in enumerate(part_labels) if name not in number), None)
-        if stranger is not None:
+        unknown_position = next((position for position, name in enumerate(part_labels) if name not in number), None)
+        if unknown_position is not None:
             raise ConfigError(
-                f"{source.source}: {source.sample_label(stranger)} has the label {part_labels[stranger]!r}, but "
+                f"{source.source}: {source.sample_label(unknown_position)} has the label "
+                f"{part_labels[unknown_position]!r}, but "
                 f"{{classes}}={classes} are 0 to {len(names) - 1}; correct it, or set {{classes}}=null",
                 mentions=("classes",),
             )
@@ -80,10 +81,10 @@ def _label_names(samples: Part, count: int) -> list[str]:
                 mentions=("task",),
             )
     sample_labels = [entry_name(value) for value in y.tolist()]
-    missing = next((position for position, name in enumerate(sample_labels) if name is None), None)
-    if missing is not None:
+    missing_position = next((position for position, name in enumerate(sample_labels) if name is None), None)
+    if missing_position is not None:
         raise ConfigError(
-            f"{samples.source}: {samples.sample_label(missing)} has no label; add one, or exclude the sample"
+            f"{samples.source}: {samples.sample_label(missing_position)} has no label; add one, or exclude the sample"
         )
     return [str(name) for name in sample_labels]
 

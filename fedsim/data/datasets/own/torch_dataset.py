@@ -96,16 +96,18 @@ def _check_repeatable(
 ) -> None:
     """Raise an error if a Dataset's sample or target differs when read again."""
     sample = read_sample(source, dataset, number)
-    for name, noun in (("x", "sample"), ("y", "the target of sample")):
+    for name, value_noun in (("x", "sample"), ("y", "the target of sample")):
         if keys[name] is None:
             continue
-        first, second = (
+        first_read, second_read = (
             np.asarray(copy_value(value))
             for value in (values_by_role[name][-1], sample_entry(source, name, sample, keys[name]))
         )
-        if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+        if first_read.dtype != object and not np.array_equal(
+            first_read, second_read, equal_nan=first_read.dtype.kind == "f"
+        ):
             raise ConfigError(
-                f"{source}: {noun} {number} differs each time it is read; remove random transforms, and use "
+                f"{source}: {value_noun} {number} differs each time it is read; remove random transforms, and use "
                 "dataset/augment"
             )
 
@@ -146,8 +148,8 @@ def input_array(source: str, values: list[Any], size: Sequence[int] | None, colo
             )
         return to_array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
     try:
-        decoded = ((f"sample {number}", image_pixels(value, size)) for number, value in enumerate(values))
-        return np.ascontiguousarray(stack_images(source, decoded, colours).transpose(0, 3, 1, 2))
+        labelled_pixels = ((f"sample {number}", image_pixels(value, size)) for number, value in enumerate(values))
+        return np.ascontiguousarray(stack_images(source, labelled_pixels, colours).transpose(0, 3, 1, 2))
     except ConfigError:
         raise
     except (OSError, ValueError) as error:

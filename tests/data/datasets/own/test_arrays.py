@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from fedsim import Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import ArrayFiles, Arrays
-from fedsim.data.datasets.own.data import standardise_features
+from fedsim.data.datasets.own.data import channel_statistics, standardise_features
 from fedsim.data.partition import IID, Natural
 from fedsim.models import Linear
 
@@ -138,8 +138,12 @@ def test_a_feature_that_does_not_vary_becomes_zero_whatever_its_number() -> None
 def test_files_of_all_kinds_hold_the_same(write: Any) -> None:
     data, like = ArrayFiles(write()), Arrays(X, Y, CLIENTS)
     for name in ("train_x", "train_y", "test_x", "test_y", "test_owners"):
-        found = getattr(data, name) if name != "train_x" or data.kept is None else data.inputs(data.kept)
-        found = found if name != "train_y" or data.kept is None else found[data.kept]
+        found = (
+            getattr(data, name)
+            if name != "train_x" or data.assignable_samples is None
+            else data.inputs(data.assignable_samples)
+        )
+        found = found if name != "train_y" or data.assignable_samples is None else found[data.assignable_samples]
         assert torch.equal(found, getattr(like, name)), name
     assert data.client_names == like.client_names
     assert data.name == "own"
@@ -159,7 +163,7 @@ def test_a_mapped_file_trains_bit_for_bit_like_arrays_in_memory(partition: Any, 
     for data in (ArrayFiles(path), Arrays(X, Y, CLIENTS)):
         simulation = Simulation(data, Linear, clients=clients, partition=partition, rounds=3)
         results.append(simulation.run())
-        assert data.mapped == (len(results) == 1)
+        assert data.memory_mapped == (len(results) == 1)
     assert torch.equal(results[0].state.model, results[1].state.model)
     assert results[0].final["test_loss"] == results[1].final["test_loss"]
     assert np.load("own/x.npy").tobytes() == X.tobytes()
@@ -171,7 +175,7 @@ def test_a_mapped_file_is_not_read_into_memory(here: Path) -> None:
     np.save("y.npy", Y)
     data = ArrayFiles(".", channels="first", test_fraction=0)
     assert data.train_x.shape == (40, 3, 4096, 4096)
-    assert data.mapped
+    assert data.memory_mapped
     assert data.inputs(torch.tensor([3])).shape == (1, 3, 4096, 4096)
     refused(lambda: ArrayFiles(folder(), standardise=True), "standardise=true would read the whole file")
 
@@ -282,16 +286,18 @@ def test_bad_files(case: str) -> None:
 def test_all_clients_or_some_drawn_by_seed() -> None:
     data = Arrays(X, Y, CLIENTS)
     everybody = Simulation(data, Linear, clients="all")
-    assert everybody.federation.names == ("12", "7001", "976906")
+    assert everybody.federation.client_names == ("12", "7001", "976906")
     some = [Simulation(data, Linear, clients=2, partition=Natural(seed=seed)) for seed in range(12)]
-    assert {len(simulation.federation.names) for simulation in some} == {2}
-    assert len({simulation.federation.names for simulation in some}) == 3
+    assert {len(simulation.federation.client_names) for simulation in some} == {2}
+    assert len({simulation.federation.client_names for simulation in some}) == 3
     for simulation in some:
         chosen = simulation.dataset
         of_test = {data.client_names[owner] for owner in data.test_owners}
-        assert {chosen.client_names[owner] for owner in chosen.test_owners} == of_test & {*simulation.federation.names}
-        for client, name in enumerate(simulation.federation.names):
-            held = simulation.tables[0].order[slice(*simulation.tables[0].offsets[client : client + 2])]
+        assert {chosen.client_names[owner] for owner in chosen.test_owners} == of_test & {
+            *simulation.federation.client_names
+        }
+        for client, name in enumerate(simulation.federation.client_names):
+            held = simulation.client_tables[0].order[slice(*simulation.client_tables[0].offsets[client : client + 2])]
             assert {data.client_names[owner] for owner in data.owners[held]} == {name}
     with pytest.raises(ConfigError, match="clients=4, but the data set has 3 natural owners"):
         Simulation(data, Linear, clients=4)
@@ -304,8 +310,16 @@ def test_all_clients_or_some_drawn_by_seed() -> None:
 def test_shuffled_clients_keep_their_names() -> None:
     simulation = Simulation(Arrays(X, Y, CLIENTS), Linear, clients=2, partition=Natural(shuffle=True), seeds=[0, 1, 2])
     data = simulation.dataset
-    for table in simulation.tables:
+    for table in simulation.client_tables:
         for client, name in enumerate(table.names):
             held = table.order[slice(*table.offsets[client : client + 2])]
             assert {data.client_names[owner] for owner in data.owners[held]} == {name}
-    assert simulation.federation.names is None  # other ones in every replicate
+    assert simulation.federation.client_names is None  # other ones in every replicate
+
+
+def test_channels_are_normalised_by_the_training_images_alone() -> None:
+    images = torch.arange(3 * 2 * 4, dtype=torch.uint8).reshape(3, 2, 2, 2)
+    mean, std = channel_statistics(images, torch.tensor([0, 2]))
+    chosen = images[[0, 2]].double() / 255
+    assert mean == pytest.approx(chosen.mean((0, 2, 3)).tolist())
+    assert std == pytest.approx(chosen.std((0, 2, 3), correction=0).tolist())
