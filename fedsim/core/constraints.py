@@ -86,6 +86,17 @@ class AutoOrAtLeast(AtLeast):
 
 
 @dataclass(frozen=True)
+class NameOrAtLeast(AtLeast):
+    """A name, or a whole number, `minimum` or more."""
+
+    def check(self, key: str, value: Any) -> Any:
+        return value if isinstance(value, str) else super().check(key, value)
+
+    def __str__(self) -> str:
+        return f"a name, or {super().__str__()}"
+
+
+@dataclass(frozen=True)
 class Finite(Constraint):
     """A number that is neither infinite nor NaN."""
 
@@ -164,6 +175,7 @@ class ForEachSeed(Constraint):
 Count = Annotated[int, AtLeast(1)]
 CountOrZero = Annotated[int, AtLeast(0)]
 AutoOrCount = Annotated[int | str, AutoOrAtLeast(1)]
+IndexOrName = Annotated[int | str, NameOrAtLeast(0)]
 Real = Annotated[float, Finite()]
 Positive = Annotated[float, AboveZero()]
 NonNegative = Annotated[float, ZeroOrMore()]

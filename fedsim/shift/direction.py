@@ -26,12 +26,12 @@ class ResponseDirection:
         shift: what the command line calls it, for messages.
         dataset: whose inputs are moved.
         model: one `nn.Linear` on the flattened input.
-        features: numbers of the features of the flattened input that move; None for the data set's own strategic ones,
-            or all.
+        features: names of the features that move, or their positions in the flattened input; None for the data set's
+            own strategic ones, or all.
         target: the class whose score is lowered, of several outputs.
 
     Attributes:
-        shifted_columns: numbers of the features that move.
+        shifted_columns: positions of the features that move.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ResponseDirection:
         shift: str,
         dataset: Dataset,
         model: RowModel,
-        features: Sequence[int] | None = None,
+        features: Sequence[int | str] | None = None,
         target: int = 1,
     ) -> None:
         self.shape, size = dataset.shape, math.prod(dataset.shape)
@@ -58,8 +58,7 @@ class ResponseDirection:
         output_mix = torch.full((self.outputs,), -1.0 / max(self.outputs - 1, 1), dtype=torch.float64)
         output_mix[target if self.outputs > 1 else 0] = 1.0
         self._mix = output_mix.to(model.device)
-        self._mask = _feature_mask(features if features is not None else dataset.strategic, size, dataset.name)
-        self._mask = self._mask.to(model.device)
+        self._mask = _feature_mask(dataset, features if features is not None else dataset.strategic).to(model.device)
         self.shifted_columns = torch.nonzero(self._mask)[:, 0]
 
     def __call__(self, theta: Tensor) -> Tensor:
@@ -88,17 +87,13 @@ def _is_linear(model: RowModel, layer: nn.Linear, name: str, shape: tuple[int, .
     return output.shape == expected.shape and torch.allclose(output, expected, atol=1e-4)
 
 
-def _feature_mask(features: Sequence[int] | None, size: int, dataset: str) -> Tensor:
+def _feature_mask(dataset: Dataset, features: Sequence[int | str] | None) -> Tensor:
     """[size] 1 for the features that move."""
+    size = math.prod(dataset.shape)
     if features is None:
         return torch.ones(size, dtype=torch.float64)
     mask = torch.zeros(size, dtype=torch.float64)
-    for feature in features:
-        if feature >= size:
-            raise ConfigError(
-                f"shift.features names feature {feature}, but dataset={dataset} has {size}, from 0 to {size - 1}"
-            )
-        mask[feature] = 1
+    mask[list(dataset.feature_indices(features, "shift.features"))] = 1
     if not mask.any():
         raise ConfigError("shift.features=[] moves nothing; name features, or use shift=none")
     return mask

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import CountOrZero, NonNegative, Positive
+from fedsim.core.constraints import CountOrZero, IndexOrName, NonNegative, Positive
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.shift.strategic import DEFAULT_SPREAD, Strategic
 
@@ -33,7 +33,7 @@ class Elastic(Strategic):
         self,
         epsilon: PerClientNumbers = 1.0,
         spread: NonNegative = DEFAULT_SPREAD,
-        features: Sequence[CountOrZero] | None = None,
+        features: Sequence[IndexOrName] | None = None,
         target: CountOrZero = 1,
         seed: int = 0,
         reluctance: NonNegative = 0.1,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import NonNegative, Real
+from fedsim.core.constraints import CountOrZero, IndexOrName, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -43,8 +43,8 @@ class GroupMean(Shift):
         self,
         gamma: Sequence[Real] = (0.02, 3.0),
         spread: NonNegative | Sequence[NonNegative] = (0.02, 0.2),
-        features: Sequence[int] | None = None,
-        target: int = 1,
+        features: Sequence[IndexOrName] | None = None,
+        target: CountOrZero = 1,
         seed: int = 0,
         **options: Any,
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core.constraints import CountOrZero, NonNegative
+from fedsim.core.constraints import CountOrZero, IndexOrName, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
@@ -42,7 +42,7 @@ class Strategic(Shift):
         self,
         epsilon: PerClientNumbers = 1.0,
         spread: NonNegative = DEFAULT_SPREAD,
-        features: Sequence[CountOrZero] | None = None,
+        features: Sequence[IndexOrName] | None = None,
         target: CountOrZero = 1,
         seed: int = 0,
         **options: Any,

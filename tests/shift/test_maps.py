@@ -15,7 +15,7 @@ from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, GiveMeSomeCre
 from fedsim.data.datasets.data_files import data_root
 from fedsim.local import SGD
 from fedsim.models import MLP, Linear, Mean
-from fedsim.shift import Demand, GroupMean, Location, Response, Strategic
+from fedsim.shift import Demand, Elastic, GroupMean, Location, Response, Strategic
 from fedsim.shift.shift import pad_batches
 
 M = 5
@@ -201,6 +201,19 @@ def test_images_move_on_the_chosen_pixels_only():
         torch.testing.assert_close(moved.flatten(1)[:, pixel], x.flatten(1)[:, pixel] - step)
 
 
+def people() -> Dataset:
+    data = blobs(2)
+    data.feature_names = ("age", "income", "savings", "debts")
+    return data
+
+
+@pytest.mark.parametrize("shift", [Strategic, Elastic, lambda features: GroupMean([1.0, 2.0], 0.0, features)])
+def test_features_are_named_or_numbered(shift):
+    named = simulation_of(people(), Linear, shift(features=["debts", "income"])).shift
+    numbered = simulation_of(blobs(2), Linear, shift(features=[1, 3])).shift
+    assert named.shifted_columns.tolist() == numbered.shifted_columns.tolist() == [1, 3]
+
+
 @pytest.mark.skipif(not (data_root(None) / "give_me_some_credit").exists(), reason="no credit data")
 def test_credit_applicants_move_what_they_can_and_the_base_sample_each_time():
     """Three features, by −ε_i θ_S; a second deployment starts from the base sample again."""
@@ -234,6 +247,8 @@ class Squashed(nn.Module):
         (lambda: simulation_of(blobs(), Linear, GroupMean()), r"shift\.gamma=\[0\.02, 3\.0\] has 2.*blobs has 3"),
         (lambda: simulation_of(Pricing(M), Mean, GroupMean()), "shift=group_mean needs class labels"),
         (lambda: simulation_of(blobs(), Linear, Strategic(features=[4])), r"shift\.features names feature 4.*to 3"),
+        (lambda: simulation_of(blobs(), Linear, Strategic(features=["age"])), r"features of .*blobs have no names"),
+        (lambda: simulation_of(people(), Linear, Strategic(features=["aje"])), r"names 'aje'.*did you mean 'age'"),
         (lambda: simulation_of(blobs(), Linear, Strategic(features=[])), r"shift\.features=\[\] moves nothing"),
         (lambda: simulation_of(blobs(), Linear, Strategic(target=3)), r"shift\.target=3 is no class"),
         (lambda: simulation_of(blobs(), Linear, Demand()), "shift=demand adds the model's parameters.*use model=mean"),

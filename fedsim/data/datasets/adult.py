@@ -71,6 +71,7 @@ class Adult(Dataset):
         mean, std = splits[0][0].mean(0), splits[0][0].std(0)
         (train_x, train_y), (test_x, test_y) = ((self._scale(x, mean, std, y, balanced)) for x, y in splits)
         super().__init__("adult", train_x, train_y, test_x, test_y, classes=2, loss="logistic")
+        self.feature_names = tuple(features)
 
     @staticmethod
     def _scale(

@@ -35,7 +35,7 @@ class GiveMeSomeCredit(Dataset):
     rows, complete, positives, negatives = 150_000, 120_269, 8_357, 10_000
 
     def __init__(self, root: str | None = None, balanced: bool = True) -> None:
-        table = self._read(data_root(root) / CSV_PATH)
+        column_names, table = self._read(data_root(root) / CSV_PATH)
         table = table[np.isfinite(table).all(1)]
         labels, features = table[:, 1].astype(np.int64), table[:, 2:]
         self._check_count("complete rows", len(table), self.complete)
@@ -46,9 +46,10 @@ class GiveMeSomeCredit(Dataset):
             indices = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)[: self.negatives]])
         x, y = torch.as_tensor(scaled_features[indices].astype(np.float32)), torch.as_tensor(labels[indices])
         super().__init__("give_me_some_credit", x, y, classes=2, loss="logistic", strategic=(0, 5, 7))
+        self.feature_names = column_names[2:]
 
-    def _read(self, path: Path) -> np.ndarray:
-        """[150000, 12]: row number, label, features; missing entries NaN."""
+    def _read(self, path: Path) -> tuple[tuple[str, ...], np.ndarray]:
+        """The names of the columns and [150000, 12]: row number, label, features; missing entries NaN."""
         try:
             text = check_regular_path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +66,7 @@ class GiveMeSomeCredit(Dataset):
             ) from error
         self._check_count("rows", len(table), self.rows)
         self._check_count("columns", table.shape[1], 12)
-        return table
+        return tuple(name.strip().strip('"') for name in text.partition("\n")[0].split(",")), table
 
     @staticmethod
     def _check_count(counted_noun: str, count: int, published_count: int) -> None:

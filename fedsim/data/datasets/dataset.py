@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core import checks
 from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.augment import CropFlip
@@ -41,6 +44,7 @@ class Dataset(Validated):
         files: the files from which the class is read; None if nothing needs to be downloaded.
         client_names: names of the m natural clients in the data, or None.
         label_names: names of the labels 0 … C − 1 in the data, or None.
+        feature_names: names of the features of the flattened input, or None.
         assignable_samples: [N'] numbers of the samples that may be assigned to clients, or None for all N: excluding
             samples needs no copy of the others.
         memory_mapped: whether inputs are a memory-mapped file: they stay on disk, and batches are moved to the device.
@@ -68,6 +72,7 @@ class Dataset(Validated):
     test_more: dict[str, Tensor] = field(default_factory=dict)
     client_names: tuple[str, ...] | None = None
     label_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
     assignable_samples: Tensor | None = None
     memory_mapped: bool = False
     strategic: tuple[int, ...] | None = None
@@ -98,6 +103,44 @@ class Dataset(Validated):
     def natural_clients(self) -> int | None:
         """The number of clients defined by the data; None if the partition defines them."""
         return None if self.owners is None else int(self.owners.max()) + 1
+
+    def feature_indices(
+        self, features: Sequence[int | str], config_key: str, mentions: tuple[str, ...] = ()
+    ) -> tuple[int, ...]:
+        """Positions in the flattened input of features that are given by position or by name.
+
+        Args:
+            features: positions, or entries of `feature_names`.
+            config_key, mentions: what the command line calls the setting, for messages; see `ConfigError`.
+
+        Raises:
+            ConfigError: the data have no such feature.
+        """
+        size, known_names = math.prod(self.shape), self.feature_names or ()
+        indices: list[int] = []
+        for feature in features:
+            if not isinstance(feature, str):
+                if feature >= size:
+                    raise ConfigError(
+                        f"{config_key} names feature {feature}, but dataset={self.name} has {size}, from 0 to "
+                        f"{size - 1}",
+                        mentions=mentions,
+                    )
+                indices.append(feature)
+            elif not known_names:
+                raise ConfigError(
+                    f"{config_key} names {feature!r}, but the features of dataset={self.name} have no names; give "
+                    f"numbers from 0 to {size - 1}",
+                    mentions=mentions,
+                )
+            elif feature in known_names:
+                indices.append(known_names.index(feature))
+            else:
+                suggestion_text = checks.nearest_name_hint(feature, known_names)
+                raise ConfigError(
+                    f"{config_key} names {feature!r}, which is not a feature{suggestion_text}", mentions=mentions
+                )
+        return tuple(dict.fromkeys(indices))
 
     def to(self, device: torch.device) -> Dataset:
         """Move every tensor to the device, in place; inputs that are mapped from a file stay where they are."""

@@ -46,6 +46,7 @@ def test_credit_is_standardised_over_complete_rows_then_balanced(tmp_path):
     np.testing.assert_allclose(data.train_x, expected, atol=1e-5)
     assert data.train_y.tolist() == [1] * 12 + [0] * 20
     assert (data.strategic, data.loss, data.classes) == ((0, 5, 7), "logistic", 2)
+    assert data.feature_names == tuple(HEADER.strip().split(",")[2:])
     whole = SmallCredit(str(tmp_path), balanced=False)
     np.testing.assert_allclose(whole.train_x, scaled, atol=1e-5)
     assert whole.train_y.tolist() == table[:, 0].tolist()

@@ -40,7 +40,8 @@ class Table(OwnData):
         max_categories: a column with more categories raises an error, since it is probably text or an identifier.
         missing: treatment of missing features: 'refuse' raises an error; 'drop' drops the row; 'mean' and 'median'
             impute numbers by that of the training rows, and categories by the most frequent one.
-        strategic: columns that people change strategically in response to a model (shift=strategic); None: none.
+        strategic: features that people change strategically in response to a model (shift=strategic), by their names
+            in `feature_names`; None: none.
         separator: of the columns of a CSV file; None: inferred among , ; tab and |.
         **options: of `OwnData`.
 
@@ -97,7 +98,7 @@ class Table(OwnData):
         encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
             tables = _split_by_column(tables[0], split)
-        self.feature_names, self._encoder, self._separator = encoder.names, encoder, separator
+        self._encoder, self._separator = encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
         encoded_splits = [
             Part(p.source, encoder.codes(p), p[target], client and p[client], p.row_label) for p in tables
@@ -105,7 +106,12 @@ class Table(OwnData):
         super().__init__(
             name, encoded_splits[0], encoded_splits[1] if encoded_splits[1:] else None, encode=encoder, **options
         )
-        self.strategic = None if strategic is None else self._feature_positions(strategic)
+        self.feature_names = encoder.names
+        self.strategic = (
+            None
+            if strategic is None
+            else self.feature_indices([str(name) for name in strategic], "{strategic}", mentions=("strategic",))
+        )
 
     def encode(self, rows: Any) -> Tensor:
         """[n, d] the model's input for other rows, encoded and standardised like the training rows.
@@ -117,16 +123,6 @@ class Table(OwnData):
             ConfigError: a column or value is missing, or a word is not a category of the data set.
         """
         return self._encoder.encode(read_columns(rows, self._separator, "rows"))
-
-    def _feature_positions(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Positions of features."""
-        for name in names:
-            if name not in self.feature_names:
-                suggestion_text = checks.nearest_name_hint(str(name), self.feature_names)
-                raise ConfigError(
-                    f"{{strategic}} names {name!r}, which is not a feature{suggestion_text}", mentions=("strategic",)
-                )
-        return tuple(self.feature_names.index(name) for name in names)
 
 
 def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
