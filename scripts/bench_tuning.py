@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from fedsim.evaluation.columns import is_higher_better
+from fedsim.run.tracking import RunConfig
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.schedule import SuccessiveHalving
 from fedsim.studies.tuning.space import Trial
@@ -122,7 +123,7 @@ def one_run(overrides: Sequence[str], seeds: int, folder: Path) -> None:
     simulation, tracking, identity = build(
         compose_single_config([*overrides, "lr=0.05", f"seeds={list(range(seeds))}"])
     )
-    simulation.run(folder, False, tracking, identity)
+    simulation.run(folder, False, tracking, RunConfig(identity))
 
 
 def main() -> None:

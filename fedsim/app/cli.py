@@ -369,6 +369,7 @@ def run_steps(
     what `Simulation.run_steps` takes, and is used in its place."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
+    from fedsim.run.tracking import RunConfig
 
     ranks = ranks or Ranks()
     if ranks.is_first:
@@ -395,8 +396,8 @@ def run_steps(
         trusted = cfg.trusted if by_command else ()
     packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
-    yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
-    arguments = (folder, resume != "overwrite", tracking, identity, settings, yaml)
+    config = RunConfig(identity, choices | table_row(identity), OmegaConf.to_yaml(cfg, resolve=True))
+    arguments = (folder, resume != "overwrite", tracking, config)
     return (yield from (simulation.run_steps(*arguments) if run_rounds is None else run_rounds(simulation, *arguments)))
 
 

@@ -31,7 +31,7 @@ from fedsim.run.settings import report_standstill
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracker import Tracker, update_norms
-from fedsim.run.tracking import Result, Tracking
+from fedsim.run.tracking import Result, RunConfig, Tracking
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator
 from fedsim.trainer.device_memory import configure_allocator
@@ -51,7 +51,7 @@ class FoldedRun:
     """A run that a fold may take in, and what it was asked to write.
 
     Args:
-        simulation, out, resume, tracking, identity, settings, config: as `Simulation.run_steps` takes them.
+        simulation, out, resume, tracking, config: as `Simulation.run_steps` takes them.
 
     Attributes:
         replicates: of the fold, that are the run's.
@@ -64,9 +64,7 @@ class FoldedRun:
         out: str | Path | None = None,
         resume: bool = False,
         tracking: Tracking | None = None,
-        identity: dict[str, Any] | None = None,
-        settings: dict[str, Any] | None = None,
-        config: str | None = None,
+        config: RunConfig | None = None,
     ) -> None:
         self.resume = resume
         self.simulation, self.folder, self.tracking = (
@@ -74,7 +72,7 @@ class FoldedRun:
             None if out is None else Path(out),
             tracking or Tracking(),
         )
-        self.identity, self.settings, self.config = identity or {}, settings, config
+        self.config = config or RunConfig()
         self.replicates = slice(0, 0)
         self.tracker: Tracker
 
@@ -101,7 +99,7 @@ class FoldedRun:
         """
         self.replicates, simulation = replicates, self.simulation
         own_state, own_memory = self.select_state(state, fold), self.select_memory(memory, fold)
-        checkpoints = simulation.checkpointer(self.folder, self.tracking, self.identity, own_state, own_memory)
+        checkpoints = simulation.checkpointer(self.folder, self.tracking, self.config.identity, own_state, own_memory)
         resumed_state, progress = simulation.load_checkpoint(checkpoints, own_state, self.resume)
         for entry in dataclasses.fields(own_state):
             getattr(own_state, entry.name).copy_(getattr(resumed_state, entry.name))
@@ -115,7 +113,7 @@ class FoldedRun:
         simulation.participation.share_memory(fold.simulation.participation, replicates)
         simulation.log_privacy()
         self.tracker = Tracker(
-            simulation, self.folder, self.tracking, checkpoints, divergence_guard, progress, self.settings, self.config
+            simulation, self.folder, self.tracking, checkpoints, divergence_guard, progress, self.config
         )
 
     def select_entries(self, values: Any, fold: FoldTracker) -> Any:
@@ -188,14 +186,12 @@ def foldable_steps(
     out: str | Path | None = None,
     resume: bool = False,
     tracking: Tracking | None = None,
-    identity: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
-    config: str | None = None,
+    config: RunConfig | None = None,
 ) -> FoldableSteps[Result]:
     """`Simulation.run_steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
     tracker and waits for the result. Sent False, or when `UnfoldedError` is thrown, it waits once more and goes on.
     """
-    folded_run = FoldedRun(simulation, out, resume, tracking, identity, settings, config)
+    folded_run = FoldedRun(simulation, out, resume, tracking, config)
     try:
         with locked_folder(folded_run.folder, simulation.federation.ranks):
             if (yield folded_run):
@@ -204,7 +200,7 @@ def foldable_steps(
     except UnfoldedError:
         pass
     yield folded_run
-    return (yield from simulation.run_steps(out, resume, tracking, identity, settings, config))
+    return (yield from simulation.run_steps(out, resume, tracking, config))
 
 
 class Job(Generic[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_initial_state
 from fedsim.run.tracker import Tracker
-from fedsim.run.tracking import Result, Tracking
+from fedsim.run.tracking import Result, RunConfig, Tracking
 from fedsim.run.user_code import UserCodeWatch, user_code_error_context
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator, run_to_completion
@@ -67,9 +68,7 @@ class Simulation(Setup):
         out: str | Path | None = None,
         resume: bool = False,
         tracking: Tracking | None = None,
-        identity: dict[str, Any] | None = None,
-        settings: dict[str, Any] | None = None,
-        config: str | None = None,
+        config: RunConfig | None = None,
     ) -> Result:
         """Train for all rounds.
 
@@ -77,9 +76,7 @@ class Simulation(Setup):
             out: run folder; None keeps everything in memory.
             resume: continue from the checkpoint in `out`, if there is one.
             tracking: what is written and shown.
-            identity: settings a resumed run must share (the command line passes its resolved configuration).
-            settings: named values for TensorBoard's HPARAMS table.
-            config: YAML that is kept as config.yaml in `out`.
+            config: what is written down about the configuration; the command line passes its own.
 
         Raises:
             ConfigError: before the first round, where `out` cannot be used, or another process uses it.
@@ -89,7 +86,7 @@ class Simulation(Setup):
             PeerError: when another rank ends.
             RunError: when the device has no room, or none but nondeterministic algorithms where others are asked for.
         """
-        return run_to_completion(self.run_steps(out, resume, tracking, identity, settings, config))
+        return run_to_completion(self.run_steps(out, resume, tracking, config))
 
     @holding_folder_lock
     def run_steps(
@@ -97,19 +94,17 @@ class Simulation(Setup):
         out: str | Path | None = None,
         resume: bool = False,
         tracking: Tracking | None = None,
-        identity: dict[str, Any] | None = None,
-        settings: dict[str, Any] | None = None,
-        config: str | None = None,
+        config: RunConfig | None = None,
     ) -> TaskGenerator[Result]:
         """What `run` does, but for the clients' local work, which is handed out every round: `fedsim.run.together` does
         that of several runs at once."""
-        tracking, folder = tracking or Tracking(), None if out is None else Path(out)
+        tracking, config, folder = tracking or Tracking(), config or RunConfig(), None if out is None else Path(out)
         configure_allocator(self.device)
         with user_code_error_context(self.components):
             state = self.initial_state()
             check_initial_state(self, state)
             memory = self.initial_memory(state)
-        checkpoints = self.checkpointer(folder, tracking, identity or {}, state, memory)
+        checkpoints = self.checkpointer(folder, tracking, config.identity, state, memory)
         state, progress = self.load_checkpoint(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
         with user_code_error_context(self.components):
@@ -119,9 +114,7 @@ class Simulation(Setup):
         divergence_guard = self.make_divergence_guard(progress)
         self.round_clock.start_round(progress.virtual, memory, progress.joules)
         output_folder = folder if self.federation.ranks.is_first else None
-        with Tracker(
-            self, output_folder, tracking, checkpoints, divergence_guard, progress, settings, config
-        ) as tracker:
+        with Tracker(self, output_folder, tracking, checkpoints, divergence_guard, progress, config) as tracker:
             tracker.start(state)
             state = yield from self.training_steps(state, memory, tracker)
             report_standstill(self, first_model, state.model, progress.rounds - first_round)
@@ -156,10 +149,10 @@ class Simulation(Setup):
         return state, report
 
     def checkpointer(
-        self, folder: Path | None, tracking: Tracking, identity: dict[str, Any], state: State, memory: Memory
+        self, folder: Path | None, tracking: Tracking, identity: Mapping[str, Any], state: State, memory: Memory
     ) -> Checkpointer:
         """What keeps checkpoints, with the header that tells what this run is made of."""
-        identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
+        identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__, **identity}
         layout = Layout.from_run(self.strategy, memory, state.model, self.federation)
         content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
         header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT_ENTRY: content}

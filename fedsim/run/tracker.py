@@ -33,6 +33,7 @@ from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, metrics_checksum, 
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
 from fedsim.run.tracking.progress import facts_line, progress_view
 from fedsim.run.tracking.result import MetricsRow, Result
+from fedsim.run.tracking.run_config import RunConfig
 from fedsim.run.tracking.tracking_options import Tracking
 from fedsim.strategies import State
 
@@ -46,8 +47,7 @@ class Tracker:
         tracking_options: what is written and shown.
         checkpoints, divergence_guard: see there.
         progress: where the run stands (not zero on resuming).
-        settings: named values for TensorBoard's HPARAMS table.
-        config: YAML that is kept as config.yaml.
+        config: what is written down about the configuration.
     """
 
     def __init__(
@@ -58,13 +58,14 @@ class Tracker:
         checkpoints: Checkpointer,
         divergence_guard: DivergenceGuard,
         progress: Progress,
-        settings: dict[str, Any] | None = None,
-        config: str | None = None,
+        config: RunConfig | None = None,
     ) -> None:
-        self.simulation, self.folder, self.options, self.config = simulation, folder, tracking_options, config
+        self.simulation, self.folder, self.options = simulation, folder, tracking_options
+        self.config = config or RunConfig()
         self.checkpoints, self.divergence_guard, self.progress = checkpoints, divergence_guard, progress
         self.seeds, self.ranks = simulation.federation.seeds, simulation.federation.ranks
-        self.settings = settings or {"strategy": type(simulation.strategy).__name__, "dataset": simulation.dataset.name}
+        named_parts = {"strategy": type(simulation.strategy).__name__, "dataset": simulation.dataset.name}
+        self.settings = dict(self.config.settings) or named_parts
         self.history: list[MetricsRow] = []
         self._run_folder: RunFolder | None = None
         self._signals = StopSignals()
@@ -158,7 +159,7 @@ class Tracker:
                     self._best_models.resume()
             files = RunFolder(self.folder, column_descriptions, progress, has_no_rounds)
             files.prepare(
-                self.config,
+                self.config.yaml,
                 self.settings,
                 simulation.device,
                 self.ranks.num_ranks,
@@ -169,7 +170,7 @@ class Tracker:
         if self.ranks.is_first and not (self._run_folder is not None and self._run_folder.is_finished):
             self._observers = Observers(self.options.all_observers)
             run_started = RunStarted(
-                self.folder, self.seeds, simulation.rounds, progress.rounds, self.settings, self.config
+                self.folder, self.seeds, simulation.rounds, progress.rounds, self.settings, self.config.yaml
             )
             self._observers.begin(run_started)
         if initial_result is None:

@@ -25,6 +25,7 @@ from fedsim.app.folding import combined_config, foldable_groups
 from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.run.fold import Fold, FoldedRun, Job, foldable_steps
 from fedsim.run.together import Lockstep, run_together
+from fedsim.run.tracking import RunConfig
 
 BASE = [
     "rounds=2", "eval_every=1", "clients=4", "seeds=[3,8]", "local_steps=2", "trainer.dtype=float64",
@@ -130,7 +131,7 @@ def ran(cfg: DictConfig, folder: Path | None = None, **changes: Any) -> list[dic
         for key, value in changes.items():
             OmegaConf.update(cfg, key.replace("__", "."), value)
     simulation, tracking, identity = build(cfg)
-    return simulation.run(folder, folder is not None, tracking, identity).history
+    return simulation.run(folder, folder is not None, tracking, RunConfig(identity)).history
 
 
 def close(one: list[dict[str, Any]], other: list[dict[str, Any]], exactly: bool = False, tied: bool = False) -> None:
@@ -192,7 +193,7 @@ def folded(cfg: DictConfig, folder: Path) -> None:
         for one, path in zip(configs, folders, strict=True):
             OmegaConf.update(one, "rounds", rounds)
             simulation, tracking, identity = build(one)
-            jobs.append(Job(foldable_steps(simulation, path, True, tracking, identity)))
+            jobs.append(Job(foldable_steps(simulation, path, True, tracking, RunConfig(identity))))
             jobs[-1].start()
         federation = functools.partial(lambda joint: build(joint)[0], combined_config(configs))
         for _, outcome in Lockstep[None]()([Fold(jobs, federation).round_steps]):

@@ -17,7 +17,7 @@ from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.run.checkpoint import NAME
-from fedsim.run.tracking import Tracking
+from fedsim.run.tracking import RunConfig, Tracking
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedAvg, FedAWE, FedPBC
 
@@ -65,10 +65,10 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(case, tmp_path):
 )
 def test_another_runs_checkpoint_is_refused_by_the_key_that_differs(changed, key, tmp_path):
     identity = {"lr": 0.1, "model": "mlp"}
-    simulation_of(rounds=2).run(tmp_path, tracking=QUIET, identity=identity)
+    simulation_of(rounds=2).run(tmp_path, tracking=QUIET, config=RunConfig(identity))
     identity = changed.pop("identity", identity)
     with pytest.raises(CheckpointError, match=rf"(?s){re.escape(str(tmp_path / NAME))}.*{re.escape(key)}"):
-        simulation_of(**changed).run(tmp_path, resume=True, tracking=QUIET, identity=identity)
+        simulation_of(**changed).run(tmp_path, resume=True, tracking=QUIET, config=RunConfig(identity))
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -18,6 +18,7 @@ from fedsim.core import ConfigError, lock
 from fedsim.core.lock import LOCK_FILE_NAME, Lock, check_folder_free
 from fedsim.core.lock import _try_lock as lock_file
 from fedsim.run.together import Lockstep
+from fedsim.run.tracking import RunConfig
 
 
 def held_by_another(folder: Path) -> tuple[int, int]:
@@ -193,7 +194,7 @@ def test_a_killed_runs_folder_is_free(tmp_path: Path) -> None:
 def test_a_folder_with_somebodys_configuration_is_not_a_runs(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("dear: me\n")
     with pytest.raises(ConfigError, match=r"holds a config\.yaml that no run wrote"):
-        simulation_of(rounds=1).run(tmp_path, tracking=QUIET, config="rounds: 1\n")
+        simulation_of(rounds=1).run(tmp_path, tracking=QUIET, config=RunConfig(yaml="rounds: 1\n"))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.yaml", "dear: me\n")]
 
 

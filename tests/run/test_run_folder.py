@@ -18,7 +18,7 @@ from fedsim.data.datasets import Dataset, Quadratics
 from fedsim.evaluation import COLUMN_DESCRIPTIONS
 from fedsim.local import SGD
 from fedsim.models import MLP, Mean
-from fedsim.run.tracking import Tracking
+from fedsim.run.tracking import RunConfig, Tracking
 from fedsim.run.tracking.clients import read
 from fedsim.run.tracking.environment import environment_facts
 from fedsim.run.tracking.metrics_csv import MetricsCSV, read_metrics
@@ -53,7 +53,7 @@ def finished(tmp_path_factory, Scripted):
         execution=Execution(chunk=3),
     )
     folder = tmp_path_factory.mktemp("run") / "deep" / "folder"
-    return folder, simulation.run(folder, tracking=Tracking(progress="none"), settings=SETTINGS)
+    return folder, simulation.run(folder, tracking=Tracking(progress="none"), config=RunConfig(settings=SETTINGS))
 
 
 def test_metrics_csv_says_what_each_column_is_and_reads_back_exactly(finished):

@@ -2,6 +2,7 @@
 
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import Result
+from fedsim.run.tracking.run_config import RunConfig
 from fedsim.run.tracking.services import MLflow, Trackio, WandB
 from fedsim.run.tracking.tensorboard import TensorBoard
 from fedsim.run.tracking.tracking_options import Tracking
@@ -11,6 +12,7 @@ __all__ = [
     "MLflow",
     "Observer",
     "Result",
+    "RunConfig",
     "RunEnded",
     "RunStarted",
     "TensorBoard",

@@ -16,7 +16,7 @@ from fedsim import EvaluationOptions, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
-from fedsim.run.tracking import EvaluationEvent, Observer, RunEnded, RunStarted, Tracking
+from fedsim.run.tracking import EvaluationEvent, Observer, RunConfig, RunEnded, RunStarted, Tracking
 
 
 def simulation_of(rounds: int = 6, **options: Any) -> Simulation:
@@ -54,7 +54,9 @@ class Notebook(Observer):
 
 def test_it_hears_of_the_run_its_evaluations_and_its_end(tmp_path: Path) -> None:
     notebook = Notebook()
-    result = simulation_of().run(tmp_path, tracking=quiet(notebook), settings={"lr": 0.1}, config="lr: 0.1\n")
+    result = simulation_of().run(
+        tmp_path, tracking=quiet(notebook), config=RunConfig(settings={"lr": 0.1}, yaml="lr: 0.1\n")
+    )
     begun, *evaluated, ended, pictures, closed = notebook.heard
     assert (begun.folder, begun.seeds, begun.rounds, begun.completed_rounds) == (tmp_path, (2, 5), 6, 0)
     assert (begun.settings, begun.config, begun.names) == ({"lr": 0.1}, "lr: 0.1\n", ["seed_2", "seed_5"])

@@ -13,7 +13,7 @@ from fedsim.app.cli import report
 from fedsim.app.sweep import SUMMARY
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
-from fedsim.run.tracking import Tracking
+from fedsim.run.tracking import RunConfig, Tracking
 from fedsim.run.tracking.progress import facts_line
 from fedsim.run.tracking.result import mean_std
 
@@ -40,7 +40,7 @@ def test_one_number_has_no_spread() -> None:
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
 def test_of_one_seed_neither_file_nor_report_has_a_deviation(tmp_path: Path, seeds: list[int]) -> None:
     simulation = Simulation(Quadratics(clients=3, dimension=2), Mean, clients=3, rounds=1, seeds=seeds)
-    result = simulation.run(tmp_path, tracking=QUIET, config="{}")
+    result = simulation.run(tmp_path, tracking=QUIET, config=RunConfig(yaml="{}"))
     assert ("±" in report(result)) == (len(seeds) > 1)
     assert "nan" not in report(result)
     stds = [found["std"] for found in json.loads((tmp_path / SUMMARY).read_text())["final"].values()]

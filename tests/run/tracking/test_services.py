@@ -14,7 +14,7 @@ import pytest
 from fedsim import EvaluationOptions, Simulation
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
-from fedsim.run.tracking import MLflow, Tracking, Trackio, WandB
+from fedsim.run.tracking import MLflow, RunConfig, Tracking, Trackio, WandB
 
 SETTINGS = {"lr": 0.1, "strategy": "fedavg", "clip": None} | {f"key{n}": "x" * 600 for n in range(120)}
 
@@ -29,7 +29,7 @@ def carried_out(folder: Path, observer: Any, rounds: int = 4, resume: bool = Fal
         evaluation=EvaluationOptions(every=2),
     )
     tracking = Tracking(progress="none", tensorboard=False, observers=[observer])
-    return simulation.run(folder, resume=resume, tracking=tracking, settings=SETTINGS)
+    return simulation.run(folder, resume=resume, tracking=tracking, config=RunConfig(settings=SETTINGS))
 
 
 def losses(result: Any) -> dict[str, list[float]]:

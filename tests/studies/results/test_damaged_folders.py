@@ -16,6 +16,7 @@ from fedsim.app import commands
 from fedsim.core import CheckpointError, ConfigError
 from fedsim.data.datasets import Digits
 from fedsim.models import Linear
+from fedsim.run.tracking import RunConfig
 from fedsim.studies.plots import plot_cli as cli
 from fedsim.studies.results.reading import MAX_MESSAGE_LENGTH, read_config, translate_read_errors
 
@@ -27,7 +28,7 @@ def good_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with all files."""
     folder = tmp_path_factory.mktemp("good") / "run"
     simulation = Simulation(Digits(), Linear, clients=4, rounds=2, seeds=[0, 1], evaluation=EvaluationOptions(every=1))
-    simulation.run(folder, tracking=Tracking(progress="none", tensorboard=False), config=CONFIG)
+    simulation.run(folder, tracking=Tracking(progress="none", tensorboard=False), config=RunConfig(yaml=CONFIG))
     return folder
 
 

@@ -20,7 +20,7 @@ from fedsim.data.datasets import BinaryGaussians, GaussianMean, Pricing
 from fedsim.evaluation.performative import Risk
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
-from fedsim.run.tracking import Tracking
+from fedsim.run.tracking import RunConfig, Tracking
 from fedsim.shift import Demand, Location
 
 QUIET = Tracking(progress="none", tensorboard=False)
@@ -39,7 +39,7 @@ def folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rounds=6,
         seeds=[4, 9],
         evaluation=EvaluationOptions(every=2),
-    ).run(folder, tracking=QUIET, config=CONFIG)
+    ).run(folder, tracking=QUIET, config=RunConfig(yaml=CONFIG))
     return folder
 
 
