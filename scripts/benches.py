@@ -85,6 +85,7 @@ BENCHMARKS = {
         ["--only=logistic-fedbuff,population", "--repeat=1", "--updates=60", "--skipped=20", "--small-populations"],
         ONE_THREAD,
     ),
+    "plan": Benchmark("bench_plan.py", [], ["--only", "quadratics", "--rounds", "3", "--seconds", "0.01"], ONE_THREAD),
     "memory": Benchmark("client_memory.py", [], ["--clients", "20"]),
     "peers": Benchmark(
         "bench_peers/run.py",

@@ -15,6 +15,11 @@ PAGE = ROOT / "docs" / "command_line.md"
 WIDTH = "100"
 PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
     ("fedsim table", "fedsim.app.cli", "A table that compares runs: [tables](results.md#tables)."),
+    (
+        "fedsim plan",
+        "fedsim.app.cli",
+        "How long a run will take: [performance](performance.md#how-long-a-run-will-take).",
+    ),
     ("fedsim watch", "fedsim.app.cli", "Curves of runs while they are computed: [watch](results.md#while-it-runs)."),
     ("fedsim tune", "fedsim.app.cli", "Tune settings over several seeds: [tune](how_to_tune.md)."),
     (

@@ -235,6 +235,21 @@ def events_table(record: Record) -> list[str]:
     return lines
 
 
+def plan_table(record: Record) -> list[str]:
+    """The planned runs, and how far the plans are off."""
+    lines = ["| run | rounds measured | planned | took | ratio | memory | bytes |", "|---|--:|--:|--:|--:|--:|--:|"]
+    for row in record["rows"]:
+        cells = [f"{row['measured_rounds']:,} of {row['rounds']:,}"]
+        cells += [f"{row['seconds'][name]:.0f} s" for name in ("planned", "run")]
+        cells += [f"{row[name]['ratio']:.2f}" for name in ("seconds", "memory_gib", "bytes")]
+        lines.append(f"| {row['composition']} | {' | '.join(cells)} |")
+    counts = []
+    for name, noun in (("seconds", "time"), ("memory_gib", "memory"), ("bytes", "bytes")):
+        num_close = sum(0.75 <= row[name]["ratio"] <= 1.25 for row in record["rows"])
+        counts.append(f"{noun} of {num_close}")
+    return [*lines, "", f"Of {len(record['rows'])} runs, the plan is within 25 % for the {', the '.join(counts)}."]
+
+
 BLOCKS: dict[str, Callable[[Record], list[str]]] = {
     "rounds": rounds_table,
     "population": population_sentence,
@@ -245,6 +260,7 @@ BLOCKS: dict[str, Callable[[Record], list[str]]] = {
     "sweeps": sweeps_table,
     "memory": memory_table,
     "events": events_table,
+    "plan": plan_table,
 }
 
 

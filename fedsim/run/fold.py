@@ -335,6 +335,11 @@ class FoldTracker(Tracker):
         super().record_round(t, state, report)
         self.end_reason = self.fold.end_reason
 
+    def notify_round_completed(self, completed_rounds: int) -> None:
+        """Tell the observers of all runs."""
+        for folded in list(self.fold.active_runs):
+            self.fold.call_for_run(folded, folded.tracker.notify_round_completed, completed_rounds)
+
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
         """Is it time for the checkpoints of all runs?"""
         return any(folded.tracker.checkpoints.is_due(rounds, num_runs) for folded in self.fold.active_runs)

@@ -310,6 +310,7 @@ class Tracker:
         progress.joules = simulation.round_clock.joules.tolist() if simulation.round_clock.clock.measures_energy else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, num_samples, strict=True)]
         self._progress_view.round(t + 1, float(self.num_active.mean()))
+        self.notify_round_completed(t + 1)
         is_stopping, checkpoint_is_due, time_over = (bool(decision) for decision in replicate_decisions)
         time_to_evaluate = is_last_round or time_over or (t + 1) % simulation.evaluation.every == 0
         time_to_save = is_last_round or is_stopping or checkpoint_is_due
@@ -323,6 +324,11 @@ class Tracker:
         self._stop_requested = is_stopping
         if is_stopping and not is_last_round and self.end_reason is None:
             raise Stopped(f"stopped by {self._signal_name} after round {t + 1} of {simulation.rounds}")
+
+    def notify_round_completed(self, completed_rounds: int) -> None:
+        """Tell the observers that watch rounds."""
+        if self._observers.watch_rounds:
+            self._observers.round_completed(completed_rounds)
 
     def update_elapsed_time(self) -> None:
         """Note how many seconds the run has taken, resumed parts included."""

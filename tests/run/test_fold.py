@@ -27,6 +27,7 @@ from fedsim.run.fold import Fold, FoldedRun, Job, foldable_steps
 from fedsim.run.rules import Stop
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
+from fedsim.run.tracking import Observer
 from fedsim.strategies import FedAvg, FedAWE
 from fedsim.trainer import Trainer, run_to_completion
 
@@ -100,6 +101,23 @@ def test_a_folded_run_is_asked_what_a_run_is_asked():
 
     assert arguments(foldable_steps) == arguments(Simulation.run_steps)
     assert arguments(FoldedRun) == arguments(Simulation.run_steps)
+
+
+class RoundCounter(Observer):
+    """Writes down the rounds that it hears of."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def round_completed(self, completed_rounds: int) -> None:
+        self.heard.append(completed_rounds)
+
+
+def test_observers_hear_of_each_round(digits):
+    counter = RoundCounter()
+    tracking = Tracking(progress="none", tensorboard=False, observers=[counter])
+    folded(makers(digits), lambda: joint(digits), tracking=tracking)
+    assert counter.heard == [round_number for round_number in (1, 2, 3, 4) for _ in RATES]
 
 
 @pytest.mark.sampled(1)

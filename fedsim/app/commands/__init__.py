@@ -10,6 +10,7 @@ from fedsim.core.errors import ConfigError
 COMMAND_DESCRIPTIONS = {
     "info": "versions, devices, threads, extras, and the folders searched for data",
     "data": "what each data set needs and whether its files are available; `fedsim data NAME` downloads it",
+    "plan": "the time, memory and traffic of a run, extrapolated from its first rounds",
     "judge": "whether a strategy's advantage is due to its mechanism, to tuning, or to the seeds",
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
     "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, memory, communication and assumptions",

@@ -99,6 +99,9 @@ class Observer(Validated):
     def begin(self, run: RunStarted) -> None:
         """Before the first round, or the next one of a run that is resumed; its folder is there."""
 
+    def round_completed(self, completed_rounds: int) -> None:
+        """After each round, before it is evaluated."""
+
     def evaluated(self, event: EvaluationEvent) -> str | None:
         """After each evaluation. A sentence that is returned ends the run, as `stop` does: checkpoint and summary are
         written, and `resume` goes on with it."""
@@ -144,6 +147,16 @@ class Observers:
 
     def begin(self, run: RunStarted) -> None:
         self._notify(lambda observer: observer.begin(run), "as the run began")
+
+    @property
+    def watch_rounds(self) -> bool:
+        """Whether one of them is to be told of each round; calling them all would cost time in runs of short rounds."""
+        return any(
+            type(observer).round_completed is not Observer.round_completed for observer in self._active_observers
+        )
+
+    def round_completed(self, completed_rounds: int) -> None:
+        self._notify(lambda observer: observer.round_completed(completed_rounds), f"after round {completed_rounds}")
 
     def evaluated(self, evaluation_event: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""

@@ -52,6 +52,29 @@ class Notebook(Observer):
         self.heard.append("closed")
 
 
+class RoundCounter(Observer):
+    """Writes down in which order rounds and evaluations are completed."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def round_completed(self, completed_rounds: int) -> None:
+        self.heard.append(f"round {completed_rounds}")
+
+    def evaluated(self, event: EvaluationEvent) -> None:
+        self.heard.append(f"evaluation {event.round}")
+
+
+def test_it_hears_of_each_round_before_its_evaluation(tmp_path: Path) -> None:
+    """Also on the way on after round 3."""
+    counter = RoundCounter()
+    simulation_of(rounds=3).run(tmp_path, tracking=quiet(counter))
+    assert counter.heard == ["evaluation 0", "round 1", "round 2", "evaluation 2", "round 3", "evaluation 3"]
+    counter.heard.clear()
+    simulation_of(rounds=5).run(tmp_path, resume=True, tracking=quiet(counter))
+    assert counter.heard == ["round 4", "evaluation 4", "round 5", "evaluation 5"]
+
+
 def test_it_hears_of_the_run_its_evaluations_and_its_end(tmp_path: Path) -> None:
     notebook = Notebook()
     result = simulation_of().run(
