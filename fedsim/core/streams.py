@@ -20,7 +20,8 @@ def global_rng_state() -> tuple[Tensor, Any, Any]:
 
 def rng_states_equal(first_state: tuple[Tensor, Any, Any], second_state: tuple[Tensor, Any, Any]) -> bool:
     """Has nothing been drawn in between?"""
-    numpy_states_equal = all(np.array_equal(a, b) for a, b in zip(first_state[1], second_state[1], strict=True))
+    (name, keys, *rest), (other_name, other_keys, *other_rest) = first_state[1], second_state[1]
+    numpy_states_equal = (name, rest) == (other_name, other_rest) and np.array_equal(keys, other_keys)
     return torch.equal(first_state[0], second_state[0]) and numpy_states_equal and first_state[2] == second_state[2]
 
 
