@@ -443,6 +443,7 @@ def report(result: Result) -> str:
             *lines,
             f"saved in {result.folder}",
             f"curves:   tensorboard --logdir {result.folder}",
-            f"pictures: fedsim-plot {result.folder} --html report.html",
+            f"pictures: fedsim-plot {result.folder}",
+            f"report:   fedsim-plot {result.folder} --html {result.folder}/report.html",
         ]
     )

@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOG_LINES = 10.0  # seconds between two words
 LEADING_METRICS = (
+    "performative_risk",  # before those on test samples, which do not react to the model
     "test_accuracy",
     "test_loss",
-    "performative_risk",
     "distance_to_optimum",
     "train_loss",
 )  # the first there is

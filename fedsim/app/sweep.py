@@ -329,7 +329,8 @@ def report_sweep_end(problem: str | None = None) -> bool:
     if counts["done"] + counts["kept"]:
         print_to_stderr(f"table:    fedsim table {folder}")
         print_to_stderr(f"curves:   tensorboard --logdir {folder}")
-        print_to_stderr(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
+        print_to_stderr(f"pictures: fedsim-plot {folder} --out {folder}")
+        print_to_stderr(f"report:   fedsim-plot {folder} --html {folder}/report.html")
     if SweepCallback.tuned and problem is None:
         best = OmegaConf.load(folder / OPTUNA_RESULTS_FILE)
         best_settings_text = " ".join(f"{name}={value}" for name, value in best.best_params.items())

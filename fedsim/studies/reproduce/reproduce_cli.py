@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale",
         default="cpu",
         choices=SCALES,
-        help="smoke: takes seconds; cpu: feasible on two cores; paper: as published",
+        help="smoke: takes seconds and gives no verdicts; cpu: feasible on two cores; paper: as published",
     )
     parser.add_argument(
         "--judge",

@@ -48,8 +48,9 @@ def _welch(first_cell: TableCell, second_cell: TableCell, confidence: float) -> 
 def best_line_indices(cells: Sequence[object], measure: TableMeasure, confidence: float) -> set[int]:
     """Return the positions of the best cell and of those that are not distinguishable from it.
 
-    Empty for fewer than two cells, for differences, and where no direction is better. Cells in which a smaller share of
-    replicates has a number are left out, since their means are over the successful replicates only.
+    With fewer than `MIN_RELIABLE_REPLICATES` seeds only the best, since nearly nothing is distinguishable from it.
+    Empty for fewer than two cells, for differences, and where no direction is better. Cells in which a smaller share
+    of replicates has a number are left out, since their means are over the successful replicates only.
     """
     candidates = {n: cell for n, cell in enumerate(cells) if isinstance(cell, TableCell) and not math.isnan(cell.mean)}
     if not measure.has_best_value or len(candidates) < 2:
@@ -57,8 +58,10 @@ def best_line_indices(cells: Sequence[object], measure: TableMeasure, confidence
     share = max(len(cell.finite_values) / len(cell.values) for cell in candidates.values())
     complete_cells = {n: cell for n, cell in candidates.items() if len(cell.finite_values) / len(cell.values) == share}
     best = (max if measure.higher_is_better else min)(complete_cells, key=lambda n: complete_cells[n].mean)
-    return {
-        n
-        for n, cell in complete_cells.items()
-        if n == best or not is_distinguishable(complete_cells[best], cell, confidence)
-    }
+    best_cell = complete_cells[best]
+
+    def is_as_good(cell: TableCell) -> bool:
+        has_enough_seeds = min(len(cell.finite_values), len(best_cell.finite_values)) >= MIN_RELIABLE_REPLICATES
+        return has_enough_seeds and not is_distinguishable(best_cell, cell, confidence)
+
+    return {n for n, cell in complete_cells.items() if cell.mean == best_cell.mean or is_as_good(cell)}

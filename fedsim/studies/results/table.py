@@ -83,11 +83,16 @@ class ResultTable:
         )
         if any(self.bold_row_indices(column) for column in range(len(self.measures))):
             best = "the best of each column" + (" and block" if self.num_block_keys else "")
-            if max_replicates > 1:
+            if 1 < max_replicates < MIN_RELIABLE_REPLICATES:
+                best += f" by its mean alone, since fewer than {MIN_RELIABLE_REPLICATES} seeds distinguish little"
+            elif max_replicates > 1:
                 seeds = [
                     tuple(c.seeds or ()) for _, cells in self.table_rows for c in cells if isinstance(c, TableCell)
                 ]
                 common_seeds = len(set(seeds)) == 1 and seeds[0]
+                few_seeds_text = ""
+                if min_replicates < MIN_RELIABLE_REPLICATES:
+                    few_seeds_text = f"; only cells with at least {MIN_RELIABLE_REPLICATES} seeds"
                 interval_text = (
                     "Student's, of differences by seed"
                     if common_seeds
@@ -95,8 +100,8 @@ class ResultTable:
                 )
                 best += (
                     f", and what is not distinguishable from it ({100 * self.confidence:g} % "
-                    f"intervals, {interval_text}; each "
-                    "comparison by itself)"
+                    f"intervals, {interval_text}; each comparison by itself"
+                    f"{few_seeds_text})"
                 )
             sentences.append(f"Bold: {best}.")
         if self.reference_name:
@@ -161,7 +166,7 @@ def select_best_runs(
 
 
 def _edge_text(key: str, selected_runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> str:
-    """'0.5 is the largest lr tried' where the best value is at the end of those tried; '' where none is."""
+    """'0.5 is the largest lr tried' where the best value is at the end of those tried, and what to do; else ''."""
     sentences: dict[str, int] = {}
     for chosen_run, group in zip(selected_runs, groups, strict=True):
         numbers = [recorded_value(run, key) for run in group]
@@ -172,10 +177,11 @@ def _edge_text(key: str, selected_runs: Sequence[Run], groups: Sequence[Sequence
             if value == end:
                 sentence = f"{value} is the {edge_name} {key} tried"
                 sentences[sentence] = sentences.get(sentence, 0) + 1
-    return "; ".join(
+    edge_text = "; ".join(
         sentence + (f" (in {count} of {len(groups)} choices)" if len(groups) > 1 else "")
         for sentence, count in sentences.items()
     )
+    return edge_text and f"{edge_text}; repeat the sweep with values beyond (finished runs are kept)"
 
 
 def make_table(
@@ -308,8 +314,9 @@ def _measures_at(
     headed_measures = [replace(m, heading=f"{m.heading} {block_label}".strip()) for m in placed_measures]
     if differences:
         for m in placed_measures:
-            heading = f"difference of {m.heading} {block_label}".strip()
-            headed_measures.append(replace(m, heading=heading, label=f"difference of {m.label or m.heading}"))
+            in_points = [text.replace(" (%)", " (percentage points)") for text in (m.heading, m.label or m.heading)]
+            heading = f"difference of {in_points[0]} {block_label}".strip()
+            headed_measures.append(replace(m, heading=heading, label=f"difference of {in_points[1]}"))
     return headed_measures
 
 

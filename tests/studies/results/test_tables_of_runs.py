@@ -135,7 +135,8 @@ def test_a_value_in_the_middle_is_not_the_largest_and_groups_differ_in_size(runs
     write(runs / "FedAvg_0.05", "FedAvg", 0.05)
     said = tell(runs, "--csv", "--best", "lr", "--by", "test_accuracy")
     assert (
-        "# lr: the best of at most 3 values by test_accuracy; 0.1 is the smallest lr tried (in 1 of 2 choices)" in said
+        "# lr: the best of at most 3 values by test_accuracy; 0.1 is the smallest lr tried (in 1 of 2 choices); "
+        "repeat the sweep with values beyond (finished runs are kept)" in said
     )
 
 
@@ -298,7 +299,9 @@ def test_markdown_is_a_table_with_as_many_cells_in_every_line(runs: Path, tell: 
     assert set(rows[1]) == set("|-:")
     assert "**62.0 ± 2.0 %**" in rows[3]
     assert lines[-1].startswith("- lr: the best of 2")
-    assert lines[-2].startswith("- Bold: the best of each column, and what is not distinguishable")
+    assert (
+        lines[-2] == "- Bold: the best of each column by its mean alone, since fewer than 5 seeds distinguish little."
+    )
 
 
 def test_signs_that_mean_something_to_latex_are_spelt_out() -> None:
