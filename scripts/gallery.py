@@ -166,6 +166,7 @@ def judged(judgement: Judgement) -> str:
     purpose = f"`{comparison.statement}`" if comparison.statement else "ours"
     mark = ", fitted" if comparison.fitted else ""
     evidence = sentence(escaped(judgement.evidence_text))
+    evidence = evidence[:1].upper() + evidence[1:]
     said = f"- {MARKS[word]} ({purpose}{mark}): {escaped(comparison.we_test)}. {evidence}"
     if judgement.smallest_detectable_difference:
         smallest = f"{judgement.smallest_detectable_difference:.2g}"
