@@ -28,6 +28,11 @@ from fedsim.studies.reproduce.stored import StoredResult
 PAGE = EXPERIMENTS / "README.md"
 STATEMENTS = "docs/what_the_papers_claim.md"
 WITH_STATEMENTS = (*TITLES, *CLASSICS)
+HOW_TO_READ = (  # a line of each paper's page
+    "A line with a verdict names the measured quantity and the expected relation of two sides, such as *accuracy, A "
+    "above B*; the measured differences follow. In parentheses is the statement of the paper that it tests; *ours* "
+    "means that it tests none. See [how to read a verdict](../../docs/verdicts.md)."
+)
 MOST_ROWS = 40  # more numbers than this stay in results.csv
 MARKS = {
     HELD_VERDICT: "✓ held",
@@ -89,6 +94,7 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
             lines = [f"# {paper.title}", "", "Written by `python scripts/gallery.py`; [all results](../README.md)."]
             if folder in WITH_STATEMENTS:
                 lines[-1] += f" Verdicts: [statements of the paper](../../{STATEMENTS}#{anchor(paper.title)})."
+            lines += ["", HOW_TO_READ]
             for result in paper.results:
                 lines += ["", *entry(paper, result)]
             pages[folder] = "\n".join(lines) + "\n"
@@ -166,6 +172,7 @@ def judged(judgement: Judgement) -> str:
     purpose = f"`{comparison.statement}`" if comparison.statement else "ours"
     mark = ", fitted" if comparison.fitted else ""
     evidence = sentence(escaped(judgement.evidence_text))
+    evidence = evidence[:1].upper() + evidence[1:]
     said = f"- {MARKS[word]} ({purpose}{mark}): {escaped(comparison.we_test)}. {evidence}"
     if judgement.smallest_detectable_difference:
         smallest = f"{judgement.smallest_detectable_difference:.2g}"
