@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from fedsim.studies.results.friedman import rank_scores
 
 PAGE_TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
+log = logging.getLogger(__name__)
+
 
 def write_pages(board: Board, folder: Path) -> list[Path]:
     """Write README.md, index.html and the pictures into the results folder, and return their paths.
@@ -36,6 +39,11 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
     standings = Standings.read_folder(add_submitted_entries(folder, board), folder)
     if not standings.cell_rows:
         raise ConfigError(f"board {board.name} has no rows yet in {folder}; run fedsim-leaderboard {board.name}")
+    if not any(board.against in cells.rows for cells in standings.cell_rows):
+        log.warning(
+            "%s has no rows of %s, with which the board compares the others; copy the committed results there first",
+            *(folder, board.against),
+        )
     picture_names = save_figures(standings, folder)
     page_texts = {
         "README.md": standings_markdown(standings, [path.name for path in picture_names]),

@@ -136,6 +136,23 @@ def test_the_page_says_what_is_there_and_what_is_not(found: Standings, tmp_path:
         write_pages(found.board, tmp_path)
 
 
+def test_a_page_without_the_reference_says_what_is_missing(
+    found: Standings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever computes rows in a folder of their own needs the committed ones beside them."""
+    monkeypatch.setattr(Standings, "read_folder", lambda *arguments: found)
+    write_pages(found.board, tmp_path)
+    assert not caplog.records
+    others = [
+        CellRows(cells.cell, {name: row for name, row in cells.rows.items() if name != found.board.against})
+        for cells in found.cell_rows
+    ]
+    without_reference = Standings(found.board, others, found.round_times)
+    monkeypatch.setattr(Standings, "read_folder", lambda *arguments: without_reference)
+    write_pages(found.board, tmp_path)
+    assert "has no rows of FedAvg" in caplog.text
+
+
 def test_p_values_are_those_of_paired_tests_and_holms_correction_multiplies_the_smallest_most() -> None:
     values = np.array([0.3, 0.1, 0.25, 0.2])
     by = PairedDifference(values)
