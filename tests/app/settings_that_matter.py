@@ -122,6 +122,8 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "dataset.missing": ([*PEOPLE, "dataset.path=holes.csv"], "drop"),
     "dataset.strategic": ([*PEOPLE, "partition=iid", "shift=strategic", "shift.references=none"], "[dose]"),
     "dataset.by": (WORDS, "speaker"),
+    "dataset.unit": ([*WORDS, "dataset.length=3"], "words"),
+    "dataset.vocabulary": (WORDS, "3"),
     "dataset.speaker": ([*WORDS, "dataset.by=speaker"], r"'^(\w)'"),
     "dataset.augment.per": ([*COLOUR, "dataset/augment=crop_flip"], "batch"),
     "local.epochs": (["local_steps=null", "local_epochs=1"], "2"),

@@ -1,4 +1,4 @@
-"""Next-character prediction on a text file, with clients given by blocks of the text or by speakers."""
+"""Next-token prediction on a text file, with clients given by blocks of the text or by speakers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from fedsim.data.datasets.dataset import Dataset
 log = logging.getLogger(__name__)
 
 TEXT_OWNERS = ("blocks", "speaker")
+UNITS = ("characters", "words")
+WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")  # words, with apostrophes inside, and single punctuation marks
 SPEECH_PATTERN = re.compile(
     r"""^(?:[ \t]*(?!(?:ACT|SCENE|EXEUNT|EXIT)\b)([A-Z][A-Z0-9 ,&'’-]+)[:.]  # HAMLET. or HAMLET: alone on a line
         |(?:\A|(?<=\n\n))[ \t]*([A-Z][^\n:.]{0,39}):)[ \t]*$                # First Citizen: after an empty one""",
@@ -30,16 +32,18 @@ SPEECH_PATTERN = re.compile(
 
 
 class Text(Dataset):
-    """Sequences of L characters [N, L], with the next character of each position as target, [N, L]. A client's text is
-    split in two: the last share is held out, and each part is divided into consecutive sequences; an incomplete last
-    one is dropped, and no target lies in the other part. Tokens are indices of characters in `alphabet`, starting at 1;
-    0 represents characters that occur in no training sequence, as input and as target (no model can learn to predict
-    it, so it counts as an error). The partition is natural. The construction is that of LEAF's Shakespeare (Caldas et
-    al., 2018), in which sequences overlap and only the last position has a target.
+    """Sequences of L characters or words [N, L], with the next one of each position as target, [N, L]. A client's text
+    is split in two: the last share is held out, and each part is divided into consecutive sequences; an incomplete last
+    one is dropped, and no target lies in the other part. Tokens are indices in `vocabulary`, starting at 1; 0 stands
+    for characters or words that are not in it, as input and as target. With the whole vocabulary of the training
+    sequences no model can learn to predict 0, so it counts as an error. The partition is natural. The construction is
+    that of LEAF's Shakespeare (Caldas et al., 2018), in which sequences overlap and only the last position has a
+    target.
 
     Args:
         path: of the file, UTF-8.
         length: L.
+        unit: 'characters', or 'words': lower-case words and punctuation marks; spaces and line breaks are left out.
         by: how the text is divided. 'blocks': into as many equal blocks as there are clients; 'speaker': a client holds
             the speeches of one speaker, in order, without the names; the clients are the speakers with the most text,
             in descending order.
@@ -47,10 +51,12 @@ class Text(Dataset):
         speaker: regular expression that matches the start of a speech (`^` and `$` match at line ends); its first group
             is the name. None: a line NAME. or NAME: in capitals, or after an empty line a capitalised name with a
             colon.
-        test_fraction: share of each client's characters that is held out; 0: no test set.
+        test_fraction: share of each client's text that is held out; 0: no test set.
+        vocabulary: how many of the most frequent characters or words of the training sequences are kept; None: all.
 
     Attributes:
-        alphabet: characters of the training sequences, sorted.
+        vocabulary: characters or words of the training sequences: characters in order, words as they first occur.
+        alphabet: the characters of the vocabulary as one string; '' for words.
 
     Raises:
         MissingDataError: the file does not exist, or is not text.
@@ -65,15 +71,18 @@ class Text(Dataset):
         clients: int | str | None = None,
         speaker: str | None = None,
         test_fraction: Fraction = 0.2,
+        unit: Annotated[str, OneOf(*UNITS)] = "characters",
+        vocabulary: Count | None = None,
     ) -> None:
         client_count = None if clients in (None, "all") else checks.check_whole_number("clients", clients)
         if test_fraction == 1:
             raise ConfigError(key="test_fraction", value=1, needs="leaves no training text; lower it")
-        names = None
+        names, numbering = None, _CharacterNumbers() if unit == "characters" else _WordNumbers()
         if by == "speaker":
             pattern = SPEECH_PATTERN if speaker is None else _compiled_pattern(speaker)
             speech_by_speaker = _speech_by_speaker(_read_text(path), pattern, path)
-            names, texts = _most_talkative(speech_by_speaker, client_count, length, test_fraction, path)
+            codes_by_speaker = {name: numbering.encode(speech) for name, speech in speech_by_speaker.items()}
+            names, codes = _most_talkative(codes_by_speaker, client_count, length, test_fraction, path, unit)
         elif speaker is not None:
             raise ConfigError(f"{{speaker}}={speaker!r} needs {{by}}=speaker", mentions=("speaker", "by"))
         elif client_count is None:
@@ -81,16 +90,18 @@ class Text(Dataset):
                 f"clients={clients or 'null'} needs {{by}}=speaker; give the number of blocks", mentions=("by",)
             )
         else:
-            texts = _text_blocks(_read_text(path), client_count, length, test_fraction)
-        train_codes, test_codes = _split_codes(texts, test_fraction)
-        code_points = np.unique(np.concatenate([codes[: _used_length(len(codes), length)] for codes in train_codes]))
-        self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
-        train_x, train_y, owners = _sequences([token_indices(codes, code_points) for codes in train_codes], length)
-        test_x, test_y, test_owners = _sequences([token_indices(codes, code_points) for codes in test_codes], length)
+            codes = _text_blocks(numbering.encode(_read_text(path)), client_count, length, test_fraction, unit)
+        train_codes, test_codes = _split_codes(codes, test_fraction)
+        used_codes = np.concatenate([codes[: _used_length(len(codes), length)] for codes in train_codes])
+        known_codes = _most_frequent(used_codes, vocabulary)
+        self.vocabulary = numbering.decode(known_codes)
+        self.alphabet = "".join(self.vocabulary) if unit == "characters" else ""
+        train_x, train_y, owners = _sequences([token_indices(codes, known_codes) for codes in train_codes], length)
+        test_x, test_y, test_owners = _sequences([token_indices(codes, known_codes) for codes in test_codes], length)
         if test_fraction and not len(test_x):
             raise ConfigError(
                 f"{{test_fraction}}={test_fraction:g} holds out too little of every client's text for a sequence of "
-                f"{{length}}={length} plus one character; raise it, lower the length, or set it to 0",
+                f"{{length}}={length} plus one of the {unit}; raise it, lower the length, or set it to 0",
                 mentions=("test_fraction", "length"),
             )
         super().__init__(
@@ -99,24 +110,53 @@ class Text(Dataset):
             train_y,
             test_x if len(test_x) else None,
             test_y if len(test_x) else None,
-            classes=len(code_points) + 1,
+            classes=len(known_codes) + 1,
             owners=owners,
             client_names=names,
             test_owners=test_owners if len(test_x) else None,
         )
-        unknown_share_text = (
-            f", {(test_y == 0).float().mean():.2%} of whose characters are unknown" if len(test_x) else ""
-        )
+        unknown_share_text = f", {(test_y == 0).float().mean():.2%} of whose {unit} are unknown" if len(test_x) else ""
         log.info(
-            "%s: %d characters occur; %d sequences to train on, %d to test on%s",
-            path, len(code_points), len(train_x), len(test_x), unknown_share_text,
+            "%s: a vocabulary of %d %s; %d sequences to train on, %d to test on%s",
+            path, len(known_codes), unit, len(train_x), len(test_x), unknown_share_text,
         )  # fmt: skip
 
 
-def _split_codes(texts: Sequence[str], test_fraction: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The code points of every client's training text, and of the text that is held out after it."""
-    codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
-    lengths = [_num_training_characters(len(text_codes), test_fraction) for text_codes in codes]
+class _CharacterNumbers:
+    """The characters of texts as numbers: their code points."""
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+    def decode(self, codes: np.ndarray) -> tuple[str, ...]:
+        return tuple(codes.astype("<u4").tobytes().decode("utf-32-le"))
+
+
+class _WordNumbers:
+    """The words and punctuation marks of texts as numbers, in the order in which they first occur."""
+
+    def __init__(self) -> None:
+        self._number_by_word: dict[str, int] = {}
+
+    def encode(self, text: str) -> np.ndarray:
+        numbers = self._number_by_word
+        words = WORD_PATTERN.findall(text.lower())
+        return np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.uint32)
+
+    def decode(self, codes: np.ndarray) -> tuple[str, ...]:
+        words = list(self._number_by_word)
+        return tuple(words[code] for code in codes)
+
+
+def _most_frequent(codes: np.ndarray, count: int | None) -> np.ndarray:
+    """The `count` most frequent codes (of equally frequent ones the smaller ones), or all of them; ascending."""
+    occurring, frequencies = np.unique(codes, return_counts=True)
+    return occurring if count is None else np.sort(occurring[np.argsort(-frequencies, kind="stable")[:count]])
+
+
+def _split_codes(codes: Sequence[np.ndarray], test_fraction: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The codes of every client's training text, and of the text that is held out after it."""
+    lengths = [_training_length(len(text_codes), test_fraction) for text_codes in codes]
     train_codes = [text_codes[:length] for text_codes, length in zip(codes, lengths, strict=True)]
     return train_codes, [text_codes[length:] for text_codes, length in zip(codes, lengths, strict=True)]
 
@@ -174,57 +214,57 @@ def _speech_by_speaker(text: str, pattern: re.Pattern[str], path: str) -> dict[s
 
 
 def _most_talkative(
-    texts: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
-) -> tuple[tuple[str, ...], list[str]]:
+    codes_by_name: dict[str, np.ndarray], clients: int | None, length: int, test_fraction: float, path: str, unit: str
+) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """The clients' names and texts, longest text first."""
     long_enough_names = [
-        name for name, text in texts.items() if _num_training_characters(len(text), test_fraction) > length
+        name for name, codes in codes_by_name.items() if _training_length(len(codes), test_fraction) > length
     ]
-    names = sorted(long_enough_names, key=lambda name: -len(texts[name]))
+    names = sorted(long_enough_names, key=lambda name: -len(codes_by_name[name]))
     if clients is not None and clients > len(names):
         raise ConfigError(
-            f"clients={clients}, but of the {len(texts)} speakers in {path} only {len(names)} have enough text for a "
-            f"sequence of {{length}}={length} plus one character; lower either",
+            f"clients={clients}, but of the {len(codes_by_name)} speakers in {path} only {len(names)} have enough text "
+            f"for a sequence of {{length}}={length} plus one of the {unit}; lower either",
             mentions=("length",),
         )
     if not names:
         raise ConfigError(key="length", value=length, needs=f"exceeds the text of every speaker in {path}; lower it")
     names = names[:clients]
-    return tuple(names), [texts[name] for name in names]
+    return tuple(names), [codes_by_name[name] for name in names]
 
 
-def _text_blocks(text: str, clients: int, length: int, test_fraction: float) -> list[str]:
+def _text_blocks(codes: np.ndarray, clients: int, length: int, test_fraction: float, unit: str) -> list[np.ndarray]:
     """Contiguous blocks whose lengths differ by one at most."""
-    training_length = _num_training_characters(len(text) // clients, test_fraction)
+    training_length = _training_length(len(codes) // clients, test_fraction)
     if training_length <= length:
         raise ConfigError(
-            f"{{length}}={length} is too long for clients={clients}: of {len(text)} characters, each client has "
+            f"{{length}}={length} is too long for clients={clients}: of {len(codes)} {unit}, each client has "
             f"{training_length} to train on, and a sequence needs one more than its length; lower either, or use a "
             "longer text",
             mentions=("length",),
         )
-    bounds = [len(text) * i // clients for i in range(clients + 1)]
-    return [text[a:b] for a, b in itertools.pairwise(bounds)]
+    bounds = [len(codes) * i // clients for i in range(clients + 1)]
+    return [codes[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def _num_training_characters(characters: int, test_fraction: float) -> int:
-    """The number of a client's training characters."""
-    return characters - int(characters * test_fraction)
+def _training_length(text_length: int, test_fraction: float) -> int:
+    """The length of a client's training text."""
+    return text_length - int(text_length * test_fraction)
 
 
-def _num_sequences(characters: int, length: int) -> int:
-    """The number of sequences in so many characters, the last target included."""
-    return max(0, (characters - 1) // length)
+def _num_sequences(text_length: int, length: int) -> int:
+    """The number of sequences in a text, whose last target must lie in it."""
+    return max(0, (text_length - 1) // length)
 
 
-def _used_length(characters: int, length: int) -> int:
-    """The number of characters used in sequences, as inputs or targets."""
-    count = _num_sequences(characters, length)
+def _used_length(text_length: int, length: int) -> int:
+    """How much of a text is used in sequences, as inputs or targets."""
+    count = _num_sequences(text_length, length)
     return count * length + 1 if count else 0
 
 
 def token_indices(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
-    """Code points [n] → their indices in the alphabet, starting at 1; 0 for unknown characters."""
+    """Codes [n] → their indices in the ascending vocabulary, starting at 1; 0 for unknown ones."""
     index = np.searchsorted(vocabulary, codes).clip(max=len(vocabulary) - 1)
     return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest_dtype(len(vocabulary)))
 

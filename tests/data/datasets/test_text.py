@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedsim import ConfigError, EvaluationOptions, Simulation
 from fedsim.data.datasets import Text
-from fedsim.local import Adam
+from fedsim.local import SGD, Adam
 from fedsim.models import CharLSTM, Transformer
 
 PLAY = """The Tragedy of the Test.
@@ -105,6 +105,60 @@ def test_many_characters_are_kept_as_small_as_they_go_and_never_as_pixels(tmp_pa
         assert Text(written(tmp_path, text), 1, clients=1, test_fraction=0).train_x.dtype == kind
 
 
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(
+        st.sampled_from(["To", "be", "or", "not", "don't", "be,", "12", "é!", "–"]), min_size=8, max_size=80
+    ),
+    length=st.integers(1, 4),
+    clients=st.integers(1, 3),
+    size=st.sampled_from([None, 1, 3]),
+)
+def test_words_in_their_places(words: list[str], length: int, clients: int, size: int | None, tmp_path: Path) -> None:
+    """By a loop over words: punctuation marks are words, case is ignored, and rare words are one token."""
+    path = written(tmp_path, "  ".join(words) + "\n")
+    tokens = []
+    for word in words:
+        stem = word.lower().rstrip(",!")
+        tokens += [stem, *word[len(stem) :]]
+    bounds = [len(tokens) * i // clients for i in range(clients + 1)]
+    blocks = [tokens[a:b] for a, b in itertools.pairwise(bounds)]
+    if any(len(block) <= length for block in blocks):
+        with pytest.raises(ConfigError, match=r"is too long for clients=\d: of \d+ words"):
+            Text(path, length, clients=clients, test_fraction=0, unit="words", vocabulary=size)
+        return
+    data = Text(path, length, clients=clients, test_fraction=0, unit="words", vocabulary=size)
+    sequences = []
+    for i, block in enumerate(blocks):
+        for first in range(0, len(block) - length, length):
+            sequences.append((i, block[first : first + length], block[first + 1 : first + length + 1]))
+    used = [word for block in blocks for word in block[: (len(block) - 1) // length * length + 1]]
+    kept = {word for word, _ in Counter(used).most_common(size)}  # equally frequent ones in their order
+    assert set(data.vocabulary) == kept
+    assert data.classes == len(kept) + 1
+    known = {word: number for number, word in enumerate(data.vocabulary, start=1)}
+    assert list(known) == sorted(kept, key=tokens.index)
+    expected = [(i, [known.get(w, 0) for w in x], [known.get(w, 0) for w in y]) for i, x, y in sequences]
+    found = zip(data.owners.tolist(), data.train_x.tolist(), data.train_y.tolist(), strict=True)
+    assert [tuple(one) for one in found] == expected
+
+
+def test_perplexity_of_words_is_that_of_the_uniform_model(tmp_path: Path) -> None:
+    """A model with weights of zero gives each of the classes the same probability."""
+    data = Text(written(tmp_path, PLAY), 4, clients=2, unit="words")
+
+    def uniform(classes: int) -> CharLSTM:
+        module = CharLSTM(classes, hidden=4, every=True)
+        torch.nn.init.zeros_(module.head.weight)
+        torch.nn.init.zeros_(module.head.bias)
+        return module
+
+    evaluation = EvaluationOptions(metrics=["perplexity"])
+    run = Simulation(data, uniform, clients=2, local=SGD(lr=0.0001, steps=1), rounds=1, evaluation=evaluation).run()
+    assert run.history[0]["test_perplexity"] == pytest.approx(data.classes, rel=1e-4)
+
+
 def test_speakers_of_a_play_are_clients_who_say_most_first(tmp_path: Path) -> None:
     path = written(tmp_path, PLAY)
     data = Text(path, 1, by="speaker", test_fraction=0)
@@ -139,6 +193,9 @@ def test_another_layout_is_a_regular_expression(tmp_path: Path) -> None:
         ("short", {}, r"length=80 is too long for clients=2: of 5 characters, each client has 2 to train on"),
         (PLAY, {"length": 0}, r"length=0 must be a whole number"),
         (PLAY, {"length": 40, "test_fraction": 0.1}, r"test_fraction=0\.1 holds out too little"),
+        (PLAY, {"unit": "syllables"}, r"unit='syllables' is unknown; choose one of characters, words"),
+        (PLAY, {"vocabulary": 0}, r"vocabulary=0 must be a whole number"),
+        (PLAY, {"unit": "words"}, r"length=80 is too long for clients=2: of 58 words, each client has 24 to train on"),
         (PLAY, {"test_fraction": 1.0}, r"test_fraction=1 leaves no training text"),
         (PLAY, {"by": "role"}, r"by='role' is unknown; choose one of blocks, speaker"),
         (PLAY, {"speaker": "^(.)"}, r"speaker='\^\(\.\)' needs by=speaker"),
