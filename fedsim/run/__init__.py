@@ -1,4 +1,4 @@
-"""A run: its parts wired up, the round, what is written and shown of it, how it ends and goes on."""
+"""One run: how its parts are set up, its rounds, its files and progress, and how it ends or resumes."""
 
 from fedsim.run.rules import Stop
 from fedsim.run.simulation import Simulation

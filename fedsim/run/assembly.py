@@ -1,4 +1,4 @@
-"""The four steps from what a user chose to a run: population, server, training, measurement."""
+"""The four steps from a user's choices to a run: population, server, training, measurement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from fedsim.uplink.attack import Attack
 
 
 class Assembly:
-    """A run, wired up and checked in four steps. Each takes what the steps before it have built.
+    """A run that is set up and checked in four steps, each of which uses the results of the steps before it.
 
     Args:
         components: the run's own copies of its parts.
@@ -89,12 +89,12 @@ class Assembly:
 
     @property
     def device(self) -> torch.device:
-        """That the models are on."""
+        """The device that holds the models."""
         return self.compute.device
 
     @property
     def deterministic(self) -> bool:
-        """Whether PyTorch uses deterministic algorithms alone."""
+        """Whether only deterministic algorithms of PyTorch are used."""
         return self.compute.deterministic
 
     @property
@@ -104,32 +104,32 @@ class Assembly:
 
     @property
     def execution(self) -> Execution:
-        """Where and how everything is computed."""
+        """The execution options: device, executor, precision, chunk size."""
         return self.components.trainer
 
     @property
     def evaluation(self) -> EvaluationOptions:
-        """When which model is evaluated."""
+        """The evaluation options: which models are evaluated, and when."""
         return self.components.evaluation
 
     @property
     def stop(self) -> Stop:
-        """When the run ends before its last round."""
+        """The criteria that end the run before its last round."""
         return self.components.stop
 
     @property
     def strategy(self) -> Strategy[Any]:
-        """The run's own copy."""
+        """The run's own copy of the strategy."""
         return self.server.strategy
 
     @property
     def dataset(self) -> Dataset:
-        """The run's own copy, on its device: of the clients that there are."""
+        """The run's own copy of the data set, on its device, restricted to the run's clients."""
         return self.population.dataset
 
     @property
     def client_tables(self) -> list[Table]:
-        """Which samples belong to whom, for each replicate; newcomers included. None for a stream."""
+        """The samples of each client, for each replicate, newcomers included; None for a stream."""
         return self.population.tables
 
     @property
@@ -144,77 +144,77 @@ class Assembly:
 
     @property
     def model(self) -> RowModel:
-        """That rows parameterise."""
+        """The model whose parameters are the rows."""
         return self.server.model
 
     @property
     def availability(self) -> Availability:
-        """Who can take part in which round."""
+        """The availability process: which clients can take part in each round."""
         return self.server.availability
 
     @property
     def uplink(self) -> Uplink:
-        """What happens to rows between clients and server."""
+        """The uplink: how rows are compressed, clipped or perturbed between clients and server."""
         return self.server.uplink
 
     @property
     def shift(self) -> Shift:
-        """How the samples of the clients that train react to the deployed model."""
+        """The shift: how the samples of the training clients react to the deployed model."""
         return self.training.trainer_factory.shift
 
     @property
     def trainer(self) -> Trainer:
-        """Runs the local rule on rows."""
+        """The trainer, which runs the local rule on rows."""
         return self.training.trainer
 
     @property
     def trainer_factories(self) -> list[TrainerFactory]:
-        """What makes trainers: of the clients that train, and of newcomers where there are some."""
+        """The factories of trainers: of the training clients, and of newcomers if there are any."""
         of_newcomers = self.measurement.newcomer_trainers
         return [self.training.trainer_factory, *([] if of_newcomers is None else [of_newcomers])]
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes that a client receives and sends in a round."""
+        """The bytes that a client receives and sends in a round."""
         return self.training.traffic
 
     @property
     def round_clock(self) -> RoundClock:
-        """Which clients are in time; keeps virtual time."""
+        """The round clock, which decides which clients are in time and keeps virtual time."""
         return self.training.round_clock
 
     @property
     def delayed_updates(self) -> DelayedUpdates:
-        """In which later round rows arrive."""
+        """The delayed updates: rows that arrive in a later round than that in which they were started."""
         return self.training.delayed_updates
 
     @property
     def evaluator(self) -> Evaluator:
-        """Scores models of the server's."""
+        """The evaluator of the server's models."""
         return self.measurement.evaluator
 
     @property
     def evaluated_models(self) -> EvaluatedModels:
-        """Makes the models that are evaluated."""
+        """The models that are evaluated, computed from the strategy's state."""
         return self.measurement.models
 
     @property
     def participation(self) -> Participation:
-        """Follows who takes part."""
+        """The record of which clients took part in which rounds."""
         return self.measurement.participation
 
     @property
     def personal(self) -> PersonalEvaluator | None:
-        """Scores clients' own models; None where nobody asked for it."""
+        """The evaluation of the clients' own models; None unless it is asked for."""
         return self.measurement.personal
 
     @property
     def newcomers(self) -> Newcomers | None:
-        """Trains and scores who joins when training is over; None where there is nobody."""
+        """The evaluation of clients that join after training; None if there are none."""
         return self.measurement.newcomers
 
     def initial_memory(self, state: State) -> Memory:
-        """What clients, evaluation and uplink remember before round 0, given the strategy's state."""
+        """Return what clients, evaluation and uplink store before round 0, given the strategy's state."""
         memory = self.trainer.initial_memory(state.model)
         memory.evaluated = self.evaluated_models.memory(state.model) | self.participation.memory()
         self.uplink.remember(memory, self.federation, state.model)
@@ -222,7 +222,7 @@ class Assembly:
 
     @property
     def components_by_group(self) -> dict[str, Any]:
-        """The parts that rounds are made of, as they were set up, by group."""
+        """The parts that are used in rounds, after their setup, by group."""
         components, trainers = self.components, self.training.trainer_factory
         stages = {
             f"{'attack' if isinstance(stage, Attack) else 'uplink'}.{number}": stage
@@ -236,16 +236,16 @@ class Assembly:
         }  # fmt: skip
 
     def privacy(self, rounds: int) -> Privacy | None:
-        """What may be claimed of the clients' privacy after so many rounds; None where rows have no noise."""
+        """Return the privacy claim after `rounds` rounds; None if rows have no noise."""
         return privacy_claim(self.server, self.training, rounds)
 
     @functools.cached_property
     def parameter_naming(self) -> Naming:
-        """What the module calls the parts of a row."""
+        """The names of the module's parameters and buffers in a row."""
         return self.model.naming
 
     def model_metadata(self) -> dict[str, Any]:
-        """What a checkpoint tells of the models in it: names, and whether clients keep some."""
+        """Return the metadata of models for checkpoints: names of parameters, and whether clients keep some of them."""
         keeps_models = isinstance(self.strategy, KeepsClientModels)
         metadata = {
             "own": list(self.trainer.local_rule.own_models),
@@ -256,21 +256,21 @@ class Assembly:
 
     @property
     def column_descriptions(self) -> dict[str, str]:
-        """Columns of this run → what they are."""
+        """The columns of this run's metrics, and their descriptions."""
         clock = self.round_clock.clock
         return self.measurement.columns(clock, self.references.has_regret)
 
     @property
     def possible_columns(self) -> set[str]:
-        """The columns that this run may measure; those of reference points count where some are sought, since they are
-        searched for when the run begins."""
+        """The columns that this run may measure. Columns of reference points are included if the points are searched
+        for, which happens when the run begins."""
         clock, sought = self.round_clock.clock, self.shift.active or self.data.drift.active
         columns = self.measurement.columns(clock, sought)
         return {*columns, *(DISTANCE_COLUMNS if sought else ())}
 
     @functools.cached_property
     def references(self) -> References:
-        """θ^PS and θ^PO, those there are and are wanted; of data that drift, their paths."""
+        """The reference points θ^PS and θ^PO that exist and are asked for; for data that drift, their paths."""
         if self.data.drift.active:
             every = self.evaluation.every
             return reference_path(

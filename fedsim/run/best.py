@@ -1,4 +1,4 @@
-"""The best model of every replicate so far, kept beside the checkpoint: a file of the same kind, never pickled."""
+"""The best model of each replicate so far, in a safetensors file next to the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class BestModels:
-    """Keeps a copy on the host of each replicate's evaluated model where the metric was best, of equal ones the first.
+    """Keeps a host copy of each replicate's evaluated model at its best value of the metric; of equal values the first.
 
     It is written with every checkpoint, just before it. Where a run is killed between the two, what the file is ahead
     by comes again in the resumed run, bit for bit, and is not better than itself.
@@ -46,7 +46,7 @@ class BestModels:
         self._has_unwritten_models = False
 
     def resume(self) -> None:
-        """Go on with what the file holds, where it was chosen by the same metric."""
+        """Continue with the models in the file, if they were chosen by the same metric."""
         if not self.path.exists():
             return
         try:
@@ -69,7 +69,7 @@ class BestModels:
         self.models, self.rounds, self.values = models, best_record["rounds"], best_record["values"]
 
     def update(self, completed_rounds: int, models: Tensor, metric_values: np.ndarray) -> None:
-        """An evaluation after so many rounds: models [R, d], and the metric [R]."""
+        """Compare the models [R, d] of an evaluation, whose metric is [R], with the best ones so far."""
         if self.models is None:
             self.models = torch.empty(models.shape, dtype=models.dtype)
             self.rounds, self.values = [-1] * len(models), [float("nan")] * len(models)
@@ -80,7 +80,7 @@ class BestModels:
                 self.rounds[r], self.values[r], self._has_unwritten_models = completed_rounds, value, True
 
     def write(self) -> None:
-        """To the file, if there is a better one."""
+        """Write the best models to the file, if there are new ones."""
         if not self._has_unwritten_models or self.models is None:
             return
         record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
@@ -91,5 +91,5 @@ class BestModels:
         self._has_unwritten_models = False
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json."""
+        """Return the entry of summary.json."""
         return {"metric": self.metric, "rounds": self.rounds, "values": self.values}

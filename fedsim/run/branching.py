@@ -1,4 +1,4 @@
-"""Some replicates of a run continue as a run of their own: its checkpoint and metrics, without those of the others."""
+"""Continue some replicates of a run as a run of their own, by writing its checkpoint and metrics without the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_branch(
     total_replicates: int,
     run_identity: dict[str, Any],
 ) -> bool:
-    """Write checkpoint and metrics.csv of a run that has some of the replicates of another one.
+    """Write the checkpoint and metrics.csv of a run that consists of some replicates of another one.
 
     Args:
         source_folder: folder of a run with a checkpoint.
@@ -98,7 +98,7 @@ def write_branch(
 
 
 def _rows_of_replicates(rows: Tensor, replicates: Sequence[int], total: int) -> Tensor:
-    """The rows of some replicates, of [R·k, …]."""
+    """Return the rows of some replicates out of [R·k, …]."""
     if not len(rows):
         return rows
     selected_rows: Tensor = rows.unflatten(0, (total, -1))[list(replicates)].flatten(0, 1).contiguous()

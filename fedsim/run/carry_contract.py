@@ -1,4 +1,4 @@
-"""What a strategy hands to the local rule beside start rows, tried before a folder is made."""
+"""What a strategy passes to the local rule in addition to start rows, tried before the run folder is created."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedsim.strategies import State
 
 
 def check_carry(simulation: Setup, state: State, memory: Memory) -> None:
-    """Ask the strategy what it hands to nobody, and refuse what the local rule would not use, or what bears the name of
-    something that rule or shift remember.
+    """Ask the strategy for what it passes to an empty cohort. Refuse entries that the local rule would not use, and
+    entries whose names the rule or the shift uses for their own memory.
 
     Raises:
         ConfigError: naming it, and what to choose instead.

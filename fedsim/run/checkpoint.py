@@ -51,7 +51,7 @@ def write(
     layout: Layout = SINGLE_PROCESS_LAYOUT,
     header: dict[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint so that at every moment either the old or the new file is whole.
+    """Write a checkpoint atomically: at every moment either the old or the new file is complete.
 
     Of several ranks each gives what it holds, the first writes, and all wait until it has.
 
@@ -98,8 +98,8 @@ def read(
     layout: Layout = SINGLE_PROCESS_LAYOUT,
     content: dict[str, Any] | None = None,
 ) -> tuple[S, Progress]:
-    """Read a checkpoint into a state of the same type, shapes and device as `template_state`; `memory` is filled in
-    place, as is what of `template_state` lies in a file.
+    """Read a checkpoint into a state of the same type, shapes and device as `template_state`. `memory`, and tensors of
+    `template_state` that are memory-mapped, are filled in place.
 
     Of several ranks the first reads, and gives every other one its part. `content` is what the run is made of beside
     its settings, see `fedsim.run.content`; another version of PyTorch or fedsim is told.
@@ -142,7 +142,8 @@ def read(
 
 
 def completed_rounds(path: Path) -> int | None:
-    """After how many rounds a checkpoint was written: 0 where there is none, None where it does not say so."""
+    """Return the number of rounds after which a checkpoint was written: 0 if there is none, None if it does not say
+    so."""
     if not path.exists():
         return 0
     try:
@@ -158,7 +159,7 @@ def _entries_of_group(tensors: dict[str, torch.Tensor], group: str) -> dict[str,
 
 
 def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The rows that had not arrived: any number, of a model like this one [R, d]."""
+    """Return the rows in flight: any number of them, for a model like this one [R, d]."""
     in_flight_rows = _entries_of_group(tensors, IN_FLIGHT)
     if in_flight_rows and (
         len({len(rows) for rows in in_flight_rows.values()}) != 1
@@ -171,7 +172,7 @@ def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor
 def _load_state(
     path: Path, run_identity: dict[str, Any], replicates: int
 ) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
-    """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
+    """Return the tensors, progress and content of a complete file that was written by a run of this identity."""
     try:
         with safe_open(check_regular_path(path), framework="pt") as file:
             file_header = file.metadata() or {}
@@ -207,8 +208,8 @@ def _load_state(
 def _read_header(
     path: Path, file_header: dict[str, str], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], Progress, dict[str, Any], dict[str, Any]]:
-    """Identity, progress, content and versions, or an error where the header does not hold them, or holds another sum
-    of something."""
+    """Return identity, progress, content and versions of a file; raise an error if the header lacks them or a checksum
+    differs."""
     try:
         run_identity, progress = json.loads(file_header["identity"]), Progress.read(file_header["progress"])
         content, library_versions = (
@@ -235,7 +236,8 @@ def _library_versions() -> dict[str, str]:
 
 
 class Checkpointer:
-    """Decides when to write. `every` counts rounds; 'auto' writes as often as costs at most 3 % of the wall time.
+    """Decides when to write checkpoints. `every` counts rounds; 'auto' writes as often as costs at most 3 % of the wall
+    time.
 
     Attributes:
         path: of the file, or None where the run keeps nothing.
@@ -256,12 +258,12 @@ class Checkpointer:
         self._last_write_time, self._write_seconds = time.monotonic(), 0.0
 
     def exists(self) -> bool:
-        """Is there one to go on with? Of several ranks the first looks."""
+        """Return whether there is a checkpoint to resume from; with several ranks the first one looks."""
         return self.path is not None and bool(self.layout.ranks.broadcast_object(self.path.exists()))
 
     def read(self, template_state: S) -> tuple[S, Progress]:
-        """State, of the same type, shapes and device as `template_state`, and progress; the run's memory is filled in
-        place.
+        """Return the state, of the same type, shapes and device as `template_state`, and the progress; the run's memory
+        is filled in place.
 
         Raises:
             CheckpointError: the file is damaged, or another run's.
@@ -271,8 +273,8 @@ class Checkpointer:
         return read(self.path, template_state, self.identity, self.memory, self.layout, content)
 
     def is_due(self, rounds: int, num_runs: int = 1) -> bool:
-        """Is it time to write after this many completed rounds? Of several ranks the first says so; so many runs as go
-        on together share the time."""
+        """Return whether a checkpoint is due after this many completed rounds; with several ranks the first one
+        decides. Runs in lockstep share the time that checkpoints may take."""
         if self.path is None or not self.layout.ranks.is_first:
             return False
         if self.every == "auto":
@@ -280,7 +282,7 @@ class Checkpointer:
         return rounds % int(self.every) == 0
 
     def write(self, state: State, progress: Progress) -> None:
-        """Write now (nothing, where the run keeps nothing)."""
+        """Write a checkpoint now; do nothing for a run without a folder."""
         if self.path is None:
             return
         start_time = time.monotonic()

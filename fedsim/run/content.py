@@ -1,4 +1,5 @@
-"""What a run is made of beside its settings: data, shares, records of availability, frozen parts.
+"""Fingerprints of a run's content that its settings do not determine: data, shares, availability records, frozen
+parameters.
 
 A file of the same name may hold others tomorrow, and a run that went on with those would be neither the one nor the
 other. Whole numbers (labels, pixels, tokens, who holds what) have a digest. Other numbers, whose last bits differ from
@@ -28,7 +29,7 @@ FINGERPRINT_TOLERANCE = 1e-6  # of sums, relative to the length of the array as 
 
 
 def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
-    """What stands in for everything of this run that may have come from a file, by what it is called."""
+    """Return the fingerprints of everything in this run that may come from a file, by name."""
     fingerprints = {name: fingerprint(values) for name, values in _arrays_by_name(run)}
     for number, table in enumerate(run.client_tables):
         for part_name, split_table in (("", table), ("'s validation samples", table.validation)):
@@ -44,7 +45,8 @@ def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
 def check_content(
     path: Path, recorded_fingerprints: dict[str, Any], current_fingerprints: dict[str, list[Any]]
 ) -> None:
-    """Refuse to go on with a checkpoint of other content; what the checkpoint does not know of is not compared.
+    """Refuse to resume from a checkpoint of other content; content without a fingerprint in the checkpoint is not
+    compared.
 
     Raises:
         CheckpointError: something differs; the message says what.
@@ -78,7 +80,7 @@ def _arrays_by_name(simulation: Setup) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _recorded_arrays(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
-    """What availability, clock and drift have read from files."""
+    """Return the arrays that availability, clock and drift have read from files."""
     for name, values in run.availability.record_of().items():
         yield f"the record of availability ({name})", values
     for name, values in run.round_clock.clock.record_of().items():
@@ -88,7 +90,7 @@ def _recorded_arrays(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _host_array(values: Tensor | np.ndarray) -> np.ndarray:
-    """On the host, at most so many numbers of it, whole rows."""
+    """Return a host copy of at most so many numbers of a tensor, whole rows."""
     is_integral = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
     step = max(1, -(-int(np.prod(values.shape)) // MAX_FINGERPRINTED_NUMBERS[is_integral])) if len(values.shape) else 1
     rows = values[::step] if step > 1 else values
@@ -99,7 +101,8 @@ def _host_array(values: Tensor | np.ndarray) -> np.ndarray:
 
 
 def fingerprint(values: np.ndarray) -> list[Any]:
-    """Shape and digest of whole numbers; else shape, how many are finite, their length as a vector, and two sums."""
+    """Return shape and digest of integers; for other numbers the shape, how many are finite, their norm, and two
+    sums."""
     shape = list(values.shape)
     if values.dtype.kind in "biuSU":
         return [shape, _digest(values)]
@@ -117,8 +120,8 @@ def fingerprint(values: np.ndarray) -> list[Any]:
 
 
 def _digest(*arrays: np.ndarray, dtype: type | None = None) -> str:
-    """The digest of the arrays' bytes one after another, as `dtype`; copied block by block, since the data of a large
-    population would not fit into memory twice."""
+    """Return the digest of the arrays' bytes, one array after another, as `dtype`. Blocks are copied one by one, since
+    the data of a large population would not fit into memory twice."""
     digest = hashlib.blake2b(digest_size=12)
     for array in arrays:
         rows = array.reshape(1) if array.ndim == 0 else array
@@ -129,7 +132,7 @@ def _digest(*arrays: np.ndarray, dtype: type | None = None) -> str:
 
 
 def fingerprints_match(recorded_fingerprints: Any, current_fingerprints: list[Any]) -> bool:
-    """Do two of what `fingerprint` gives say the same?"""
+    """Return whether two fingerprints are of the same content."""
     if not isinstance(recorded_fingerprints, list) or len(recorded_fingerprints) != len(current_fingerprints):
         return False
     if len(current_fingerprints) == 2 or recorded_fingerprints[:2] != current_fingerprints[:2]:

@@ -1,4 +1,5 @@
-"""How what a user wrote is tried: whose it is, its errors in one sentence, what it left behind.
+"""How user-defined parts are tried: which parts are user-defined, their errors in one sentence, and changes they leave
+behind.
 
 An `Invariance` is something that must make no difference to what a part computes, such as padding or a second call.
 """
@@ -52,7 +53,7 @@ P = TypeVar("P")
 
 @dataclasses.dataclass(frozen=True)
 class Invariance(Generic[P]):
-    """Something that must make no difference to what a part computes.
+    """A change that must make no difference to what a part computes.
 
     Attributes:
         name: of what makes none.
@@ -66,7 +67,7 @@ class Invariance(Generic[P]):
 
 
 def check_invariances(invariances: Iterable[Invariance[P]], trial: P) -> None:
-    """Try them, in their order."""
+    """Check the invariances in their order."""
     for invariance in invariances:
         violation_text = invariance.violation(trial)
         if violation_text is not None:
@@ -74,17 +75,17 @@ def check_invariances(invariances: Iterable[Invariance[P]], trial: P) -> None:
 
 
 def raise_violation(_of: Any, violation_text: str) -> None:
-    """What happens where no execution helps."""
+    """Raise the error of an invariance that does not hold under any execution."""
     raise ConfigError(violation_text)
 
 
 def is_user_defined(component: Any) -> bool:
-    """Is it somebody's own?"""
+    """Return whether the class of a part is user-defined."""
     return not type(component).__module__.startswith("fedsim.")
 
 
 def contains_user_code(component: Any, search_depth: int = 3) -> bool:
-    """Is it somebody's own, or does it hold something that is, such as a schedule?"""
+    """Return whether a part is user-defined or contains a user-defined part, such as a schedule."""
     if component is None or isinstance(
         component, (*SHARED_OBJECT_TYPES, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
     ):
@@ -102,7 +103,7 @@ def contains_user_code(component: Any, search_depth: int = 3) -> bool:
 
 
 def trial_copy(component: P, *of_run: Any) -> P:
-    """A part to be tried, which shares with the run what it was set up with."""
+    """Return a copy of a part for a trial; it shares with the run the objects that it was set up with."""
     return PartCopies(*of_run, *_run_objects(component, 4))(component)
 
 
@@ -117,17 +118,17 @@ def _run_objects(component: Any, search_depth: int) -> Iterator[Any]:
 
 
 def take_snapshot(component: Any) -> Node:
-    """A snapshot of a part, but for what it was set up with."""
+    """Return a snapshot of a part without the objects that it was set up with."""
     return snapshot(component, skipped_types=SHARED_OBJECT_TYPES)
 
 
 def changed_paths(component: Any, snapshot_before: Node) -> list[str]:
-    """Where a part has changed since a snapshot by `take_snapshot`."""
+    """Return the paths at which a part has changed since a snapshot by `take_snapshot`."""
     return differing_paths(snapshot_before, take_snapshot(component))
 
 
 def increased_counters(component: Any, snapshot_before: Node) -> list[str]:
-    """Names of a part's own attributes that have moved since a snapshot by `take_snapshot`."""
+    """Return the names of a part's own attributes that have increased since a snapshot by `take_snapshot`."""
     return [
         path
         for path in changed_paths(component, snapshot_before)
@@ -136,7 +137,8 @@ def increased_counters(component: Any, snapshot_before: Node) -> list[str]:
 
 
 def is_close(first_tensor: Tensor, second_tensor: Tensor, scale: float | None = None) -> bool:
-    """Equal but for rounding; `scale` is of the numbers that count, the largest one's unless given."""
+    """Return whether two tensors are equal up to rounding, relative to `scale`, by default the largest of the
+    numbers."""
     if first_tensor.shape != second_tensor.shape or first_tensor.dtype != second_tensor.dtype:
         return False
     if not first_tensor.is_floating_point() or not first_tensor.numel():
@@ -152,7 +154,7 @@ def is_close(first_tensor: Tensor, second_tensor: Tensor, scale: float | None = 
 
 
 def first_difference(first_tensors: NamedTensors, second_tensors: NamedTensors) -> str | None:
-    """The first name under which two batches, carries or states are not bit for bit the same."""
+    """Return the first name under which two batches, carries or states are not bitwise equal."""
     for tensor_name, value in first_tensors.items():
         if (
             tensor_name not in second_tensors
@@ -170,7 +172,8 @@ def first_difference(first_tensors: NamedTensors, second_tensors: NamedTensors) 
 
 @contextlib.contextmanager
 def user_code_errors(component_label: str, component: Any) -> Iterator[None]:
-    """Errors of somebody's own part in one sentence; nothing may be drawn from a global stream."""
+    """Within the block, errors of a user-defined part are raised as one sentence, and draws from a global stream are
+    refused."""
     snapshot_before = streams.global_rng_state()
     try:
         yield
@@ -192,7 +195,7 @@ def user_code_errors(component_label: str, component: Any) -> Iterator[None]:
 
 
 def is_user_file(file: str) -> bool:
-    """Is this file neither fedsim's nor a library's?"""
+    """Return whether a file belongs neither to fedsim nor to a library."""
     return PACKAGE_FOLDER not in Path(file).parents and not is_library_file(file)
 
 
@@ -201,7 +204,7 @@ def fields_of_state(state: Any) -> dict[str, Any]:
 
 
 def copy_tensors(component: Any) -> Any:
-    """The same with tensors and arrays of its own, which may be written to."""
+    """Return the same structure with copies of its tensors and arrays, which may be written to."""
     return dataclasses.replace(
         component, **{name: _copied_value(value) for name, value in fields_of_state(component).items()}
     )
@@ -216,12 +219,12 @@ def _copied_value(value: Any) -> Any:
 
 
 def undeclared_attributes(state: Any) -> list[str]:
-    """Attributes of a state that are none of its fields, and so in no checkpoint."""
+    """Return the attributes of a state that are not fields, and are therefore not in checkpoints."""
     return sorted(vars(state).keys() - fields_of_state(state).keys())
 
 
 def describe_type(value: Any) -> str:
-    """What it is, in a word."""
+    """Return the type of an object in a word."""
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return "None" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""Rows that are under way: what began in one round and arrives in a later one.
+"""Rows in flight: started in one round, delivered in a later one.
 
 A client that is asked begins at once, from the model of that round and on data that react to it; what comes out is kept
 until it arrives. Until the round after, the client is busy, and is not asked again.
@@ -40,8 +40,8 @@ CARRY_PREFIX = "carry "
 
 
 class DelayedUpdates:
-    """Keeps what is under way in `Memory.in_flight`: as many rows as there are, in the checkpoint too. Of several ranks
-    each keeps its own clients'.
+    """Keeps the rows in flight in `Memory.in_flight`, which is part of checkpoints. With several ranks each keeps the
+    rows of its own clients.
 
     Args:
         delay: how long rows take.
@@ -59,7 +59,7 @@ class DelayedUpdates:
         self.net_delayed = np.zeros(self.federation.num_replicates, dtype=np.int64)
 
     def setup(self) -> None:
-        """Set the delay up for the clients: once, before the first round.
+        """Set up the delay for the clients, once before the first round.
 
         Raises:
             ConfigError: the run does not allow late rows.
@@ -70,11 +70,11 @@ class DelayedUpdates:
 
     @property
     def active(self) -> bool:
-        """May a row arrive in a later round than that in which it began?"""
+        """Whether a row may arrive in a later round than that in which it was started."""
         return self.delay.active or self.round_clock.clock.delivers_late_rows
 
     def _check(self, strategy: Strategy[Any], local_rule: LocalRule, model: RowModel) -> None:
-        """Refuse what has no meaning for rows that are late, or would get there by another way in time."""
+        """Refuse settings that have no meaning for late rows, or that would deliver them on time by another way."""
         name = type(strategy).__name__
         if self.delay.active and self.round_clock.clock.delivers_late_rows:
             raise ConfigError("delay and clock.late=deliver both say when a row arrives; give delay=none")
@@ -95,10 +95,10 @@ class DelayedUpdates:
             )
 
     def check_nonfinite_handling(self, on_nonfinite: str) -> None:
-        """Refuse what follows from rows that are no finite numbers, where it has no meaning here."""
+        """Refuse a treatment of rows that are not finite which has no meaning for late rows."""
 
     def without_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
-        """Those of the cohort who have nothing under way."""
+        """Return the clients of the cohort that have no row in flight."""
         self.net_delayed = np.zeros(self.federation.num_replicates, dtype=np.int64)
         rows = self._busy_clients(memory)
         if not rows:
@@ -107,7 +107,7 @@ class DelayedUpdates:
         return active if free_mask.all() else active.subset(np.flatnonzero(free_mask))
 
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
-        """What is kept of the clients that have something under way, their numbers under 'virtual'; empty: nobody."""
+        """Return the stored entries of clients that have rows in flight, whose numbers are under 'virtual'."""
         return memory.in_flight
 
     def round_steps(
@@ -119,13 +119,13 @@ class DelayedUpdates:
         memory: Memory,
         accept_rows: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
-        """A round's local work, and the report of what arrives in it; the arguments are those of
+        """Do a round's local work, and return the report of the rows that arrive in it; the arguments are those of
         `Trainer.round_steps`."""
         report = yield from self.trainer.round_steps(start, cohort, t, deployed, memory, accept_rows)
         return self(report, memory)
 
     def __call__(self, report: Report, memory: Memory) -> Report:
-        """What arrives in this round, in the place of what was done in it."""
+        """Return the report of the rows that arrive in this round, in place of those that were computed in it."""
         if not self.active:
             return report
         t, virtual_clients = report.cohort.round, report.cohort.host_index.virtual_clients
@@ -155,19 +155,19 @@ class DelayedUpdates:
         )
 
     def _delays(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
-        """[n] by how many rounds what clients begin is late."""
+        """Return by how many rounds the rows of clients that start now are late, [n]."""
         label = f"delay={type(self.delay).__name__}: rounds({t}, …)"
         return checks.check_number_per_client(
             label, self.delay.rounds(t, virtual_clients.copy()), len(virtual_clients), whole_numbers=True
         )
 
     def _count_clients(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
-        """[R] clients of each replicate among those that take part."""
+        """Return the number of clients of each replicate among those that take part, [R]."""
         virtual_clients = rows_by_name["virtual"][rows_by_name["count"] > 0].numpy()
         return np.bincount(virtual_clients // self.federation.clients, minlength=self.federation.num_replicates)
 
     def _report_of_arrivals(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
-        """A report of these rows; what it says of the round and of replicates is that of the round."""
+        """Return a report of these rows; its entries of the round and of replicates are those of the round's report."""
         virtual_clients, start_rounds, _, samples, count, probability = (
             rows_by_name[name].numpy() for name in HOST_ROW_NAMES
         )
@@ -189,7 +189,7 @@ class DelayedUpdates:
 
 
 def _rows_by_name(report: Report, due_rounds: np.ndarray) -> dict[str, Tensor]:
-    """Everything that a report says of its rows, by name: [n, …] each."""
+    """Return all entries of a report that have a row per client, by name: [n, …] each."""
     host, n = report.cohort.host_index, len(report.cohort)
     start_rounds = np.full(n, report.cohort.round)
     numbers = (host.virtual_clients, start_rounds, due_rounds, report.samples, host.multiplicity, host.probability)
@@ -207,7 +207,7 @@ def _index_rows(rows: Tensor, positions: Tensor) -> Tensor:
 
 
 def _select_rows(rows_by_name: dict[str, Tensor], positions: np.ndarray, device: torch.device) -> dict[str, Tensor]:
-    """Some of the rows; all but the host's numbers on a device."""
+    """Return some of the rows; tensors stay on their devices."""
     row_selection = torch.as_tensor(positions)
     picked_rows = {name: _index_rows(rows, row_selection) for name, rows in rows_by_name.items()}
     return {name: rows if name in HOST_ROW_NAMES else rows.to(device) for name, rows in picked_rows.items()}

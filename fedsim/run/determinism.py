@@ -1,4 +1,4 @@
-"""`deterministic: true`: the same bits from every run on the same device, by PyTorch's deterministic algorithms.
+"""`deterministic: true`: bitwise equal results of every run on the same device, by PyTorch's deterministic algorithms.
 
 Every draw is a function of seed, round and client anyway; what may differ from run to run is the order in which a GPU's
 threads add numbers up, and which of several kernels a library picks.
@@ -32,7 +32,7 @@ def prepare_cublas(enabled: bool) -> bool:
 
 
 def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of an object whose `deterministic` says how it is run."""
+    """Decorate a method of an object whose attribute `deterministic` says whether to run it deterministically."""
 
     @functools.wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -44,7 +44,7 @@ def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
 
 @contextlib.contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Within the block, PyTorch picks deterministic algorithms alone; what was set before is set again behind it.
+    """Within the block PyTorch uses only deterministic algorithms; the previous setting is restored afterwards.
 
     Raises:
         RunError: for an operation that has none on this device; the message names it.

@@ -1,4 +1,4 @@
-"""Notices rows and models that became non-finite, without stopping a device in the middle of its work."""
+"""Detects rows and models that become non-finite, without synchronising the device in every round."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NONFINITE_BEFORE_TRAINING = "the loss was not finite before training: check the 
 
 
 def error_summary(error: Exception) -> str:
-    """Its message, without line breaks."""
+    """Return the message of an error without line breaks."""
     return " ".join(str(error).split())
 
 
 def divergence_remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
-    """What may keep models of this rule finite, by its keys."""
+    """Return a suggestion of settings that may keep models of this rule finite."""
     rates = ["lr", *(f"local.{name}" for name in ("inner_lr",) if hasattr(rule, name))]
     rates += ["local.personal_lr"] if getattr(rule, "ratio", None) not in (None, 1.0) else []
     rates += ["strategy.server_lr"] if largest_value(getattr(strategy, "server_lr", 1.0)) > 1 else []
@@ -44,7 +44,7 @@ def divergence_remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
 
 
 def check_initial_models(model: RowModel, rows: Tensor) -> None:
-    """Refuse models [R, d] that are not finite as they begin.
+    """Refuse initial models [R, d] that are not finite.
 
     Raises:
         ConfigError: naming the part that is not.
@@ -61,7 +61,7 @@ def check_initial_models(model: RowModel, rows: Tensor) -> None:
 
 
 class DivergenceGuard:
-    """Remembers on the device in which round each row first became non-finite; `check` acts on it.
+    """Stores on the device in which round each row first became non-finite; `handle_nonfinite` acts on it.
 
     A row is a client's parameters and whatever else it brings home: its personal model and its rule's memory.
 
@@ -108,16 +108,16 @@ class DivergenceGuard:
 
     @property
     def round_by_dropped_replicate(self) -> dict[int, int]:
-        """Replicates that were given up, and the round in which each became non-finite."""
+        """The replicates that were dropped, and the round in which each became non-finite."""
         return {entry["replicate"]: entry["round"] for entry in self.dropped_records if "clients" in entry}
 
     def without_dropped_replicates(self, cohort: Cohort, t: int) -> Cohort:
-        """The rows of replicates that are not given up. When one leaves depends on nothing but its round of divergence:
-        at the evaluation after it, which looks at the device anyway."""
+        """Return the cohort without dropped replicates. A replicate is dropped at the evaluation after it diverged,
+        which synchronises the device anyway, so that the round of the drop depends only on the round of divergence."""
         return self.without_replicates(self.excluded_replicates(t), cohort)
 
     def excluded_replicates(self, t: int) -> list[int]:
-        """Those that were given up, as far as round t is concerned."""
+        """Return the replicates that are dropped in round t."""
         return [
             r
             for r, divergence_round in self.round_by_dropped_replicate.items()
@@ -125,7 +125,7 @@ class DivergenceGuard:
         ]
 
     def drop_replicate(self, replicate: int, completed_rounds: int, drop_reason: str) -> None:
-        """Give up a replicate after an evaluation, when so many rounds are completed.
+        """Drop a replicate after an evaluation.
 
         Raises:
             ConfigError: there is no such replicate.
@@ -141,7 +141,7 @@ class DivergenceGuard:
             )
 
     def without_replicates(self, replicates: list[int], cohort: Cohort) -> Cohort:
-        """The rows of all replicates but these."""
+        """Return the rows of all replicates but these."""
         if not replicates:
             return cohort
         return cohort.subset(
@@ -149,7 +149,8 @@ class DivergenceGuard:
         )
 
     def accepted_rows(self, t: int, cohort: Cohort, is_finite_row: Tensor) -> np.ndarray | None:
-        """Positions of the rows that are taken and remembered, given which of them are finite [n]; None: all are.
+        """Return the positions of the rows that are accepted and stored, given which of them are finite [n]; None if
+        all are.
 
         Every rank comes here in every round, and notes the rows of all.
         """
@@ -174,7 +175,7 @@ class DivergenceGuard:
         return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
     def record_nonfinite(self, t: int, state: State, report: Report) -> None:
-        """Note rows and server's models after round t (no transfer)."""
+        """Record which rows and server models became non-finite in round t, without a transfer from the device."""
         if report.finite is not None:
             rows = report.cohort.rows
             self.first_nonfinite_round_of_rows[rows] = torch.minimum(
@@ -189,7 +190,7 @@ class DivergenceGuard:
 
     @contextlib.contextmanager
     def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:
-        """Errors of numerical routines in the aggregation of round t are divergence."""
+        """Within the block, errors of numerical routines in the aggregation of round t are treated as divergence."""
         try:
             yield
         except Exception as error:
@@ -198,7 +199,7 @@ class DivergenceGuard:
             raise self.divergence_error(t, state, report, error) from error
 
     def divergence_error(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
-        """What to raise where the aggregation of round t raised `error`, a numerical routine's."""
+        """Return the error to raise if the aggregation of round t raised `error`, which is of a numerical routine."""
         self.record_nonfinite(t, state, report)
         self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
         try:
@@ -210,8 +211,9 @@ class DivergenceGuard:
     def evaluate(
         self, evaluator: Callable[[Tensor], EvaluationResult], models: Tensor, completed_rounds: int
     ) -> EvaluationResult:
-        """What `evaluator` measures of models [R, d]. Where a numerical routine refuses one that is not finite, it is
-        judged as another replicate's: it was given up, and its numbers are NaN in any case.
+        """Return the measurements of models [R, d] by `evaluator`. A model that a numerical routine refuses because it
+        is not finite is replaced by that of another replicate for the evaluation; it was dropped, and its metrics are
+        NaN in any case.
 
         Raises:
             DivergenceError: a finite model is refused.
@@ -235,7 +237,7 @@ class DivergenceGuard:
                 ) from retry_error
 
     def handle_nonfinite(self) -> None:
-        """Act on what was seen; costs one transfer, and of several ranks one exchange.
+        """Act on recorded divergence; costs one transfer from the device, and an exchange between ranks.
 
         Raises:
             DivergenceError: if the run cannot go on.
@@ -280,7 +282,8 @@ class DivergenceGuard:
             )
 
     def _divergence_description(self, t: int, clients: dict[int, list[int]]) -> str:
-        """Strategy, round, replicates and clients; where no client is to blame, the aggregated model."""
+        """Describe a divergence: strategy, round, replicates and clients; the aggregated model if no client caused
+        it."""
         replicate_descriptions = []
         for replicate, client_numbers in sorted(clients.items()):
             names = self.federation.client_names or range(self.federation.clients)

@@ -20,9 +20,9 @@ from fedsim.trainer import Trainer
 
 
 class EventClock(RoundClock):
-    """Under a synchronous server, who of the selected clients arrives in time. Under an asynchronous one, who starts
-    from the model of the round, and who arrives before the server's next step; the queues are in `Memory.queue`, and
-    so in the checkpoint.
+    """Under a synchronous server, decides which of the selected clients arrive in time. Under an asynchronous one,
+    decides which clients start from the model of the round, and which arrive before the server's next update. The
+    queues are in `Memory.queue`, and so in checkpoints.
 
     Args:
         clock, work_model, trainer, traffic: see `RoundClock`.
@@ -88,7 +88,7 @@ class EventClock(RoundClock):
         return starting_cohort.subset(started_positions)
 
     def _start_order(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
-        """The clock's order, which names each position once."""
+        """Return the clock's order of starts, which names each position once."""
         start_positions = self.clock.start_order(t, virtual_clients.copy())
         if not np.array_equal(np.sort(np.asarray(start_positions)), np.arange(len(virtual_clients))):
             raise ConfigError(
@@ -101,7 +101,8 @@ class EventClock(RoundClock):
     def _counted_mask(
         self, requested_cohort: Cohort, needed_seconds: np.ndarray, is_waited_for: np.ndarray
     ) -> np.ndarray:
-        """[n] who of a synchronous round counts: the server's step is the event that all have arrived."""
+        """Return which clients of a synchronous round count, [n]: the server updates its model once all of them have
+        arrived."""
         clock, virtual_clients = self.clock, requested_cohort.host_index.virtual_clients
         failure_times = clock.failure_times(requested_cohort.round, virtual_clients)
         needed_seconds = needed_seconds + clock.pauses(requested_cohort.round, virtual_clients)
@@ -133,7 +134,7 @@ class EventClock(RoundClock):
         return math.inf if self.clock.deadline is None else self.clock.deadline
 
     def _transfers(self, virtual_clients: np.ndarray) -> TransferLoads | None:
-        """What these virtual clients send through links that they share."""
+        """Return what these virtual clients send and receive through shared links."""
         if not self.clock.shares_links:
             return None
         down = 0.0 if self.clock.shared_down is None else float(self.traffic.bytes_down)
@@ -142,14 +143,14 @@ class EventClock(RoundClock):
             return TransferLoads(down, up, *(1 / byte[virtual_clients] for byte in self.clock.byte))
 
     def _empty_queue(self, seconds: float = 0.0) -> EventQueue:
-        """Nobody is in flight after so many virtual seconds."""
+        """Return a queue without clients in flight, at so many virtual seconds."""
         if not self.clock.shares_links:
             return EventQueue(seconds)
         down, up = (math.inf if rate is None else rate for rate in (self.clock.shared_down, self.clock.shared_up))
         return SharedLinkQueue(seconds, download_capacity=down, upload_capacity=up, transfer_time=seconds)
 
     def _queues(self) -> list[EventQueue]:
-        """One for each replicate, as the memory has them."""
+        """Return the queues of all replicates, as they are in the memory."""
         event_queues = [self._empty_queue(float(seconds)) for seconds in self.seconds]
         if not self.memory.queue:
             return event_queues

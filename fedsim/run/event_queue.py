@@ -14,7 +14,7 @@ QueueEntry = tuple[float, int, bool]  # when, which virtual client, whether it f
 
 @dataclass
 class TransferLoads:
-    """What n clients send and receive, where they share links of the server; 0 bytes where a link is not shared.
+    """The bytes that n clients send and receive through shared links of the server; 0 where a link is not shared.
 
     Attributes:
         bytes_down, bytes_up: bytes of one transfer.
@@ -45,7 +45,7 @@ class TaskCandidates:
 
 @dataclass
 class ServerStep:
-    """What happened until the server updated its model; virtual clients in the order of time.
+    """The events until the server updated its model; virtual clients in the order of time.
 
     Attributes:
         started_clients: those that received the model, failing ones included.
@@ -78,8 +78,8 @@ class EventQueue:
         max_events: int | None = None,
         deadline: float = math.inf,
     ) -> ServerStep:
-        """Let time pass until the server updates its model: at the arrival that makes `target_count`, or when
-        `deadline` seconds have passed. Where nobody is left in flight before, its buffer waits for the next call.
+        """Advance time until the server updates its model: at the arrival that makes `target_count`, or after
+        `deadline` seconds. If all clients in flight finish before, the buffer waits for the next call.
 
         Args:
             task_candidates: clients that may start, none of which is in flight or in the buffer.
@@ -112,16 +112,16 @@ class EventQueue:
 
     @property
     def num_in_flight(self) -> int:
-        """How many clients are."""
+        """The number of clients in flight."""
         return len(self.events)
 
     def _follow_transfers(self, end_time: float) -> None:
-        """Let time pass until it is certain which client in flight is the next to finish, or until this time."""
+        """Advance time until it is certain which client in flight is the next to finish, or until this time."""
 
     def _start_clients(
         self, step: ServerStep, task_candidates: TaskCandidates, waiting_positions: Iterator[int], limit: int | None
     ) -> bool:
-        """Fill the free places with the candidates at these positions; whether anybody started."""
+        """Start candidates at these positions until no place is free; return whether any client started."""
         num_started_before = len(step.started_clients)
         while limit is None or self.num_in_flight < limit:
             position = next(waiting_positions, None)
@@ -134,7 +134,7 @@ class EventQueue:
         return len(step.started_clients) > num_started_before
 
     def _start_task(self, client: int, candidates: TaskCandidates, position: int) -> bool:
-        """Put the client's task in flight; whether it will fail."""
+        """Put the client's task in flight; return whether it will fail."""
         seconds, fraction = float(candidates.duration_seconds[position]), float(candidates.failure_fraction[position])
         will_fail = math.isfinite(fraction)
         end_time = self.current_time + (seconds * fraction if will_fail else seconds)

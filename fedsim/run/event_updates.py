@@ -1,4 +1,4 @@
-"""Updates of an event-driven run: what clients in flight began with, and what comes of it, until it arrives.
+"""Updates in flight of an event-driven run: what each client started from, and its result, until it arrives.
 
 A client's local work depends on the model that it started from and on its own random numbers alone, so it may be
 computed at any time between its start and its arrival. It is computed when the first client that is still to be
@@ -57,17 +57,18 @@ class RowSlots:
         self._device = device
 
     def select_occupied_slots(self, condition: np.ndarray) -> np.ndarray:
-        """Slots that are in use and fulfil this [k], in the order of their virtual clients."""
+        """Return the occupied slots that satisfy a condition [k], in the order of their virtual clients."""
         virtual_clients = self.host_values("virtual")
         slot_indices = np.flatnonzero(condition & (virtual_clients != FREE_SLOT))
         return slot_indices[np.argsort(virtual_clients[slot_indices])]
 
     def host_values(self, name: str) -> np.ndarray:
-        """[k] numbers of the host, which may be changed."""
+        """Return [k] host numbers, as a copy that may be changed."""
         return self.rows[name].numpy() if name in self.rows else np.zeros(0, dtype=np.int64)
 
     def take_free_slots(self, slot_count: int) -> np.ndarray:
-        """So many free slots, in ascending order; there are as many slots as were ever in use at once."""
+        """Return the lowest free slots, as many as asked for; the number of slots grows to the most ever in use at
+        once."""
         if slot_count:
             self.rows.setdefault("virtual", torch.zeros(0, dtype=torch.int64))
         free_slots = np.flatnonzero(self.host_values("virtual") == FREE_SLOT)
@@ -79,7 +80,7 @@ class RowSlots:
         return free_slots[:slot_count]
 
     def write(self, slot_indices: np.ndarray, rows: dict[str, Tensor]) -> None:
-        """Rows [n, …] by name, into n slots."""
+        """Write rows [n, …] by name into n slots."""
         if not len(slot_indices):
             return
         row_selection = torch.as_tensor(slot_indices)
@@ -90,12 +91,13 @@ class RowSlots:
             self.rows[name][row_selection.to(device)] = value.to(device)
 
     def read(self, slot_indices: np.ndarray, name: str) -> Tensor:
-        """[n, …] copies, on the device where rows are computed."""
+        """Return copies of rows [n, …], on the device where rows are computed."""
         value = self.rows[name]
         return value[torch.as_tensor(slot_indices).to(value.device)].to(self.federation.device)
 
     def cohort(self, slot_indices: np.ndarray, t: int, with_planned_steps: bool = False) -> Cohort:
-        """The clients in these slots; `with_planned_steps`: with the steps that they are to do."""
+        """Return the clients in these slots as a cohort; `with_planned_steps`: with their planned numbers of local
+        steps."""
         virtual_clients, steps = self.host_values("virtual")[slot_indices], self.host_values("steps")[slot_indices]
         count, probability = (self.host_values(name)[slot_indices] for name in ("count", "probability"))
         rows = self.federation.local_rows(virtual_clients)
@@ -104,14 +106,14 @@ class RowSlots:
         )
 
     def read_by_prefix(self, slot_indices: np.ndarray, prefix: str) -> dict[str, Tensor]:
-        """What these slots hold under names that begin so, by the rest of the name."""
+        """Return the entries of these slots whose names begin with a prefix, by the rest of the name."""
         return {
             name.removeprefix(prefix): self.read(slot_indices, name) for name in self.rows if name.startswith(prefix)
         }
 
 
 class EventUpdates(DelayedUpdates):
-    """Keeps the rows of clients in flight in `Memory.in_flight`, and hands those that arrive to the server.
+    """Keeps the rows of clients in flight in `Memory.in_flight`, and passes those that arrive to the server.
 
     Args:
         delay, pace, strategy, trainer: see `DelayedUpdates`.
@@ -226,8 +228,8 @@ class EventUpdates(DelayedUpdates):
         memory: Memory,
         rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
-        """The local work of the clients in these slots, in one call of the trainer; `rounds` [n] are those in which
-        they began, None: all in this one."""
+        """Do the local work of the clients in these slots in one call of the trainer; `rounds` [n] are those in which
+        they started, None: all in this one."""
         cohort, start = row_slots.cohort(slot_indices, t, with_planned_steps=True), {"params": deployed_rows[:0]}
         if len(slot_indices):
             start = row_slots.read_by_prefix(slot_indices, STRATEGY_CARRY_PREFIX) | {
@@ -246,7 +248,7 @@ class EventUpdates(DelayedUpdates):
         return report
 
     def _report_arrivals(self, row_slots: RowSlots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
-        """The report of the updates that arrive; their slots become free."""
+        """Return the report of the updates that arrive, and free their slots."""
         if not len(slot_indices):
             no_clients = np.zeros(0, dtype=np.int64)
             if len(report.cohort):
@@ -269,7 +271,7 @@ class EventUpdates(DelayedUpdates):
 
 
 def _without_rows(report: Report) -> Report:
-    """What it says of the round and of replicates."""
+    """Return the entries of a report that concern the round and the replicates, not rows."""
     rows = {
         name: value[:0] for name in ROW_NAME_BY_REPORT_FIELD.values() if (value := getattr(report, name)) is not None
     }

@@ -44,11 +44,11 @@ PROGRESS_COUNTS = ("samples", "participants", "links", "unanswered")  # of `Prog
 
 
 class UnfoldedError(Exception):
-    """The federation of a folded run failed; the run continues alone."""
+    """Raised if the federation of a folded run fails; the run continues alone."""
 
 
 class FoldedRun:
-    """A run that a fold may take in, and what it was asked to write.
+    """A run that can be folded, and what it was asked to write.
 
     Args:
         simulation, out, resume, tracking, config: as `Simulation.run_steps` takes them.
@@ -77,7 +77,7 @@ class FoldedRun:
         self.tracker: Tracker
 
     def unfoldable_reason(self) -> str | None:
-        """Why the run cannot be folded; None: it can."""
+        """Return why the run cannot be folded, or None if it can."""
         simulation = self.simulation
         obstacle_by_setting = {
             "several ranks": simulation.federation.ranks.num_ranks > 1,
@@ -94,9 +94,8 @@ class FoldedRun:
         return next((name for name, is_present in obstacle_by_setting.items() if is_present), None)
 
     def open_tracker(self, fold: FoldTracker, replicates: slice, state: State, memory: Memory) -> None:
-        """Make the run's tracker, which has these replicates of the fold. State and memory are of the fold before its
-        first round; where the run has a checkpoint to resume, they are filled from there.
-        """
+        """Make the run's tracker for these replicates of the fold. State and memory are those of the fold before its
+        first round; if the run has a checkpoint to resume from, they are filled from there."""
         self.replicates, simulation = replicates, self.simulation
         own_state, own_memory = self.select_state(state, fold), self.select_memory(memory, fold)
         checkpoints = simulation.checkpointer(self.folder, self.tracking, self.config.identity, own_state, own_memory)
@@ -117,18 +116,18 @@ class FoldedRun:
         )
 
     def select_entries(self, values: Any, fold: FoldTracker) -> Any:
-        """A view of the run's entries of an array or tensor [R·k, …] of the fold's replicates."""
+        """Return a view of the run's entries of an array or tensor [R·k, …] of the fold's replicates."""
         width = len(values) // len(fold.seeds)
         return values[self.replicates.start * width : self.replicates.stop * width]
 
     def select_state(self, state: State, fold: FoldTracker) -> State:
-        """The run's strategy state, of that of the fold."""
+        """Return the part of the fold's strategy state that is the run's."""
         return type(state)(
             **{f.name: self.select_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
         )
 
     def select_memory(self, memory: Memory, fold: FoldTracker) -> Memory:
-        """What the run's clients remember, of what those of the fold do."""
+        """Return the part of the fold's client memory that is the run's."""
 
         def entries_of_run(entries: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: self.select_entries(value, fold) for name, value in entries.items()}
@@ -137,7 +136,7 @@ class FoldedRun:
         return Memory(clients, server, entries_of_run(memory.evaluated), entries_of_run(memory.uplink))
 
     def select_evaluation(self, evaluation_result: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
-        """The run's numbers, of what was measured of the fold's replicates."""
+        """Return the part of the fold's measurements that is the run's."""
 
         def values_of_run(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             return {name: self.select_entries(value, fold) for name, value in values.items()}
@@ -154,7 +153,7 @@ class FoldedRun:
         )
 
     def copy_progress(self, fold: FoldTracker) -> None:
-        """Take over how far the fold is."""
+        """Copy the fold's progress into the run's."""
         tracker, progress = self.tracker, self.tracker.progress
         progress.rounds, progress.unevaluated = fold.progress.rounds, fold.progress.unevaluated
         tracker.update_elapsed_time()
@@ -164,7 +163,7 @@ class FoldedRun:
         tracker.num_unanswered = fold.num_unanswered[self.replicates]
 
     def finish(self, state: State, fold: FoldTracker) -> Result:
-        """Write what is written in the end, and return the run's result."""
+        """Write the files of the end of a run, and return its result."""
         own_state = self.select_state(state, fold)
         self.simulation.trainer.executor_choice = fold.simulation.trainer.executor_choice
         first_model, first_round = fold.initial_models_and_count
@@ -174,7 +173,7 @@ class FoldedRun:
 
 
 def _unshared_tensor(value: Tensor) -> Tensor:
-    """The same numbers, in memory that no other tensor shares; those that lie in a file stay there."""
+    """Return a copy that shares memory with no other tensor; memory-mapped tensors are returned as they are."""
     return value if is_memory_mapped(value) else value.clone(memory_format=torch.contiguous_format)
 
 
@@ -204,7 +203,7 @@ def foldable_steps(
 
 
 class Job(Generic[T]):
-    """A job that runs `foldable_steps` somewhere inside.
+    """A job that runs `foldable_steps` at some point.
 
     Args:
         steps: of the job.
@@ -222,11 +221,11 @@ class Job(Generic[T]):
         self.outcome: T | BaseException | None = None
 
     def start(self) -> None:
-        """To the point where its run waits to be folded, or to its end."""
+        """Run the job until its run waits to be folded, or to its end."""
         self._run_until_wait(lambda: self.steps.send(None))
 
     def resume(self, message: Any) -> None:
-        """Tell its run something: True or False (folded or not), a result, or an error that ends it."""
+        """Send the job's run a value: True or False (folded or not), a result, or an error that ends it."""
         is_error = isinstance(message, BaseException)
         self._run_until_wait(lambda: self.steps.throw(message) if is_error else self.steps.send(message))
 
@@ -239,12 +238,12 @@ class Job(Generic[T]):
             self.record_outcome(error)
 
     def record_outcome(self, outcome: T | BaseException) -> None:
-        """It has ended with this value or error."""
+        """Record the value or error with which the job ended."""
         self.waiting_run, self.has_ended, self.outcome = None, True, outcome
 
 
 class FoldGuard(DivergenceGuard):
-    """Looks for divergence in all replicates at once, and has the guard of a run act on what concerns that run.
+    """Checks all replicates for divergence at once, and passes what concerns a run to the guard of that run.
 
     Args:
         run: the fold's.
@@ -256,11 +255,11 @@ class FoldGuard(DivergenceGuard):
         self.fold = fold
 
     def without_dropped_replicates(self, cohort: Cohort, t: int) -> Cohort:
-        """The rows of replicates whose run continues, and has not given them up."""
+        """Return the rows of replicates whose runs continue and have not dropped them."""
         return self.without_replicates(self.fold.excluded_replicates(t), cohort)
 
     def handle_nonfinite(self) -> None:
-        """A run that cannot continue ends."""
+        """End the runs that cannot continue after a divergence."""
         rows, models = (
             first_rounds.cpu().numpy()
             for first_rounds in (self.first_nonfinite_round_of_rows, self.first_nonfinite_round_of_models)
@@ -275,7 +274,7 @@ class FoldGuard(DivergenceGuard):
 
 
 class FoldTracker(Tracker):
-    """Counts and evaluates all replicates of a fold, and hands each run its numbers.
+    """Counts and evaluates all replicates of a fold, and passes each run its part.
 
     Args:
         run: the fold's.
@@ -297,7 +296,7 @@ class FoldTracker(Tracker):
         ]  # the models before the first round that is done here, and how many were before
 
     def start(self, state: State) -> None:
-        """Open the folders of all runs, and evaluate their initial models (resumed runs have done so)."""
+        """Open the folders of all runs, and evaluate their initial models, except for resumed runs."""
         self._state, running = state, list(self.fold.active_runs)
         if running:
             self._resume([folded.tracker.progress for folded in running])
@@ -316,21 +315,21 @@ class FoldTracker(Tracker):
         self.end_reason = self.fold.end_reason
 
     def _resume(self, progresses: list[Progress]) -> None:
-        """Begin where the runs are."""
+        """Continue from the progress of the runs."""
         self.progress.rounds, self.progress.unevaluated = progresses[0].rounds, progresses[0].unevaluated
         for folded, progress in zip(self.fold.active_runs, progresses, strict=True):
             for name in PROGRESS_COUNTS:
                 getattr(self.progress, name)[folded.replicates] = getattr(progress, name)
 
     def evaluate(self, state: State, completed_rounds: int, report: Report | None = None) -> EvaluationResult:
-        """All runs' models, after so many rounds."""
+        """Evaluate the models of all runs."""
         self._update_norms = None
         if report is not None and any(folded.tracking.all_observers for folded in self.fold.active_runs):
             self._update_norms, self._bounds = update_norms(report), report.cohort.replicate_bounds
         return super().evaluate(state, completed_rounds, report)
 
     def record_round(self, t: int, state: State, report: Report) -> None:
-        """Round t is complete."""
+        """Record that round t is complete."""
         self._state = state
         super().record_round(t, state, report)
         self.end_reason = self.fold.end_reason
@@ -341,11 +340,11 @@ class FoldTracker(Tracker):
             self.fold.call_for_run(folded, folded.tracker.notify_round_completed, completed_rounds)
 
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
-        """Is it time for the checkpoints of all runs?"""
+        """Return whether a checkpoint of some run is due."""
         return any(folded.tracker.checkpoints.is_due(rounds, num_runs) for folded in self.fold.active_runs)
 
     def record_evaluation(self, evaluation_result: EvaluationResult) -> None:
-        """Pass one evaluation on to the runs."""
+        """Pass an evaluation to the runs."""
         for folded in list(self.fold.active_runs):
             folded.copy_progress(self)
             folded.tracker.models = folded.select_entries(self.models, self)
@@ -355,7 +354,7 @@ class FoldTracker(Tracker):
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
     def _run_evaluation(self, folded: FoldedRun, evaluation_result: EvaluationResult) -> EvaluationResult:
-        """A run's numbers, with what its observers are shown."""
+        """Return a run's part of an evaluation, with what its observers are shown."""
         run_measurement = folded.select_evaluation(evaluation_result, self)
         if folded.tracking.all_observers:
             update_norms = self._update_norms
@@ -366,7 +365,7 @@ class FoldTracker(Tracker):
         return run_measurement
 
     def reason_to_end(self) -> str | None:
-        """Ends the runs whose rules say so; a reason when none is left."""
+        """End the runs whose stopping criteria are met; return a reason if no run is left."""
         for folded in list(self.fold.active_runs):
             reason = self.fold.call_for_run(folded, folded.tracker.reason_to_end)
             if reason is not None:
@@ -386,7 +385,7 @@ class FoldTracker(Tracker):
         self.fold.call_for_run(folded, folded.tracker.save_checkpoint, folded.select_state(self._state, self))
 
     def finish_all(self) -> None:
-        """Every run that is left has come to its end."""
+        """Finish all runs that are left."""
         for folded in list(self.fold.active_runs):
             self._finish(folded)
 
@@ -398,7 +397,7 @@ class FoldTracker(Tracker):
 
 
 class Fold(Generic[T]):
-    """Runs jobs whose runs wait to be folded (`Job.run`) as one federation.
+    """Runs jobs whose runs wait to be folded (`Job.waiting_run`) as one federation.
 
     Args:
         jobs: of which none has ended. Those that have not ended afterwards are waiting to continue alone.
@@ -415,7 +414,7 @@ class Fold(Generic[T]):
         self._ended_replicates: list[int] = []
 
     def round_steps(self) -> TaskGenerator[None]:
-        """The rounds of all jobs, their local work handed out.
+        """The rounds of all jobs, as a generator of their local tasks.
 
         Raises:
             Stopped: a signal came when all runs had ended.
@@ -480,11 +479,11 @@ class Fold(Generic[T]):
 
     @property
     def end_reason(self) -> str | None:
-        """Why no round is left to do: all runs have ended; None: some have not."""
+        """Why no round is left: all runs have ended; None if some have not."""
         return None if self.active_runs else "all runs have ended"
 
     def excluded_replicates(self, t: int) -> list[int]:
-        """Replicates that take no part in round t: their run has ended, or has given them up."""
+        """Return the replicates that take no part in round t, because their run has ended or has dropped them."""
         given_up = [
             folded.replicates.start + r
             for folded in self.active_runs
@@ -493,7 +492,7 @@ class Fold(Generic[T]):
         return self._ended_replicates + given_up
 
     def call_for_run(self, folded: FoldedRun, call: Callable[..., Any], *args: Any) -> Any:
-        """What the call returns; an error ends the run, and no other."""
+        """Return the result of a call; an error ends this run and no other."""
         try:
             return call(*args)
         except (Exception, Stopped) as error:
@@ -501,7 +500,7 @@ class Fold(Generic[T]):
         return None
 
     def end_run(self, folded: FoldedRun, outcome: Result | BaseException) -> None:
-        """A run has its result, or its error."""
+        """End a run with its result or error."""
         self.active_runs.remove(folded)
         self._ended_replicates += range(folded.replicates.start, folded.replicates.stop)
         self._jobs_by_run[folded].resume(outcome)

@@ -1,4 +1,4 @@
-"""The files of a run: opened before its first round, appended to at every evaluation, completed at its end."""
+"""The files of a run: opened before its first round, appended to at each evaluation, completed at its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
-    """Within the block the folder is this run's; None: it has none. Of several ranks the first takes it for all.
+    """Within the block the run folder is locked for this run; None if the run has no folder. With several ranks the
+    first one locks it for all.
 
     Raises:
         ConfigError: it is another's, or it cannot be written.
@@ -61,12 +62,13 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
 
 
 def _displayed_path(path: Path) -> Path:
-    """As seen from here."""
+    """Return a path relative to the working directory, for messages."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def holding_folder_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, TaskGenerator[T]]:
-    """Steps of an object with a `federation`, that owns the folder `out`, its first argument, until they end."""
+    """Decorate steps of an object with a `federation`, so that they hold the lock of the folder `out`, their first
+    argument."""
 
     @functools.wraps(method)
     def steps(*args: P.args, **kwargs: P.kwargs) -> TaskGenerator[T]:
@@ -78,7 +80,7 @@ def holding_folder_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, Ta
 
 
 class RunFolder:
-    """What a run writes, but for its checkpoints.
+    """Writes the files of a run except for its checkpoints.
 
     Args:
         path: of the folder.
@@ -106,8 +108,7 @@ class RunFolder:
         constants: dict[str, Tensor],
         checkpoint: Path | None,
     ) -> None:
-        """Make the folder ready for the first round that is left: write what is known before it, delete what an older
-        run has left.
+        """Prepare the folder for the next round: write what is known before it, and delete files of an older run.
 
         Args:
             config: YAML that is kept as config.yaml, or None.
@@ -155,26 +156,26 @@ class RunFolder:
         self.kept_rows = list(self._csv.kept_rows)
 
     def record(self, rows: list[MetricsRow]) -> None:
-        """One evaluation: a row per replicate."""
+        """Append an evaluation: one row per replicate."""
         self._csv.append(rows)
 
     def flush_to_disk(self) -> None:
-        """Wait until all rows are on the disk: a checkpoint says that they are there."""
+        """Wait until all rows are on the disk, since a checkpoint refers to them."""
         self._csv.flush_to_disk()
 
     def write_clients(self, known_clients: Clients) -> None:
-        """What is known of each client in the end."""
+        """Write clients.npz at the end of a run."""
         clients.write(self.path / clients.CLIENTS_FILENAME, known_clients)
 
     def pictures(self) -> Iterator[tuple[str, Figure]]:
-        """Headings and figures of the run."""
+        """Return headings and figures of the run."""
         yield from run_pictures(self.path)
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """What is written last."""
+        """Write the summary at the end of a run."""
         write_json(self.path / SUMMARY_FILE, summary)
 
     def close(self, ignore_errors: bool) -> None:
-        """No more is written; `ignore_errors`: whatever goes wrong now, since something went wrong before."""
+        """Close the files; with `ignore_errors` errors are ignored, since an earlier one ended the run."""
         with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
             self._csv.close()

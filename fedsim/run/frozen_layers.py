@@ -1,4 +1,4 @@
-"""The outputs of a model's first frozen layers, computed once and stored in the place of the inputs of a data set.
+"""The outputs of a model's first frozen layers, computed once and stored in place of a data set's inputs.
 
 Local steps and evaluation then compute the other layers alone (`fedsim.models.frozen_prefix`).
 """
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def without_frozen_layers(model: RowModel, components: Parts, population: Population) -> RowModel:
-    """The model without its first frozen layers, whose outputs replace the inputs of the run's data set; the model as
-    it is, with a message, where that would change results or there is nothing to gain.
+    """Return the model without its first frozen layers, whose outputs replace the inputs of the run's data set. Return
+    the model as it is, and log why, if that would change results or if there is nothing to gain.
 
     Args:
         model: of the run, checked on its data.
@@ -68,7 +68,7 @@ def without_frozen_layers(model: RowModel, components: Parts, population: Popula
 
 
 def why_inputs_stay(model: RowModel, components: Parts, population: Population) -> str | None:
-    """What of a run changes or reads the inputs of samples; None where nothing does."""
+    """Return which part of a run changes or reads the inputs of samples; None if no part does."""
     dataset, local_rule, attack = population.dataset, components.local, components.attack
     kind = type(dataset)
     own_reading = kind.inputs is not Dataset.inputs or kind.prepare is not Dataset.prepare
@@ -97,7 +97,7 @@ def why_inputs_stay(model: RowModel, components: Parts, population: Population) 
 
 
 def why_layers_stay(model: RowModel, components: Parts, population: Population, prefix: FrozenPrefix) -> str | None:
-    """Why these layers cannot be left out of the model; None where they can."""
+    """Return why these layers must stay in the model; None if they can be left out."""
     name = type(model.training_module).__name__
     if not prefix.stages:
         return (
@@ -120,12 +120,12 @@ def why_layers_stay(model: RowModel, components: Parts, population: Population, 
 
 
 def drops(module: nn.Module, key: str) -> bool:
-    """Does the dropout layer with this key change anything?"""
+    """Return whether the dropout layer with this key changes its inputs."""
     return bool(getattr(module.get_submodule(key.rpartition(".")[0]), "p", 1.0))
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that the device has free; infinity where that is unknown."""
+    """Return the free memory of the device in bytes; infinity if it is unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:
@@ -135,13 +135,13 @@ def free_memory(device: torch.device) -> float:
 
 
 def _batches(dataset: Dataset, x: Tensor, model: RowModel) -> Iterator[Tensor]:
-    """Stored inputs as the model receives them."""
+    """Return stored inputs as the model receives them, in batches."""
     for batch in x.split(BATCH_SIZE):
         yield dataset.prepare(batch.to(model.device), model.dtype)
 
 
 def _outputs(model: RowModel, prefix: FrozenPrefix, module: nn.Module, dataset: Dataset, x: Tensor) -> Tensor:
-    """[N, …] what the frozen layers return for stored inputs."""
+    """Return the outputs [N, …] of the frozen layers for stored inputs."""
     outputs: Tensor | None = None
     for number, output in enumerate(prefix.outputs(module, _batches(dataset, x, model))):
         if outputs is None:

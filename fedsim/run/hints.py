@@ -1,4 +1,4 @@
-"""What PyTorch tells its own developers while a simulation runs."""
+"""Warnings of PyTorch that are for its own developers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ VMAP_WARNING_TEXT = "There is a performance drop because we have not yet impleme
 
 @contextlib.contextmanager
 def suppress_vmap_warning() -> Iterator[None]:
-    """Within the block nobody is asked to file an issue with PyTorch about an operation that has no batched kernel: the
-    numbers are the same, and a trial chooses the executor."""
+    """Within the block, suppress the warning that asks to file an issue about an operation without a batched kernel:
+    results are the same, and a trial chooses the executor."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=VMAP_WARNING_TEXT)
         yield

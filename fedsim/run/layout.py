@@ -1,4 +1,5 @@
-"""How the tensors of a run, divided among ranks, are those of a single process: what a checkpoint holds."""
+"""How the tensors of a run that are divided among ranks are combined into those of a single process, for
+checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from fedsim.strategies import Strategy
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tensors each rank holds a part of.
+    """Which tensors are divided among ranks.
 
     Attributes:
         ranks: of the run.
@@ -35,7 +36,7 @@ class Layout:
 
     @classmethod
     def from_run(cls, strategy: Strategy[Any], memory: Memory, model: Tensor, federation: Federation) -> Layout:
-        """A field of the strategy's state is divided if it is longer where one process has all clients."""
+        """A field of the strategy's state is divided if it is longer in a single process that has all clients."""
         ranks, population_shape = federation.ranks, (federation.num_replicates, federation.clients)
         if ranks.num_ranks == 1:
             return cls()
@@ -59,7 +60,7 @@ class Layout:
         return cls(ranks, population_shape, frozenset(divided_fields | of_clients))
 
     def full_shape(self, name: str, value: Tensor) -> tuple[int, ...]:
-        """The shape of this tensor in a single process."""
+        """Return the shape of this tensor in a single process."""
         return (
             (self.client_shape[0] * self.client_shape[1], *value.shape[1:])
             if name in self.fields_divided_by_rank
@@ -67,7 +68,7 @@ class Layout:
         )
 
     def gather(self, name: str, value: Tensor) -> Tensor:
-        """The single process's tensor on rank 0, on the host; elsewhere `value`."""
+        """Return the single process's tensor on rank 0, on the host; on other ranks `value`."""
         if name not in self.fields_divided_by_rank:
             return value
         ranks = self.ranks
@@ -83,8 +84,8 @@ class Layout:
         return full_tensor.flatten(0, 1)
 
     def gather_rows(self, in_flight: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What is under way, name → [k', …] here → [k, …] on rank 0, on the host, in a single process's order: by the
-        round in which rows began, then by client. Elsewhere `in_flight`."""
+        """Return the rows in flight of all ranks, name → [k, …], on rank 0, on the host, in the order of a single
+        process: by the round in which they were started, then by client. On other ranks return `in_flight`."""
         ranks = self.ranks
         if ranks.num_ranks == 1 or not in_flight:  # before the first round, or where nothing is late: on every rank
             return in_flight
@@ -104,7 +105,7 @@ class Layout:
         return {tensor_name: value[order] for tensor_name, value in gathered_rows.items()}
 
     def scatter_rows(self, in_flight: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the rows under way that are of this rank's clients, of what rank 0 holds."""
+        """Return the rows in flight of this rank's clients, out of those on rank 0."""
         ranks = self.ranks
         if ranks.num_ranks == 1:
             return in_flight
@@ -123,8 +124,8 @@ class Layout:
         return {name: rows[owner_ranks == 0] for name, rows in in_flight.items()}
 
     def scatter(self, name: str, full_tensor: Tensor | None, template_tensor: Tensor) -> Tensor:
-        """This rank's part, on the host, of what rank 0 holds (None elsewhere); `template_tensor` has its shape and
-        dtype."""
+        """Return this rank's part, on the host, of a tensor on rank 0 (None on other ranks); `template_tensor` has its
+        shape and dtype."""
         ranks = self.ranks
         if name not in self.fields_divided_by_rank:
             return ranks.broadcast_tensor(full_tensor, template_tensor)

@@ -1,4 +1,4 @@
-"""Fourth step of a setup: what is measured of the models, at every evaluation and in the end."""
+"""Fourth step of a setup: the evaluation of models during the run and at its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fedsim.uplink.attack import Attack
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What measures a run.
+    """The objects that evaluate a run.
 
     Attributes:
         evaluation: what the user asked for.
@@ -64,7 +64,7 @@ class Measurement:
 
     @classmethod
     def build(cls, components: Parts, population: Population, server: Server, training: Training) -> Measurement:
-        """Build what the user's evaluation, and what is asked about clients' own models, need.
+        """Build the evaluation that the user chose, that of the clients' own models included.
 
         Raises:
             ConfigError: what is to be measured has no meaning for this run.
@@ -96,7 +96,8 @@ class Measurement:
         return cls(evaluation, evaluator, models, participation_tracker, personal, newcomers, trainers)
 
     def columns(self, clock: Clock, include_regret: bool = False) -> dict[str, str]:
-        """Columns of metrics.csv → what they are: those of COLUMNS in its order, a user's metrics, clients' own models.
+        """Return the columns of metrics.csv and their descriptions: first those of COLUMNS in its order, then
+        user-defined metrics and those of the clients' own models.
 
         Args:
             clock: of the run.
@@ -135,7 +136,7 @@ def evaluator_of(
     shift: Shift,
     validation: ClientData | None = None,
 ) -> Evaluator:
-    """What scores models on these clients' samples."""
+    """Return the evaluator of models on these clients' samples."""
     return Evaluator(
         server.model, data, shift, client_samples=components.evaluation.client_samples,
         loop=components.trainer.executor == "loop", metrics=metrics, validation=validation,
@@ -144,13 +145,13 @@ def evaluator_of(
 
 
 def byzantine_clients_of(uplink: Uplink) -> np.ndarray | None:
-    """[R · m] which clients an attack makes Byzantine; None without an attack."""
+    """Return which clients an attack makes Byzantine, [R · m]; None without an attack."""
     masks = [stage.byzantine_mask.cpu().numpy() for stage in uplink.stages if isinstance(stage, Attack)]
     return np.logical_or.reduce(masks) if masks else None
 
 
 def calibration_of(components: Parts, server: Server, training: Training, data: ClientData) -> Calibration | None:
-    """What makes the calibrated model, if it is evaluated.
+    """Return the object that makes the calibrated model, if it is evaluated.
 
     Raises:
         ConfigError: it cannot be made of this model and these data.
@@ -168,7 +169,7 @@ def calibration_of(components: Parts, server: Server, training: Training, data: 
 def validation_query_of(
     components: Parts, server: Server, training: Training, evaluator: Evaluator, tables: list[Table]
 ) -> ValidationQuery:
-    """What gives a strategy the losses of models on clients' validation samples.
+    """Return the object with which a strategy queries the losses of models on clients' validation samples.
 
     Raises:
         ConfigError: the partition splits none off.
@@ -184,8 +185,8 @@ def validation_query_of(
 def newcomers_of(
     components: Parts, population: Population, server: Server, training: Training, metrics: Metrics
 ) -> tuple[TrainerFactory, Newcomers] | tuple[None, None]:
-    """Who joins when training is over, with their trainers: of everybody's data, and under a shift of their own, which
-    is set up here."""
+    """Return the clients that join after training, with their trainers. They have the data of all clients; under a
+    shift they have their own copy of it, which is set up here."""
     shift, all_clients, strategy = training.newcomer_shift, population.data_with_newcomers, server.strategy
     if shift is None:
         return None, None

@@ -1,4 +1,4 @@
-"""The model as a user chose it, before the data say what goes into it and comes out."""
+"""The model that a user chose, before the data determine its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsim.models.probe import LARGER_BATCH_SIZE
 
 @dataclass(frozen=True, eq=False)
 class ModelChoice:
-    """What a user chose of the model.
+    """The user's choice of a model.
 
     Attributes:
         module: builds it, or is it.
@@ -35,7 +35,7 @@ class ModelChoice:
     precision: str
 
     def build(self, data: ClientData) -> RowModel:
-        """The model of rows for these data, tried on a few of their samples.
+        """Build the model of rows for this data set, and try it on a few samples.
 
         Raises:
             ConfigError: it cannot be built for them, or fails on them.
@@ -52,7 +52,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, eq=False)
 class GivenModel:
-    """A choice of a model that was built before.
+    """A model that was built before.
 
     Attributes:
         model: it.
@@ -61,12 +61,12 @@ class GivenModel:
     model: RowModel
 
     def build(self, data: ClientData) -> RowModel:
-        """The model, for whichever data."""
+        """Return the model, whatever the data set."""
         return self.model
 
 
 def _check_dataset_supported(dataset: Dataset) -> None:
-    """Further inputs belong to every sample, of training and test alike, and have names of their own."""
+    """Check that further inputs belong to both training and test samples and have distinct names."""
     name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
     if name_clashes:
         raise ConfigError(
@@ -88,7 +88,7 @@ def _check_dataset_supported(dataset: Dataset) -> None:
 def _builder(
     model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | LossFunction
 ) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, and whether each position has a label, if it
+    """Pass the data set's `shape` and `classes`, and whether each position has a label, to a model's constructor, if it
     takes them and they are not set.
 
     Logistic loss takes one output for its two classes.

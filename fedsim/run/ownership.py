@@ -1,4 +1,4 @@
-"""Every simulation has parts of its own: it copies what it is given before anything binds it to clients and seeds.
+"""Copies of parts: each simulation copies the parts that it is given before they are bound to clients and seeds.
 
 Setting up a strategy, an availability process or a local rule writes into it: how many clients there are, their
 probabilities, their seeds. So that one object may be given to several simulations, which are built in any order before
@@ -30,7 +30,7 @@ MAX_SEARCH_DEPTH = 4  # of attributes and containers in which tensors are looked
 
 
 class PartCopies:
-    """Copies the parts of one simulation; what two parts have in common, their copies have in common.
+    """Copies the parts of one simulation; objects that two parts share are shared by their copies.
 
     Args:
         *shared_values: objects that are not copied, wherever they are met.
@@ -49,7 +49,7 @@ class PartCopies:
         self._referenced_values: list[Any] = [*shared_values]
 
     def __call__(self, component: T) -> T:
-        """The simulation's own copy of a part."""
+        """Return the simulation's own copy of a part."""
         min_bytes = 0 if isinstance(component, Dataset) else LARGE_TENSOR_BYTES
         large_values = [value for value in _tensors(component, MAX_SEARCH_DEPTH) if value.nbytes >= min_bytes]
         self._memo |= {id(value): value for value in large_values}
@@ -73,7 +73,7 @@ class PartCopies:
         return copied_object
 
     def _copy_by_attributes(self, copied_value: Any, attribute_name: str) -> Any:
-        """A copy of an object, some attribute of which cannot be copied."""
+        """Return a copy of an object if one of its attributes cannot be copied."""
         try:
             copied_object = copy.copy(copied_value)
         except Exception:
@@ -93,7 +93,7 @@ class PartCopies:
 
 
 def _tensors(copied_value: Any, search_depth: int) -> Iterator[Any]:
-    """Tensors and arrays in attributes and containers."""
+    """Return the tensors and arrays in attributes and containers."""
     if isinstance(copied_value, (Tensor, np.ndarray)):
         yield copied_value
     elif search_depth and not isinstance(copied_value, (str, bytes, int, float, type)):

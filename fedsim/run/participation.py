@@ -1,5 +1,5 @@
-"""Who took part when, and what became of those who did not: `absent`, `drift`, `presence`, `staleness` and `utility` of
-a run's diagnostics (`fedsim.evaluation.diagnostics`)."""
+"""Which clients took part in which rounds, and the diagnostics `absent`, `drift`, `presence`, `staleness` and `utility`
+of a run (`fedsim.evaluation.diagnostics`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STALENESS_COLUMNS = ("staleness_mean", "staleness_max")
 
 
 class Participation:
-    """Follows the clients from round to round, as far as it is asked to; what it remembers is in the checkpoints.
+    """Records the participation of clients, as far as diagnostics ask for it; its memory is in checkpoints.
 
     Staleness is that of You and Pu (2025): with τ_i(t) the last round, up to t, in which client i took part, −1 before
     its first, τ_max and τ_avg are the largest and the mean t − τ_i(t) over clients and rounds. Drift is the mean
@@ -65,7 +65,7 @@ class Participation:
         self.num_opportunities, self.first_loss = np.zeros(0, int), np.zeros(0)
 
     def memory(self) -> dict[str, Tensor]:
-        """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
+        """The memory before round 0, [R·m'] each; arrays of it are updated in place by rounds."""
         rows, memory_arrays = self.federation.num_rows, dict[str, np.ndarray]()
         if {"absent", "staleness"} & set(self.diagnostics):
             memory_arrays["last_round"] = self.last_round = np.full(rows, -1, dtype=np.int64)
@@ -78,14 +78,14 @@ class Participation:
         return {name: torch.from_numpy(values) for name, values in memory_arrays.items()}
 
     def share_memory(self, source: Participation, replicates: slice) -> None:
-        """Share what another one remembers of these of its replicates, which are this one's."""
+        """Share the memory of another run, in which this run has these replicates."""
         for name in ("last_round", "longest_absence", "summed_staleness", "num_opportunities", "first_loss"):
             values: np.ndarray = getattr(source, name)
             width = len(values) // source.federation.num_replicates
             setattr(self, name, values[replicates.start * width : replicates.stop * width])
 
     def update(self, t: int, cohort: Cohort) -> None:
-        """Round t is complete."""
+        """Record that round t is complete."""
         if "utility" in self.diagnostics:
             self.num_opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)
         if not len(self.last_round):
@@ -101,7 +101,7 @@ class Participation:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Column → what it is."""
+        """Return the columns and their descriptions."""
         column_descriptions = {}
         if "absent" in self.diagnostics:
             mean_subject = client_value_subject(self.measure_name)
@@ -134,7 +134,8 @@ class Participation:
     def __call__(
         self, evaluation_result: EvaluationResult, completed_rounds: int, report: Report | None
     ) -> dict[str, np.ndarray]:
-        """Columns [R] after so many rounds; `report` is the last's. NaN where they are of nobody."""
+        """Return the columns [R] after so many rounds; `report` is that of the last one. NaN where they concern no
+        client."""
         column_values: dict[str, np.ndarray] = {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
@@ -156,7 +157,7 @@ class Participation:
         return column_values
 
     def summary(self, completed_rounds: int) -> dict[str, Any]:
-        """For summary.json: τ_max and τ_avg of every replicate over clients and rounds."""
+        """Return the entry of summary.json: τ_max and τ_avg of each replicate over clients and rounds."""
         if "staleness" not in self.diagnostics or not completed_rounds:
             return {}
         rounds_since_last = completed_rounds - 1 - self.last_round

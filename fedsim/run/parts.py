@@ -1,4 +1,4 @@
-"""The parts that a run is composed of, one for each group of a configuration."""
+"""The parts of a run, one for each group of a configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARTS_NEVER_COPIED = ("personal", "stop", "trainer")  # parts that no run writes
 
 @dataclass(frozen=True)
 class Parts:
-    """The run's own copies of the parts that its user gave, and defaults of the others.
+    """The run's own copies of the user's parts, and defaults of the others.
 
     The fields have the names of the groups. Warnings about settings come in the order of the fields.
 
@@ -70,8 +70,8 @@ class Parts:
 
     @classmethod
     def from_copies(cls, dataset: Dataset, **components: Any) -> Parts:
-        """From what a user gave, by group; None stands for the default. What two parts have in common, their copies
-        have in common.
+        """Build from the user's parts by group; None stands for the default. Objects that two parts share are shared by
+        their copies.
 
         Raises:
             ConfigError: `uplink` is neither an uplink nor stages of one.

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Who takes part in a run, which samples each client holds, and how they react to the deployed model.
+    """The clients of a run, the samples that each of them holds, and how the samples react to the deployed model.
 
     Attributes:
         dataset: that the samples are of.
@@ -48,7 +48,7 @@ class Population:
 
     @classmethod
     def build(cls, components: Parts, clients: int | str, seeds: tuple[int, ...], compute: Compute) -> Population:
-        """Deal the samples out.
+        """Distribute the samples among the clients.
 
         Args:
             components: of the run.
@@ -89,7 +89,7 @@ class Population:
 
 
 def check_drift(components: Parts) -> None:
-    """Refuse a drift beside parts that know the samples as they are in round 0.
+    """Refuse a drift together with parts that use the samples of round 0.
 
     Raises:
         ConfigError: naming both.

@@ -1,4 +1,4 @@
-"""What may be claimed of the clients' privacy in a run, whichever parts it is composed of."""
+"""The privacy claim of a run, which depends on all of its parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.uplink.attack import Attack
 
 
 def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | None:
-    """The claim after so many rounds; None where rows have no noise."""
+    """Return the claim after `rounds` rounds; None if rows have no noise."""
     strategy, stages, columns = server.strategy, server.uplink.stages, server.model.columns
     uniform = getattr(strategy, "weighting", "uniform") == "uniform"
     server_sees = strategy.server_sees if uniform else "rows"
@@ -34,7 +34,7 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
 
 
 def has_client_memory(server: Server, training: Training) -> bool:
-    """Does local work depend on the earlier rounds in which a client took part?"""
+    """Return whether local work depends on the earlier rounds in which a client took part."""
     rule, shift, federation = (
         training.trainer.local_rule,
         training.trainer_factory.shift,

@@ -1,4 +1,4 @@
-"""Where a run stands, as its checkpoint says."""
+"""The progress of a run, as stored in its checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_INT64 = 2**63 - 1
 
 @dataclass
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
         rounds: completed ones.
@@ -52,7 +52,7 @@ class Progress:
 
     @classmethod
     def at_start(cls, replicates: int) -> Progress:
-        """Before the first round of so many replicates."""
+        """Return the progress before the first round of so many replicates."""
         return cls(
             samples=[0] * replicates, participants=[0.0] * replicates, links=[0.0] * replicates,
             unanswered=[0] * replicates, rows=0, crc=0,
@@ -60,7 +60,7 @@ class Progress:
 
     @classmethod
     def read(cls, text: str) -> Progress:
-        """From JSON.
+        """Return progress from JSON.
 
         Raises:
             ValueError, TypeError, RecursionError: it is not a run's progress.

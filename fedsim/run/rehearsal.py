@@ -1,4 +1,5 @@
-"""What a user wrote, tried before a folder is made: whatever breaks its contract is refused in one sentence.
+"""Trials of user-defined parts before the run folder is created; a part that breaks its contract is refused in one
+sentence.
 
 A part must return what its contract says, and be invariant (`fedsim.run.contracts.Invariance`) under what must make no
 difference: a second call, other rounds and clients in between, padding, other replicates. Where padding makes one,
@@ -66,7 +67,7 @@ _outcome_cache: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]]
 
 
 def rehearse_run(simulation: Setup, state: State, memory: Memory) -> None:
-    """Try the parts of a run that are somebody's own.
+    """Try the user-defined parts of a run.
 
     Raises:
         ConfigError: naming the part, what it did and what it must do.
@@ -92,7 +93,7 @@ def rehearse_run(simulation: Setup, state: State, memory: Memory) -> None:
 
 
 def _check_batches_and_steps(simulation: Setup, state: State, memory: Memory) -> None:
-    """Try shift, contamination and local rule, where one of them is somebody's own."""
+    """Try shift, contamination and local rule, if one of them is user-defined."""
     steps = (simulation.shift, simulation.trainer.batches.contamination, simulation.trainer.local_rule)
     if not any(map(contains_user_code, steps)):
         return
@@ -119,8 +120,8 @@ def _check_batches_and_steps(simulation: Setup, state: State, memory: Memory) ->
 
 
 def try_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
-    """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused: on the run's
-    own batches it may draw random numbers, or change what lies outside of it, where it did not when it was probed.
+    """Evaluate the initial model once, so that a user-defined module that cannot be evaluated is refused. On the run's
+    own batches it may draw random numbers or change outside objects, although it did not when it was probed.
 
     Raises:
         ConfigError: in the words of its forward pass.
@@ -143,7 +144,7 @@ def try_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
 
 
 def _try_metrics(simulation: Setup) -> None:
-    """The metrics of the initial model twice: the same numbers, whatever the global streams are."""
+    """Compute the metrics of the initial model twice; they must not depend on the global random streams."""
     models, start_time = simulation.model.initial(simulation.federation.seeds), time.perf_counter()
     with streams.suppress_trial_effects():
         rng_state_before = streams.global_rng_state()
@@ -165,7 +166,7 @@ def _try_metrics(simulation: Setup) -> None:
 
 
 def _trial_key(simulation: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
-    """By what a part that is tried again is known: itself, and all that it is tried with."""
+    """Return the key by which the result of a trial is cached: the part and all parts that it is tried with."""
     model, federation, dataset = simulation.model, simulation.federation, simulation.dataset
     other_parts = (
         repr(model.training_module),
@@ -201,7 +202,7 @@ def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hash
 
 
 def _check_availability(simulation: Setup) -> None:
-    """Rounds in another order, twice, and for other seeds in between: the same answers."""
+    """Query the rounds in another order, twice, and for other seeds in between; the answers must be the same."""
     availability_process = simulation.availability
     if not contains_user_code(availability_process):
         return
@@ -224,7 +225,8 @@ def _check_availability(simulation: Setup) -> None:
 
 
 def _check_schedule(simulation: Setup) -> None:
-    """A schedule of somebody's own: numbers that are functions of round and step, the same in a round if it says so."""
+    """Check a user-defined schedule: its numbers are functions of round and step, and constant within a round if it
+    says so."""
     schedule, local_rule = simulation.trainer.local_rule.schedule, simulation.trainer.local_rule
     if not contains_user_code(schedule):
         return
@@ -249,7 +251,8 @@ def _check_schedule(simulation: Setup) -> None:
 
 
 def _check_availability_skew(simulation: Setup) -> None:
-    """A feature skew of somebody's own partition: what becomes of a sample depends on it and its client alone."""
+    """Check the feature skew of a user-defined partition: the result for a sample depends only on the sample and its
+    client."""
     partition, data = simulation.components.partition, simulation.data
     if not isinstance(data, Stored) or data.skew is None or not contains_user_code(partition):
         return
@@ -278,7 +281,7 @@ def _process_label(process: Availability) -> str:
 
 
 def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
-    """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
+    """Return the answer of a copy of a user-defined process for round t; its errors name the user's class."""
     sampled_arrays = {}
     for name, call in (("probabilities", tried_copy.probabilities), ("counts", tried_copy.counts)):
         with user_code_errors(f"{_process_label(process)}: {name}", process):
@@ -294,7 +297,7 @@ def _check_repeated_calls(
     first_answers: dict[int, dict[str, np.ndarray]],
     snapshot_before: Node,
 ) -> None:
-    """Refuse a process whose answers depend on what it was asked before."""
+    """Refuse a process whose answers depend on earlier queries."""
     rounds = list(first_answers)
     for repetition in range(2):
         if repetition:
@@ -326,8 +329,8 @@ def _check_counter(
     availability_process: Availability,
     first_answers: dict[int, dict[str, np.ndarray]],
 ) -> None:
-    """Refuse a process whose answers follow an attribute that counts how often it was asked. Four rounds may be too few
-    for that to show, as in a process that changes at the hundredth call; the count is set far ahead instead."""
+    """Refuse a process whose answers depend on an attribute that counts its queries. Four rounds may be too few to show
+    it, as for a process that changes at the hundredth call; the counter is therefore increased by much."""
     present_value = vars(tried_copy)[counter_name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round
@@ -352,7 +355,7 @@ def _check_counter(
 
 
 def _query_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
-    """What another simulation does with a copy."""
+    """Query a copy as another simulation would."""
     population = process.population
     with contextlib.suppress(Exception), streams.preserve_rng_states():
         reseeded_copy = trial_copy(process)
@@ -362,7 +365,7 @@ def _query_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
 
 
 def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
-    """One step of one client, as a loop takes it: shift, contamination, local rule."""
+    """Take one step of one client as a plain loop does: shift, contamination, local rule."""
     local_rule, shift, batches = simulation.trainer.local_rule, simulation.shift, simulation.trainer.batches
     start = (
         simulation.strategy.start(state, cohort)
@@ -406,7 +409,7 @@ def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Coho
 
 
 def _changed_batch(component_label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
-    """The batch that shift or contamination make of one, which must be whole."""
+    """Return the batch that shift or contamination make of a batch, after checking that it is complete."""
     if not is_user_defined(component):
         output_batch: NamedTensors = change_batch(batch)
         return output_batch

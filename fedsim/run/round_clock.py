@@ -1,4 +1,4 @@
-"""Who of those that were asked answers in time, and with how much of the work done; virtual time goes by."""
+"""Which of the selected clients answer in time, and with how many local steps; keeps virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedsim.trainer import Trainer
 
 @dataclass
 class RoundDurations:
-    """What a round takes of n clients.
+    """How long n clients take for the parts of a round.
 
     Attributes:
         client_times: of links and samples.
@@ -41,7 +41,7 @@ class RoundDurations:
 
 
 class RoundClock:
-    """Clock and work of a run, round after round; without either, everybody answers with all of it.
+    """Clock and work of a run, round by round; without either, all selected clients answer with all of their steps.
 
     Args:
         clock, work_model: see there.
@@ -70,14 +70,15 @@ class RoundClock:
         self.start_round()
 
     def setup(self) -> None:
-        """Set clock and work up for the clients: once, before the first round."""
+        """Set up clock and work for the clients, once before the first round."""
         self.clock.setup(self.batches.federation)
         self.work_model.setup(self.batches.federation, self.batches.local_work)
 
     def start_round(
         self, seconds: list[float] | None = None, memory: Memory | None = None, joules: list[float] | None = None
     ) -> None:
-        """Before the first round, or after so many virtual seconds and joules [R]; `memory` is the run's."""
+        """Set the time before the first round, or after so many virtual seconds and joules [R]; `memory` is the
+        run's."""
         replicates = self.batches.federation.num_replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
         self.joules = np.array(joules) if joules else np.zeros(replicates)
@@ -88,7 +89,7 @@ class RoundClock:
         self.arrival_delays = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
 
     def __call__(self, requested_cohort: Cohort, t: int) -> Cohort:
-        """Those of the asked who count, with the steps that they do."""
+        """Return the selected clients that count, with their numbers of steps."""
         clock, host_index = self.clock, requested_cohort.host_index
         if not (clock.active or self.work_model.active):
             return requested_cohort
@@ -118,7 +119,7 @@ class RoundClock:
         self.joules += cohort.ranks.all_reduce_host(replicate_joules)[0]
 
     def _steps_of_work(self, t: int, virtual_clients: np.ndarray, local_workload: Workload) -> np.ndarray:
-        """[n] the steps that clients do, at least one where some are asked."""
+        """Return the numbers of local steps of clients, [n], at least one where some are planned."""
         planned_load = dataclasses.replace(local_workload, steps=local_workload.steps.copy())
         steps = self.work_model.steps(t, virtual_clients.copy(), planned_load)
         label = f"work={type(self.work_model).__name__}: steps({t}, …)"
@@ -128,7 +129,7 @@ class RoundClock:
         return steps.astype(np.int64)
 
     def _times(self, t: int, virtual_clients: np.ndarray) -> Times:
-        """What clients take in round t."""
+        """Return how long clients take in round t."""
         client_times = self.clock.times(t, virtual_clients.copy(), self.traffic.bytes_down, self.traffic.bytes_up)
         label = f"clock={type(self.clock).__name__}: times({t}, …)"
         if not isinstance(client_times, Times):
@@ -138,7 +139,7 @@ class RoundClock:
         return client_times
 
     def _participating_cohort(self, requested_cohort: Cohort, client_durations: RoundDurations, t: int) -> Cohort:
-        """Those of the asked who count; time goes by."""
+        """Return the selected clients that count, and advance virtual time."""
         clock, host_index = self.clock, requested_cohort.host_index
         needed_seconds, steps = client_durations.needed_seconds, client_durations.steps
         if clock.delivers_late_rows:
@@ -168,7 +169,7 @@ class RoundClock:
         return cohort if counted_mask.all() else cohort.subset(np.flatnonzero(counted_mask))
 
     def _late_arrivals(self, requested_cohort: Cohort, needed_seconds: np.ndarray, steps: np.ndarray) -> Cohort:
-        """All of them; who needs more than a round arrives in that in which it is done."""
+        """Return all clients; a client that needs more than a round arrives in the round in which it is done."""
         assert self.clock.deadline is not None
         host_index, replicates = requested_cohort.host_index, len(self.seconds)
         rounds_late = np.maximum(np.ceil(needed_seconds / self.clock.deadline) - 1, 0).astype(np.int64)
@@ -191,7 +192,8 @@ class RoundClock:
     def _steps_in_time(
         self, client_times: Times, load: Workload, steps: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """[n] each: the steps that are done, the samples they take, and those without which a client is late."""
+        """Return [n] each: the steps that are done, the samples they use, and the steps without which a client is
+        late."""
         partial_workload = Workload(load.num_samples, load.size, load.per_pass, steps, load.short_last).batch_sizes()
         if self.clock.late != "partial" or self.clock.deadline is None or not partial_workload.shape[1]:
             samples = partial_workload.sum(1)
@@ -210,7 +212,8 @@ class RoundClock:
     def _counted_mask(
         self, requested_cohort: Cohort, needed_seconds: np.ndarray, is_waited_for: np.ndarray
     ) -> np.ndarray:
-        """[n] who counts, given what each takes and for whom the server waits; time goes by."""
+        """Return which clients count [n], given how long each takes and which the server waits for; advance virtual
+        time."""
         clock = self.clock
         (seconds_of_clients, waited_mask), virtual_clients, bounds = requested_cohort.all_gather_host(
             np.stack([needed_seconds, is_waited_for.astype(float)])

@@ -1,5 +1,5 @@
-"""Rules by which a run ends before its last round. What they say is a function of the evaluations so far, so that a run
-which is resumed hears from them what it heard before."""
+"""Criteria that end a run before its last round. They are functions of the evaluations so far, so that a resumed run
+ends where the uninterrupted one does."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ TARGET_TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
 
 
 def reaches_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
-    """Which of the values [E, …] are at the target or on its better side."""
+    """Return which of the values [E, …] are at the target or on its better side."""
     return np.asarray(values >= target - TARGET_TOLERANCE if higher_is_better else values <= target + TARGET_TOLERANCE)
 
 
 def first_round_reaching_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
-    """[R] the first evaluation of values [E, R] that is there; −1 where none is."""
+    """Return the first evaluation of values [E, R] that reaches the target, [R]; −1 if none does."""
     reached_mask = reaches_target(values, target, higher_is_better)
     return np.where(reached_mask.any(0), reached_mask.argmax(0), -1)
 
 
 @dataclass(frozen=True)
 class Stop(Validated):
-    """When a run ends before its last round: after the first evaluation at which a rule says so. Without rules, never.
+    """The criteria that end a run: it ends after the first evaluation at which one of them is met. Without criteria, it
+    runs to its last round.
 
     Attributes:
         target: metric → value. The run ends when each was reached; the rounds it took stand in summary.json.
@@ -85,11 +86,11 @@ class Stop(Validated):
 
     @property
     def active(self) -> bool:
-        """Is there a rule?"""
+        """Whether there is a criterion."""
         return bool(self.target) or any(x is not None for x in (self.patience, self.seconds, self.virtual_seconds))
 
     def selection_metric(self, column_names: Collection[str]) -> str | None:
-        """The metric of `patience` and of the best model, of those that the run measures.
+        """Return the metric of `patience` and of the best model, among those that the run measures.
 
         Raises:
             ConfigError: the run does not measure what a rule looks at.
@@ -119,7 +120,7 @@ class Stop(Validated):
         metric: str | None,
         column_descriptions: Mapping[str, str] | None = None,
     ) -> str | None:
-        """Why the run ends here, in a sentence; None: it goes on.
+        """Return why the run ends here, in a sentence, or None if it continues.
 
         Args:
             metrics_history: all evaluations so far.
@@ -156,13 +157,13 @@ class Stop(Validated):
         return None
 
     def is_time_over(self, times: np.ndarray) -> bool:
-        """Is the virtual time over in the replicates that go on, given theirs [R']?"""
+        """Return whether the virtual time is over in the remaining replicates, given their times [R']."""
         if self.virtual_seconds is None or not len(times):
             return False
         return bool((times.mean() if self.over == "mean" else times.min()) >= self.virtual_seconds)
 
     def _virtual_times(self, history: list[MetricsRow]) -> np.ndarray:
-        """[E, R'] virtual seconds of the replicates that still are numbers, or of all if none is."""
+        """Return the virtual seconds [E, R'] of the replicates that still have numbers, or of all if none has."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         times = np.array([row[VIRTUAL_TIME_COLUMN] for row in history], dtype=float).reshape(-1, count)
         remaining_mask = np.isfinite([row["train_loss"] for row in history[-count:]])
@@ -171,8 +172,8 @@ class Stop(Validated):
     def target_summary(
         self, metrics_history: list[MetricsRow], column_descriptions: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
-        there yet; with 'mean', those of the mean. Under a clock the virtual seconds as well."""
+        """Return the entry of summary.json: the value of each target, and the rounds that each replicate needed to
+        reach it, None if it has not; under 'mean' those of the mean, and under a clock the virtual seconds as well."""
         target_entries: dict[str, Any] = {}
         for metric_name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in metrics_history})
@@ -203,7 +204,8 @@ class Stop(Validated):
         )
 
     def _metric_values(self, history: list[MetricsRow], name: str, given_up: bool = False) -> np.ndarray:
-        """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""
+        """Return the values [E, R'] of the replicates that still have numbers; of all with `given_up`; or [E, 1] their
+        mean."""
         count = sum(row["round"] == history[0]["round"] for row in history)
         metric_values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)
         remaining_mask = np.isfinite(metric_values[-1])
@@ -217,7 +219,7 @@ class Stop(Validated):
 
 
 def best_evaluation_index(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
+    """Return the first evaluation at which values [E, R] were best, [R]; NaN is ignored."""
     worst_value = -np.inf if higher_is_better else np.inf
     filled_values = np.where(np.isnan(values), worst_value, values)
     return np.asarray(filled_values.argmax(0) if higher_is_better else filled_values.argmin(0))

@@ -1,4 +1,4 @@
-"""What a user's shift, contamination or local rule must be like, tried on made-up batches of three clients.
+"""The contract of user-defined shifts, contaminations and local rules, tried on synthetic batches of three clients.
 
 Clients hold 2 to 7 samples there and take two or three steps, so that batches must be padded where clients go together.
 One client at a time, on batches as they are, is what is right; all else is compared with it.
@@ -58,7 +58,7 @@ MAX_OPTIONAL_CHECK_SECONDS = 1.0  # of what may be left out where models are slo
 
 
 class SyntheticChunk:
-    """Batches of some of the clients: as `fedsim.data.samples.Chunk`, which it stands for."""
+    """Batches of some of the clients, with the interface of `fedsim.data.samples.Chunk`."""
 
     def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
@@ -95,7 +95,7 @@ class SyntheticChunk:
 
 
 class SampleTrial:
-    """Copies of a run's shift, contamination and local rule, and three clients of its own to try them on.
+    """Copies of a run's shift, contamination and local rule, and three synthetic clients to try them on.
 
     Args:
         simulation, state, memory: before the first round.
@@ -122,7 +122,7 @@ class SampleTrial:
         self.rewind = Rewind(*self.components, skipped_types=SHARED_OBJECT_TYPES)
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
-        """What three clients begin with, who they are, and what they answer to where the server deploys it."""
+        """Return the start rows of three clients, their numbers, and the deployed models that their data react to."""
         simulation = self.simulation
         federation, columns, shift, local_rule = (
             simulation.federation,
@@ -168,7 +168,8 @@ class SampleTrial:
         )
 
     def samples(self, row: int, step: int, width: int) -> Batch:
-        """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
+        """Return [width, …] samples of a client: its own in turn, and beyond its batch size at this step those of
+        others."""
         fixed_samples, batch_sizes = self._fixed_samples, self.batch_sizes[row][step]
         weight = fixed_samples.get("weight")
         sample_indices = (
@@ -189,14 +190,14 @@ class SampleTrial:
         return batch
 
     def label(self) -> str:
-        """The user's parts among those that are tried."""
+        """The names of the user-defined parts among those that are tried."""
         labelled_parts = zip(("local", "shift", "contamination"), self.components, strict=True)
         return " and ".join(
             f"{kind}={type(component).__name__}" for kind, component in labelled_parts if contains_user_code(component)
         )
 
     def user_part(self) -> Any:
-        """One of the user's parts, for `user_code_errors`."""
+        """One of the user-defined parts, for `user_code_errors`."""
         return next((component for component in self.components if is_user_defined(component)), self)
 
     def learning_rates(self, rows: list[int]) -> Tensor:
@@ -206,7 +207,7 @@ class SampleTrial:
     def local_steps(
         self, executor: Any, rows: list[int], t: int, uses_shift: bool = False
     ) -> tuple[NamedTensors, Tensor]:
-        """Carries and losses of some of the clients after their steps; `uses_shift`: from other models."""
+        """Return carries and losses of some of the clients after their steps; `uses_shift`: from other models."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
         carry["params"] += 0.5 if uses_shift else 0.0
         if "round" in carry:
@@ -225,13 +226,14 @@ class SampleTrial:
 
 
 def _has_single_samples(run: Setup) -> bool:
-    """Does a client of the run take steps on one sample?"""
+    """Return whether a client of the run takes steps on one sample."""
     sizes, size = run.federation.num_samples, run.trainer.batches.local_work.batch_size
     return size == 1 or bool((sizes == 1).any()) or (size is not None and bool((sizes % size == 1).any()))
 
 
 def _check_order(trial: SampleTrial) -> str | None:
-    """The same clients in another order, other rounds in between: what is kept in attributes shows."""
+    """Compute the same clients in another order, with other rounds in between, which shows what is stored in
+    attributes."""
     with torch.no_grad(), user_code_errors(trial.label(), trial.user_part()):
         loop_executor = trial.loop_executor()
         with GlobalDraws() as draws:
@@ -261,7 +263,7 @@ def _check_order(trial: SampleTrial) -> str | None:
 
 
 def _difference_from_reference(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
-    """What differs from the client's steps in `trial.exact`."""
+    """Return the differences from the client's steps in `trial.exact`."""
     right, right_loss = trial.reference_results[row]
     return first_difference(right | {"loss": right_loss}, carry | {"loss": loss})
 
@@ -284,7 +286,8 @@ def _remembered_state_text(trial: SampleTrial, entry_name: str) -> str:
 
 
 def _delayed_state_effect(trial: SampleTrial, executor: LoopExecutor) -> str | None:
-    """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
+    """Check state that changed without any effect so far: whether it has one once it has changed a thousand times as
+    much."""
     for component_kind, component, snapshot_before in zip(
         ("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True
     ):
@@ -318,7 +321,7 @@ def _delayed_state_effect(trial: SampleTrial, executor: LoopExecutor) -> str | N
 
 
 def _check_shift_padding(trial: SampleTrial) -> str | None:
-    """A shift on batches of 2 and of 7 samples, alone, padded, and of several clients at once."""
+    """Apply a shift to batches of 2 and of 7 samples: alone, padded, and of several clients at once."""
     shift = trial.shift
     if not shift.active or not contains_user_code(shift):
         return None
@@ -349,7 +352,7 @@ def _check_shift_padding(trial: SampleTrial) -> str | None:
 
 
 def _batch_difference(unpadded_batch: NamedTensors, padded_batch: NamedTensors) -> bool:
-    """Is a batch another one but for padding? Padding must keep the weight 0."""
+    """Return how a batch differs from another one, except for padding, which must keep the weight 0."""
     batch_length = len(unpadded_batch["x"])
     for name, value in unpadded_batch.items():
         if name in PER_CLIENT_ENTRIES or name == "weight" or name not in padded_batch:
@@ -367,7 +370,7 @@ def _batch_difference(unpadded_batch: NamedTensors, padded_batch: NamedTensors) 
 
 
 def _check_contamination_padding(trial: SampleTrial) -> str | None:
-    """A contamination on several clients at once, padded, and on each alone."""
+    """Apply a contamination to several clients at once, padded, and to each alone."""
     contamination: Contamination = trial.contamination
     if not contamination.active or not contains_user_code(contamination):
         return None
@@ -392,7 +395,7 @@ def _check_contamination_padding(trial: SampleTrial) -> str | None:
 
 
 def _check_executors(trial: SampleTrial) -> str | None:
-    """Local steps of all three clients together, by the executors that the run may take."""
+    """Take local steps of all three clients together, by the executors that the run may use."""
     trainer = trial.simulation.trainer
     for choice in trainer.candidate_choices:
         if choice.executor == "loop":
@@ -417,12 +420,12 @@ def _check_executors(trial: SampleTrial) -> str | None:
 
 
 def _error_text(error: Exception) -> str:
-    """The first sentence of what PyTorch says."""
+    """Return the first sentence of an error of PyTorch."""
     return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
 
 
 def _run_one_at_a_time(trial: SampleTrial, reason: str) -> None:
-    """What holds where padding does not: one client after another, on batches as they are."""
+    """Choose the execution that holds where padding does not: one client after another, on unpadded batches."""
     for trainers in trial.simulation.trainer_factories:
         trainers.restrict_to_loop(reason)
 
@@ -434,7 +437,7 @@ def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
 
 
 def _two_threads_difference(trial: SampleTrial) -> str | None:
-    """Two clients at once: what seeds the global stream and puts it back would do so for both."""
+    """Compute two clients in two threads, which shows a part that seeds and restores the global random stream."""
     return f"{trial.label()} uses PyTorch's global random stream for a while" if trial.uses_global_stream else None
 
 

@@ -1,4 +1,4 @@
-"""Second step of a setup: what the server trains, which clients it meets, and what it does with what they send."""
+"""Second step of a setup: the model that the server trains, the availability of clients, and the uplink."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Server:
 
 
 def check_declarations(strategy: Strategy[Any]) -> None:
-    """Refuse attributes of a strategy that say what no strategy can be.
+    """Refuse attributes of a strategy with impossible values.
 
     Raises:
         ConfigError: naming the attribute, and what it may be.
@@ -90,7 +90,7 @@ def check_declarations(strategy: Strategy[Any]) -> None:
 
 
 def resolve_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:
-    """Tell an event-driven clock how many arrivals the strategy steps after.
+    """Set the number of arrivals after which the strategy updates the model, for an event-driven clock.
 
     Raises:
         ConfigError: they do not fit together.
@@ -106,7 +106,7 @@ def resolve_clock(clock: Clock, strategy: Strategy[Any], availability: Availabil
 
 
 def check_columns(population: Population, model: RowModel, strategy: Strategy[Any]) -> None:
-    """Refuse what shift and strategy could not make sense of in inputs and rows.
+    """Refuse inputs and rows that shift and strategy cannot use.
 
     Raises:
         ConfigError: naming the part, and what to give instead.

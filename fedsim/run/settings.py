@@ -1,4 +1,4 @@
-"""What a run says of its settings before the first round: those that change nothing, and those that stop training."""
+"""Warnings about settings before the first round: those without effect, and those that prevent training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ROUNDS_CHECKED = 1000  # rounds in which somebody must be available, at most
 
 
 class RunFacts:
-    """What declarations of `fedsim.core.effects` may ask of a run.
+    """Facts about a run that declarations of `fedsim.core.effects` may ask for.
 
     Attributes:
         components: what the run was given, an attribute for each group; None where nothing was.
@@ -38,11 +38,11 @@ class RunFacts:
 
     @functools.cached_property
     def may_clients_be_absent(self) -> bool:
-        """May a client be absent in some round? So it is, too, where the probabilities are unknown."""
+        """Whether a client may be absent in some round; True as well if probabilities are unknown."""
         return bool(self.simulation.round_clock.clock.may_drop_clients) or self.has_probability(lambda p: p < 1)
 
     def has_probability(self, condition: Callable[[np.ndarray], np.ndarray]) -> bool:
-        """Does this hold for the probability of some client in some round?"""
+        """Return whether a condition holds for the probability of some client in some round."""
         if self.availability.unknown_reason:
             return True
         return any(
@@ -51,19 +51,20 @@ class RunFacts:
 
     @property
     def max_local_steps(self) -> float:
-        """How many local steps a client takes in the whole run, at most."""
+        """The maximal number of local steps that a client takes in the whole run."""
         steps = self.local_rule.work.steps
         return math.inf if steps is None else self.rounds * steps
 
     @property
     def num_evaluations(self) -> int:
-        """How many times the run evaluates its models, that of the initial ones included."""
+        """The number of evaluations, that of the initial models included."""
         rounds, every = int(self.rounds), int(self.components.evaluation.every)
         return 1 + math.ceil(rounds / every)
 
     @property
     def has_incomplete_batches(self) -> bool:
-        """Does a client take, within a round, the last batch of a pass, and has it fewer samples than `batch_size`?"""
+        """Whether a client takes, within a round, the last batch of a pass, and it has fewer samples than
+        `batch_size`."""
         local_work, sizes = self.local_rule.work, np.asarray(self.federation.num_samples)
         if self.dataset.stream or local_work.batch_size is None or local_work.sampling != "pass":
             return False
@@ -72,13 +73,13 @@ class RunFacts:
 
     @property
     def has_personal_evaluation(self) -> bool:
-        """Are clients' own models scored?"""
+        """Whether clients' own models are evaluated."""
         personal = self.components.personal
         return personal is not None and personal.active
 
     @property
     def computes_shift_references(self) -> bool:
-        """Are θ^PS and θ^PO sought?"""
+        """Whether θ^PS and θ^PO are computed."""
         shift = self.simulation.shift
         if not shift.active or shift.references == "none":
             return False
@@ -86,7 +87,7 @@ class RunFacts:
 
     @property
     def computes_drift_references(self) -> bool:
-        """Is the path of the minimiser of data that drift sought?"""
+        """Whether the path of the minimiser is computed for data that drift."""
         drift = self.simulation.data.drift
         if self.simulation.shift.active or not drift.active or drift.references == "none":
             return False
@@ -94,33 +95,33 @@ class RunFacts:
 
     @property
     def has_learning_rate_schedule(self) -> bool:
-        """Does the local learning rate change from round to round?"""
+        """Whether the local learning rate changes from round to round."""
         return self.rounds > 1 and not isinstance(self.local_rule.schedule, Constant)
 
     @property
     def has_delayed_updates(self) -> bool:
-        """May a row arrive in a later round than that in which it began?"""
+        """Whether a row may arrive in a later round than that in which it was started."""
         return bool(self.simulation.delayed_updates.active)
 
     @property
     def is_asynchronous(self) -> bool:
-        """Does the server step after a number of arrivals?"""
+        """Whether the server updates its model after a number of arrivals."""
         return bool(self.simulation.round_clock.clock.asynchronous)
 
     @property
     def has_uplink_vectors(self) -> bool:
-        """Do clients send rows to the server?"""
+        """Whether clients send rows to the server."""
         return bool(self.strategy.vectors_up)
 
     @functools.cached_property
     def has_equal_data_fractions(self) -> bool:
-        """Do clients hold equal shares of their replicate's data?"""
+        """Whether clients hold equal shares of their replicate's data."""
         shares = self.federation.data_fractions.reshape(self.federation.num_replicates, -1)
         return bool(np.allclose(shares, shares[:, :1], rtol=1e-12, atol=0))
 
 
 def report_settings(simulation: Any) -> None:
-    """Log a warning for every setting of this run that has no effect, and for what keeps its models from moving.
+    """Log a warning for each setting of this run that has no effect, and for settings that keep its models from moving.
 
     Args:
         simulation: the `Simulation`, wired up.
@@ -133,7 +134,7 @@ def report_settings(simulation: Any) -> None:
 
 
 def report_standstill(simulation: Any, models_before: Tensor, models_after: Tensor, rounds: int) -> None:
-    """Log a warning where no round of a run moved the server's model, whatever the reason.
+    """Log a warning if no round of a run moved the server's model.
 
     Args:
         simulation: the `Simulation`.

@@ -1,4 +1,4 @@
-"""What a user chooses of a run: the arguments of a `Simulation`."""
+"""The user's choices for a run: the arguments of a `Simulation`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ START_MODELS = ("random", "ps", "erm")
 
 @validated
 class Setup(Assembly):
-    """A federation, wired up and checked. The arguments are the groups of a configuration, and its few plain keys.
+    """A federation that is set up and checked. The arguments are the groups of a configuration and its top-level keys.
 
     Parts are copied before they are set up (`fedsim.run.ownership`), so that the same objects may be given to several
     simulations.
@@ -156,7 +156,7 @@ class Setup(Assembly):
             super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
 
     def check_same_parts(self, simulation: Setup) -> None:
-        """Refuse a run of the same settings whose user's parts were made differently.
+        """Refuse to resume a run of the same settings whose user-defined parts were constructed differently.
 
         Raises:
             ConfigError: naming the part and the attribute, such as one that counts objects of the class.
@@ -172,8 +172,8 @@ class Setup(Assembly):
                 )
 
     def replica(self, replicates: Sequence[int], steps: int) -> Self:
-        """The same run with copies of its parts, for some of its replicates, to be tried: clients are trained one at a
-        time, with at most so many local steps, and nothing is evaluated."""
+        """Return the same run with copies of its parts, for some of its replicates, for trials: clients are trained one
+        at a time, with at most so many local steps, and nothing is evaluated."""
         dataset, seeds = self.components.dataset, [self.federation.seeds[replicate] for replicate in replicates]
         part_copies = copies_of(self._groups, dataset)
         rule: LocalRule = part_copies["local"]
@@ -202,7 +202,7 @@ class Setup(Assembly):
 
 
 def _own_copies(components: Parts) -> dict[str, Any]:
-    """The parts by group, as they are before they are set up; copied where one of them is somebody's own."""
+    """Return the parts by group as they were before their setup; copies if one of them is user-defined."""
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(Parts)}
     if not any(contains_user_code(component) for group, component in groups.items() if group != "dataset"):
         return groups
@@ -210,6 +210,6 @@ def _own_copies(components: Parts) -> dict[str, Any]:
 
 
 def copies_of(groups: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
-    """Copies of parts, which share the data set; what two of them have in common, their copies have in common."""
+    """Return copies of parts that share the data set; objects that two parts share are shared by their copies."""
     copies = PartCopies(dataset)
     return {group: copies(component) for group, component in groups.items()}

@@ -21,7 +21,7 @@ SIMULTANEITY_FACTOR = 1 + 1e-12  # transfers that need this much more time than 
 
 @dataclass
 class ClientTask:
-    """What one client still has to do.
+    """The remaining work of a client in flight.
 
     Attributes:
         bytes_down, bytes_up: bytes.
@@ -41,7 +41,7 @@ class ClientTask:
 
     @classmethod
     def from_candidate(cls, task_candidates: TaskCandidates, candidate_position: int) -> ClientTask:
-        """That of the candidate at this position, which ends where the client fails."""
+        """The task of the candidate at this position, which ends where the client fails."""
         transfers, fraction = task_candidates.transfers, float(task_candidates.failure_fraction[candidate_position])
         assert transfers is not None
         link_rates = float(transfers.down_rate[candidate_position]), float(transfers.up_rate[candidate_position])
@@ -64,7 +64,8 @@ class ClientTask:
 
 
 def max_min_fair_rates(client_rates: np.ndarray, capacity: float) -> np.ndarray:
-    """[n] the max–min fair rates of transfers whose clients' links have these rates, on a link of this capacity."""
+    """Return the max–min fair rates [n] of transfers whose clients' links have these rates, on a link of this
+    capacity."""
     order = np.argsort(client_rates)
     rates, available = np.empty(len(client_rates)), capacity
     for position, k in enumerate(order):
@@ -89,7 +90,7 @@ class SharedLink:
     fair_rates: dict[int, float] | None = None
 
     def begin(self, client: int, size: float, own_rate: float) -> None:
-        """A transfer starts."""
+        """Start a transfer."""
         self.remaining_bytes[client], self.client_rates[client], self.fair_rates = size, own_rate, None
 
     def _current_rates(self) -> dict[int, float]:
@@ -100,12 +101,12 @@ class SharedLink:
         return self.fair_rates
 
     def next_end(self) -> float:
-        """Seconds until the next transfer is complete, if none starts before; inf without transfers."""
+        """Return the seconds until the next transfer is complete if no other starts; inf without transfers."""
         rates = self._current_rates()
         return min((size / rates[client] for client, size in self.remaining_bytes.items()), default=math.inf)
 
     def advance(self, seconds: float, to_next_end: bool) -> list[int]:
-        """Let time pass, at most until the next transfer is complete; the clients whose transfers are.
+        """Advance time, at most until the next transfer is complete; return the clients whose transfers are complete.
 
         Args:
             seconds: how much.
@@ -127,7 +128,7 @@ class SharedLink:
 
 @dataclass
 class SharedLinkQueue(EventQueue):
-    """An `EventQueue` in which the end of a task depends on the tasks beside it.
+    """An `EventQueue` in which the end of a task depends on concurrent transfers.
 
     Attributes:
         download_capacity, upload_capacity: bytes per second of the server's links; inf: not shared.
@@ -150,7 +151,7 @@ class SharedLinkQueue(EventQueue):
         return len(self.events) + len(self.tasks)
 
     def remaining_task(self, client: int) -> ClientTask:
-        """What a client still has to do, the rest of its transfer included."""
+        """Return the remaining work of a client, the rest of its transfer included."""
         task = self.tasks[client]
         if task.stage == DOWNLOADING:
             return replace(task, bytes_down=self.links[DOWNLOADING].remaining_bytes[client])
@@ -159,7 +160,8 @@ class SharedLinkQueue(EventQueue):
         )
 
     def unfinished_tasks(self) -> list[tuple[float, int, ClientTask, float]]:
-        """When its time between transfers ends, client, rest of its task, and the time that this refers to."""
+        """Return, of each task between transfers: when it ends, the client, its remaining work, and the time that this
+        refers to."""
         due = {client: time for time, client in self.computing_clients}
         return [
             (due.get(client, self.transfer_time), client, self.remaining_task(client), self.transfer_time)
@@ -167,7 +169,7 @@ class SharedLinkQueue(EventQueue):
         ]
 
     def restore(self, client: int, task: ClientTask, due: float) -> None:
-        """Put a task back where it was: `due` is when its time between transfers ends."""
+        """Put a task back into the queue; `due` is when its time between transfers ends."""
         self.tasks[client] = task
         if task.stage == COMPUTING:
             heapq.heappush(self.computing_clients, (due, client))
@@ -203,7 +205,7 @@ class SharedLinkQueue(EventQueue):
             pass
 
     def _advance_transfers(self, until: float) -> bool:
-        """Go on to the next change of a task, or to `until` if that is before; whether there was a change."""
+        """Advance to the next change of a task, or to `until` if that is earlier; return whether there was a change."""
         end_times = {stage: self.transfer_time + link.next_end() for stage, link in self.links.items()}
         event_time = min(*end_times.values(), self.computing_clients[0][0] if self.computing_clients else math.inf)
         event_happens = event_time <= until and math.isfinite(event_time)
@@ -225,7 +227,7 @@ class SharedLinkQueue(EventQueue):
         return event_happens
 
     def _next_stage(self, client: int) -> None:
-        """One stage of a task is complete."""
+        """Complete one stage of a task."""
         task = self.tasks[client]
         task.stage += 1
         if task.stage == COMPUTING:

@@ -1,4 +1,4 @@
-"""A run: what precedes its first round, and the round, all of it."""
+"""The run: its preparation, and the round from start to end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Simulation(Setup):
     """
 
     def initial_state(self) -> State:
-        """The strategy's state before round 0."""
+        """Return the strategy's state before round 0."""
         rows = self.model.initial(self.federation.seeds)
         check_initial_models(self.model, rows)
         model = self.model.columns.select_shared(rows)
@@ -96,8 +96,8 @@ class Simulation(Setup):
         tracking: Tracking | None = None,
         config: RunConfig | None = None,
     ) -> TaskGenerator[Result]:
-        """What `run` does, but for the clients' local work, which is handed out every round: `fedsim.run.together` does
-        that of several runs at once."""
+        """The steps of `run` as a generator that yields the clients' local work of each round, so that
+        `fedsim.run.together` can compute that of several runs at once."""
         tracking, config, folder = tracking or Tracking(), config or RunConfig(), None if out is None else Path(out)
         configure_allocator(self.device)
         with user_code_error_context(self.components):
@@ -121,7 +121,7 @@ class Simulation(Setup):
             return tracker.finish(state)
 
     def training_steps(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
-        """The rounds that are left: from the strategy's state before the first to that after the last of them."""
+        """The remaining rounds: from the strategy's state before the first of them to that after the last."""
         user_code = UserCodeWatch(self.components_by_group)
         for t in tracker.remaining_rounds():
             state, report = yield from user_code.watch_steps(
@@ -151,7 +151,7 @@ class Simulation(Setup):
     def checkpointer(
         self, folder: Path | None, tracking: Tracking, identity: Mapping[str, Any], state: State, memory: Memory
     ) -> Checkpointer:
-        """What keeps checkpoints, with the header that tells what this run is made of."""
+        """Return the checkpointer of this run, with the header that identifies the run's content."""
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__, **identity}
         layout = Layout.from_run(self.strategy, memory, state.model, self.federation)
         content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
@@ -159,7 +159,8 @@ class Simulation(Setup):
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
     def load_checkpoint(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
-        """State and progress of the checkpoint, if the run is to resume and there is one; else those before round 0."""
+        """Return state and progress of the checkpoint, if the run is to resume and there is one; otherwise those before
+        round 0."""
         progress, executor_cache = (
             Progress.at_start(self.federation.num_replicates),
             self.training.trainer_factory.executor_cache,
@@ -177,18 +178,19 @@ class Simulation(Setup):
         return state, progress
 
     def rehearse(self, state: State, memory: Memory) -> None:
-        """Refuse, before anything is written, what would fail or be silently wrong in the middle of the run."""
+        """Refuse, before anything is written, parts that would fail or be silently wrong in the middle of the run."""
         check_carry(self, state, memory)
         rehearse_run(self, state, memory)
         try_evaluation(self, state, memory)
 
     def log_privacy(self) -> None:
-        """Log what may be claimed of the clients' privacy, where rows have noise."""
+        """Log the privacy claim, if rows have noise."""
         if (private := self.privacy(self.rounds)) is not None:
             log.info("privacy: %s", private.statement)
 
     def make_divergence_guard(self, progress: Progress) -> DivergenceGuard:
-        """What notices rows and models that become non-finite; it goes on with those that were dropped."""
+        """Return the guard that detects non-finite rows and models; replicates that were dropped before stay
+        dropped."""
         name, remedy_text = type(self.strategy).__name__, divergence_remedy(self.trainer.local_rule, self.strategy)
         eval_every = self.evaluation.every
         return DivergenceGuard(self.federation, name, self.on_nonfinite, eval_every, progress.dropped, remedy_text)

@@ -1,5 +1,4 @@
-"""How a run is asked to end: Ctrl-C, SIGTERM and a closed terminal (SIGHUP) wait for the end of a round, and for its
-checkpoint."""
+"""Stop signals of a run: Ctrl-C, SIGTERM and SIGHUP take effect at the end of a round, after its checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ STOP_SIGNAL_NUMBERS = tuple(number for number in (signal.SIGINT, signal.SIGTERM,
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was asked to end (Ctrl-C, SIGTERM, SIGHUP), and ended after a round, with a checkpoint.
+    """Raised if a run was stopped by a signal; it ended after a round, with a checkpoint.
 
     Args:
         message: which signal, and after which round.
@@ -32,7 +31,8 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Notes the first signal, between `install_handlers` and `restore_handlers`; the second ends at once.
+    """Records the first signal between `install_handlers` and `restore_handlers`; a second one ends the process at
+    once.
 
     Runs that go on together all see it.
     """
@@ -48,26 +48,26 @@ class StopSignals:
 
     @property
     def received_signal(self) -> int | None:
-        """The first signal's number, None before it."""
+        """The number of the first signal; None before it."""
         if self not in self._listening:
             return self._last_seen_signal
         return StopSignals._visible_signal if self._is_postponed else StopSignals._first_signal
 
     @property
     def agreed_signal(self) -> int:
-        """How many runs of this process are under way."""
+        """The number of runs that are running in this process, at least 1."""
         return max(1, len(self._listening))
 
     @classmethod
     def is_pending(cls) -> bool:
-        """Was a signal noted that the runs under way will stop for?"""
+        """Return whether a signal was received for which the current runs will stop."""
         return bool(cls._listening) and cls._first_signal is not None
 
     @classmethod
     @contextlib.contextmanager
     def delay_signals(cls) -> Iterator[None]:
-        """Within the block a new signal is noted, but no run sees it before the end of the block: runs whose rounds end
-        one after another in the block all see the same."""
+        """Within the block a new signal is recorded but hidden from the runs until the end of the block, so that runs
+        whose rounds end one after another in the block all see the same signals."""
         StopSignals._visible_signal, StopSignals._is_postponed = cls._first_signal, True
         try:
             yield
@@ -75,7 +75,7 @@ class StopSignals:
             StopSignals._is_postponed = False
 
     def install_handlers(self) -> None:
-        """From now on signals wait. Only the main thread may ask for them."""
+        """Install the handlers, so that signals wait for the end of a round. Only the main thread may do this."""
         if threading.current_thread() is threading.main_thread():
             if not self._listening:
                 self._handlers.clear()
@@ -87,8 +87,8 @@ class StopSignals:
             self._listening.append(self)
 
     def restore_handlers(self, ignore_sigterm: bool) -> None:
-        """What was there before the first listens again behind the last; `ignore_sigterm`: but SIGTERM is ignored, by
-        which a launcher ends ranks that are still saying why they end."""
+        """Restore the previous handlers after the last run. With `ignore_sigterm`, SIGTERM is ignored afterwards: a
+        launcher sends it to ranks that are still reporting why they end."""
         if self not in self._listening:
             return
         if self._listening == [self]:  # still listening: a signal on the way is noted, and does not count as a second

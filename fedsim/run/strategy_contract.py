@@ -1,4 +1,4 @@
-"""Somebody's own strategy, tried before a folder is made, on rows that are made up.
+"""The contract of user-defined strategies, tried on synthetic rows before the run folder is created.
 
 Its state must be tensors of the right shapes; the same state and report must give the same next state, since what it
 keeps elsewhere is in no checkpoint; and what one replicate's clients bring must not reach another's model.
@@ -56,7 +56,7 @@ MAX_TRIAL_MEMORY_NUMBERS = 2e7  # of client memory, above which fewer clients ar
 
 
 def check_initial_state(simulation: Setup, state: Any) -> None:
-    """The state that somebody's own strategy begins with: tensors that share no memory, and the models [R, d]."""
+    """Check the initial state of a user-defined strategy: its tensors share no memory, and its models are [R, d]."""
     if not is_user_defined(simulation.strategy):
         return
     component_label = f"strategy={type(simulation.strategy).__name__}"
@@ -95,13 +95,14 @@ def check_initial_state(simulation: Setup, state: Any) -> None:
 
 
 def rounds_to_try(count: int) -> list[int]:
-    """The first three rounds, and later ones, since some strategies change their ways: warm-up, periods, the end."""
+    """Return the rounds to try: the first three, and later ones, since some strategies change over time (warm-up,
+    periods, the end)."""
     late_rounds = {t for t in (*LATE_TRIAL_ROUNDS, count - 1) if 2 < t < count}
     return [*range(min(3, max(count, 1))), *sorted(late_rounds)]
 
 
 class StrategyTrial:
-    """A copy of a run's strategy, tried on made-up reports in federations of one or two of the run's seeds.
+    """A copy of a run's strategy, tried on synthetic reports in federations of one or two of the run's seeds.
 
     Args:
         simulation, memory: before the first round.
@@ -151,7 +152,8 @@ class StrategyTrial:
         return time.process_time() - self.start_time > MAX_OPTIONAL_CHECK_SECONDS
 
     def strategy(self, replicates: range) -> Any:
-        """A copy for some of the replicates; what is given per seed is theirs."""
+        """Return a copy of the strategy for some of the replicates, with their entries of settings that are given per
+        seed."""
         self.rewind()
         strategy_copy = trial_copy(
             self.simulation.strategy, self.simulation.federation, self.simulation.data, self.simulation.model
@@ -162,7 +164,7 @@ class StrategyTrial:
         return strategy_copy
 
     def _federation(self, replicates: range) -> Federation:
-        """These replicates alone."""
+        """Return a federation of these replicates."""
         federation, row_selection = self.simulation.federation, slice(replicates.start, replicates.stop)
         m = federation.clients
         if (
@@ -193,7 +195,7 @@ class StrategyTrial:
         with_other_calls: bool = False,
         rewind_first: bool = True,
     ) -> list[State]:
-        """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
+        """Return the states after rounds with so many clients of each replicate, counts [T][R] in turn.
 
         `use_new_copies`: every round is played by another copy, as after a resumed run. `with_other_calls`: before
         each round the one before it is played with other numbers. Not `rewind_first`: the copy that played last plays
@@ -254,7 +256,7 @@ class StrategyTrial:
         return states
 
     def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, NamedTensors]:
-        """Who computes, and what they start from."""
+        """Return the clients that compute, and the rows that they start from."""
         component_label = self.label
         with user_code_errors(f"{component_label}: cohort, in round {t}", strategy):
             cohort = strategy.cohort(state, active)
@@ -298,7 +300,7 @@ class StrategyTrial:
         )
 
     def memory_difference_text(self, name: str, strategy: Any) -> str:
-        """How another `name` than before came about."""
+        """Describe how a value came to differ from an earlier one."""
         paths = changed_paths(strategy, self.snapshot_before) or changed_paths(
             self.simulation.strategy, self.snapshot_before
         )
@@ -310,7 +312,8 @@ class StrategyTrial:
 
 
 def _check_repetition(trial: StrategyTrial) -> str | None:
-    """The same rounds again: by another copy for every round, then by one copy for all, with another global seed."""
+    """Repeat the same rounds: with another copy for each round, then with one copy for all, with another global
+    seed."""
     all_replicates = range(len(trial.models))
     counts = [[3, 3], [0, 2], [2, 1]]
     right = trial.states_after_rounds(counts, all_replicates)
@@ -336,7 +339,7 @@ def _replicate_difference(
 def _check_other_calls(
     trial: StrategyTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
 ) -> str | None:
-    """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
+    """Repeat the same rounds with others in between, and with a copy whose counters are a thousand times as large."""
     all_replicates, tried_counters = range(len(trial.models)), dict[str, Any]()
     trial.states_after_rounds(participation_counts, all_replicates)
     for counter_name in increased_counters(trial.last_strategy, trial.initial_snapshot):
@@ -373,7 +376,7 @@ def _check_other_calls(
 
 
 def _first_differing_field(expected_states: Sequence[State], other_states: Sequence[State]) -> str | None:
-    """The field in which the states of a round differ first, if they do."""
+    """Return the field in which the states of a round differ first, or None."""
     for expected_state, other_state in zip(expected_states, other_states, strict=True):
         differing_field = first_difference(fields_of_state(expected_state), fields_of_state(other_state))
         if differing_field is not None:
@@ -382,7 +385,7 @@ def _first_differing_field(expected_states: Sequence[State], other_states: Seque
 
 
 def _changed_copy(tensors_or_object: Any) -> Any:
-    """A state or a report with other numbers."""
+    """Return a state or a report with other numbers."""
     moved_tensors = {
         name: value + 0.1 * torch.cos(torch.arange(value.numel())).reshape(value.shape).to(value)
         for name, value in fields_of_state(tensors_or_object).items()
@@ -392,7 +395,7 @@ def _changed_copy(tensors_or_object: Any) -> Any:
 
 
 def _check_empty_rounds(trial: StrategyTrial) -> str | None:
-    """Rounds in which nobody comes, and in which one client does."""
+    """Try rounds without clients, and with one client."""
     if trial.has_fixed_cohort_size or trial.is_slow():
         return None
     for counts in ([[0, 0], [1, 0], [0, 0]], [[0, 1], [1, 1], [0, 0]]):
@@ -407,7 +410,7 @@ def _check_empty_rounds(trial: StrategyTrial) -> str | None:
 
 
 def _check_replicates(trial: StrategyTrial) -> str | None:
-    """Each replicate alone, and beside one with another number of clients."""
+    """Compare each replicate alone with the same replicate next to one with another number of clients."""
     if len(trial.models) < 2 or trial.simulation.federation.ranks.num_ranks > 1:
         return None
     all_replicates = [MAX_PRESENT_CLIENTS, MAX_PRESENT_CLIENTS]
@@ -427,7 +430,7 @@ def _check_replicates(trial: StrategyTrial) -> str | None:
 
 
 def _check_replicates_differ(trial: StrategyTrial) -> str | None:
-    """What the first replicate's clients bring, however many they are, must change no other replicate's model."""
+    """Check that the rows of the first replicate's clients, however many, change no other replicate's model."""
     counts = [[3, 1], [2, 3], [1, 2]]
     right = trial.states_after_rounds(counts, range(2))
     for t, (state, changed_state) in enumerate(
@@ -450,13 +453,13 @@ def _mixing_text(trial: StrategyTrial, changed_row: int, affected_row: int, mome
 
 
 def _synthetic_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
-    """Losses and gradients of nobody's data."""
+    """Return synthetic losses and gradients."""
     rows = cohort.broadcast(models)
     return FullDataGradients(1 + rows.square().mean(1), rows)
 
 
 def _synthetic_losses(cohort: Cohort, rows: Tensor) -> Tensor:
-    """Losses on nobody's validation samples."""
+    """Return synthetic losses on validation samples."""
     return 1 + (rows - cohort.client_index[:, None].to(rows.dtype)).square().mean(1)
 
 
@@ -468,7 +471,7 @@ INVARIANCES = (
 
 
 def check_strategy(simulation: Setup, memory: Memory) -> None:
-    """Try a strategy in its first rounds, and in some that come late.
+    """Try a strategy in its first rounds and in some late ones.
 
     Raises:
         ConfigError: naming what it did and what it must do.
@@ -483,7 +486,7 @@ def check_strategy(simulation: Setup, memory: Memory) -> None:
 def _synthetic_report(
     simulation: Setup, state: State, memory: Memory, cohort: Cohort, carry: NamedTensors, replicates: range, t: int
 ) -> Report:
-    """Rows that have moved a little, each in its own way: by its replicate, its client and the round."""
+    """Return rows that have moved a little, each in its own way: by its replicate, its client and the round."""
     model, rows = state.model, carry["params"]
     n, d = rows.shape
     learning_rates = simulation.trainer.base_learning_rates[replicates.start : replicates.stop]
@@ -503,7 +506,7 @@ def _synthetic_report(
 
 
 def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
-    """[n] rounds since each row began; None where rows are never late."""
+    """Return the number of rounds since each row was started, [n]; None if rows are never late."""
     if not (run.delayed_updates.active or run.round_clock.clock.asynchronous):
         return None
     max_lateness = MAX_STALENESS if run.round_clock.clock.asynchronous else 1
@@ -513,7 +516,7 @@ def _staleness(run: Setup, cohort: Cohort, t: int) -> np.ndarray | None:
 
 
 def _next_state(strategy: Any, component_label: str, previous_state: State, report: Report, t: int) -> State:
-    """The state after the round, from copies of its own."""
+    """Return the state after the round, computed from copies."""
     state_copy, report_copy = copy_tensors(previous_state), copy_tensors(report)
     counts = report_copy.cohort.host_index.multiplicity.copy()
     with user_code_errors(f"{component_label}: aggregate, in round {t}" if t else component_label, strategy):
@@ -562,14 +565,14 @@ def _next_state(strategy: Any, component_label: str, previous_state: State, repo
 
 
 def equal_values(first_value: Any, second_value: Any) -> bool:
-    """Do two tensors or arrays hold the same numbers, where they are numbers?"""
+    """Return whether two tensors or arrays hold the same numbers; NaN in tensors counts as 0."""
     if isinstance(first_value, Tensor):
         return torch.equal(first_value.nan_to_num(), second_value.nan_to_num())
     return np.array_equal(first_value, second_value)
 
 
 def _check_shared_memory(component_label: str, state: State) -> None:
-    """Refuse two fields in the same memory: a checkpoint cannot hold them, and writing to one writes to both."""
+    """Refuse two fields that share memory: a checkpoint cannot hold them, and writing to one writes to both."""
     names_by_address: dict[int, str] = {}
     for field_name, value in fields_of_state(state).items():
         memory_address = value.untyped_storage().data_ptr()

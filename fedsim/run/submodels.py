@@ -1,4 +1,5 @@
-"""What clients hold of the model in a round, where some cannot hold all of it (`fedsim.models.capacity`)."""
+"""Submodels: the part of the model that each client holds in a round, if some clients cannot hold all of it
+(`fedsim.models.capacity`)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ ROUNDING_TOLERANCE = 1e-6  # relative to the largest parameter
 
 
 class Submodels:
-    """Sets the columns that a client lacks to zero, and sees that local training leaves them there.
+    """Sets the columns that a client lacks to zero, and checks that local training leaves them at zero.
 
     Args:
         capacity: how much each client holds.
@@ -54,7 +55,8 @@ class Submodels:
         return cls(capacity, chain, training)
 
     def __call__(self, start_rows: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> Tensor | dict[str, Tensor]:
-        """What a strategy starts clients from, without the columns that they lack; the cohort keeps who holds what."""
+        """Return the start rows without the columns that clients lack; the cohort stores which columns each client
+        holds."""
         if self.channel_chain is None:
             return start_rows
         sets, index = _held_channels(self.capacity, cohort, self.channel_chain, t)
@@ -66,7 +68,7 @@ class Submodels:
         return {name: value * masks if value.shape == masks.shape else value for name, value in start_rows.items()}
 
     def check(self, report: Report, t: int) -> None:
-        """Refuse rows in which a column that the client lacks has moved.
+        """Refuse rows in which a column that the client lacks is not zero.
 
         Raises:
             RunError: naming the round.
@@ -84,14 +86,14 @@ class Submodels:
             )
 
     def held_fractions(self, cohort: Cohort) -> np.ndarray:
-        """[n] the fraction of the model's columns that each row's client holds (host)."""
+        """Return the fraction of the model's columns that each row's client holds, [n] (host)."""
         if cohort.column_masks is None:
             return np.ones(len(cohort))
         return cohort.column_masks.mean(1, dtype=torch.float64).cpu().numpy()
 
 
 def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: int) -> tuple[list[Tensor], Tensor]:
-    """What the capacity says that clients hold in round t.
+    """Return which channels clients hold in round t, according to the capacity.
 
     Raises:
         ConfigError: these are no sets of channels, one for each client.
@@ -124,7 +126,7 @@ def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: i
 
 
 def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
-    """Sets of channels that clients hold in the first rounds, at most two a round, those that leave some out first."""
+    """Return sets of channels that clients hold in the first rounds, at most two a round, incomplete ones first."""
     count = np.ones((federation.num_replicates, federation.clients))
     for t in range(NUM_TRIAL_ROUNDS):
         sets, index = _held_channels(capacity, federation.make_cohort(count, count, t), chain, t)
@@ -134,7 +136,7 @@ def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Fe
 
 
 def _check_other_parts(components: Parts, population: Population, server: Server, training: Training) -> None:
-    """Refuse what takes clients' rows for whole models.
+    """Refuse parts that take clients' rows for whole models.
 
     Raises:
         ConfigError: naming it, and the remedy.

@@ -1,4 +1,4 @@
-"""summary.json: where a run ended, what it took, and how near it came to θ^PS and θ^PO."""
+"""summary.json: where a run ended, what it cost, and its distances to θ^PS and θ^PO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsim.run.tracking.result import MetricsRow, Result
 
 
 def summarise_run(simulation: Setup, result: Result, progress: Progress) -> dict[str, Any]:
-    """What the file holds.
+    """Return the content of summary.json.
 
     Args:
         simulation: what was run.
@@ -54,7 +54,7 @@ def summarise_run(simulation: Setup, result: Result, progress: Progress) -> dict
 
 
 def _references(run: Setup, history: list[MetricsRow]) -> dict[str, Any]:
-    """θ^PS and θ^PO of data that answer, and how far from each every replicate began and ended."""
+    """Return θ^PS and θ^PO, and the distance to each with which every replicate began and ended."""
     reference_entries, count = run.references.summary(), len(run.federation.seeds)
     for column, name in POINT_NAME_BY_COLUMN.items():
         if reference_entries and column in history[0]:

@@ -1,4 +1,5 @@
-"""Several runs at once: round by round their clients' local work is one matrix, and all else is each run's own.
+"""Several runs in lockstep: round by round the local work of all their clients is one matrix; everything else is
+computed per run.
 
 >>> from fedsim import Simulation
 >>> from fedsim.data.datasets import Digits
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class Lockstep(Generic[T]):
-    """Advances several runs together. A run that ends, early or by an error, leaves, and the others go on.
+    """Advances several runs together. A run that ends, early or by an error, leaves, and the others continue.
 
     Args:
         at_once: how many runs are under way together; the next ones begin when these have ended. None: all.
@@ -46,7 +47,7 @@ class Lockstep(Generic[T]):
         self.joint_executor = company or JointExecutor()
 
     def __call__(self, runs: Iterable[Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
-        """The runs, each begun by its call, and as each ends its number and what came of it: a result or an error.
+        """Start each run by its call; yield, as each run ends, its number and its result or error.
 
         Runs that have rounds to catch up do so first. Asked to stop (Ctrl-C, SIGTERM), all that are under way end after
         the same round, and no further run begins.
@@ -101,7 +102,7 @@ class Lockstep(Generic[T]):
         outcome: LocalResult | Exception | None,
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]],
     ) -> list[tuple[int, T | BaseException]]:
-        """To the run's next work, or its end: then what came of it."""
+        """Advance a run to its next local task, or to its end, and return its result or error."""
         try:
             steps = run_or_start() if callable(run_or_start) else run_or_start
             local_task = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)  # type: ignore[arg-type]
@@ -114,8 +115,8 @@ class Lockstep(Generic[T]):
 
 
 def run_together(simulations: Sequence[Simulation], at_once: int | None = None) -> list[Result]:
-    """The results of all, in their order, with the numbers that each would have alone (to float tolerance where rows
-    are vmapped, bit for bit where they run one by one).
+    """Return the results of all runs in their order. They are the results of each run alone: to float tolerance where
+    rows are vmapped, bitwise where they are computed one by one.
 
     Args:
         simulations: those that share model, samples and local work meet in one call of a trainer a round; they may

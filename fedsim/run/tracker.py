@@ -1,4 +1,5 @@
-"""Watches a run: counts, evaluates when it is time, and passes the results on to every view."""
+"""Tracks a run: counts rounds and samples, evaluates the models, and passes the results to files, progress and
+observers."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from fedsim.strategies import State
 
 
 class Tracker:
-    """One run's bookkeeping; `Simulation.run` drives it. `begin` opens the run folder.
+    """The bookkeeping of one run, driven by `Simulation.run`. `start` opens the run folder.
 
     Args:
         simulation: what is run.
@@ -104,7 +105,8 @@ class Tracker:
             self._stop_if_asked(error)
 
     def _stop_if_asked(self, error: BaseException | None) -> None:
-        """A signal that no further round of this run could act on is for whoever would go on behind the run."""
+        """Raise `Stopped` for a signal on which this run could not act any more, so that a sweep does not start the
+        next run."""
         if self._signals.received_signal is None and not self._stop_requested:
             return
         end_verb = "ended" if error is None else "failed"
@@ -116,7 +118,7 @@ class Tracker:
 
     @property
     def _signal_name(self) -> str:
-        """Its name."""
+        """The name of the received signal."""
         return (
             "another rank"
             if self._signals.received_signal is None
@@ -129,7 +131,7 @@ class Tracker:
         self.start_with_evaluation(None if self.progress.rounds else self.evaluate(state, 0))
 
     def start_with_evaluation(self, initial_result: EvaluationResult | None) -> None:
-        """Open the run folder, given what was measured of the initial model; None for a resumed run."""
+        """Open the run folder, given the evaluation of the initial model; None for a resumed run."""
         progress, simulation = self.progress, self.simulation
         self._selection_metric = simulation.stop.selection_metric(simulation.column_descriptions)
         if initial_result is not None:
@@ -179,12 +181,13 @@ class Tracker:
             self.record_evaluation(initial_result)
 
     def remaining_rounds(self) -> Iterator[int]:
-        """The rounds that are left, until a rule ends the run."""
+        """Yield the remaining rounds until a criterion ends the run."""
         while self.progress.rounds < self.simulation.rounds and self.end_reason is None:
             yield self.progress.rounds
 
     def reason_to_end(self) -> str | None:
-        """What the rules say, which the first rank tells the others: it alone knows earlier rows, and has the clock."""
+        """Return why the run ends here, or None. The first rank decides, since it alone has earlier rows and the
+        clock."""
         stop = self.simulation.stop
         if not (stop.active or self.options.observers):
             return None
@@ -212,12 +215,12 @@ class Tracker:
 
     @property
     def _replicates_left(self) -> list[int]:
-        """The replicates that were not given up."""
+        """The replicates that were not dropped."""
         given_up = self.divergence_guard.round_by_dropped_replicate
         return [r for r in range(len(self.seeds)) if r not in given_up]
 
     def _evaluate_models(self, state: State, deployed: Tensor | None = None) -> EvaluationResult:
-        """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
+        """Evaluate the models that are asked for; metrics of the further models are added under names of their own."""
         simulation, memory = self.simulation, self.checkpoints.memory
         first_name, *further_names = simulation.evaluation.models
         self.models = simulation.evaluated_models(first_name, state, memory)
@@ -235,7 +238,8 @@ class Tracker:
         return evaluation_result
 
     def evaluate(self, state: State, completed_rounds: int, report: Report | None = None) -> EvaluationResult:
-        """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
+        """Evaluate the run's models and, if asked for, the clients' own, after so many rounds; `report` is that of the
+        last one."""
         simulation = self.simulation
         evaluation_result = self._evaluate_models(state, None if report is None else report.deployed)
         evaluation_result.metrics |= simulation.participation(
@@ -252,7 +256,7 @@ class Tracker:
         return evaluation_result
 
     def dynamic_regret(self, completed_rounds: int) -> dict[str, np.ndarray]:
-        """The column of the dynamic regret, to which the rounds since the last evaluation are added."""
+        """Return the column of the dynamic regret, after adding the rounds since the last evaluation."""
         progress, references = self.progress, self.simulation.references
         if not references.has_regret:
             return {}
@@ -262,7 +266,8 @@ class Tracker:
         return {REGRET: total}
 
     def add_histograms(self, evaluation_result: EvaluationResult, row_counts: np.ndarray | None) -> None:
-        """What observers are shown of the clients; `row_counts` [n] of their updates in the last round."""
+        """Add the histograms of clients for observers; `row_counts` [n] are the norms of their updates in the last
+        round."""
         if evaluation_result.client_accuracy is not None:
             evaluation_result.histograms["accuracy"] = evaluation_result.client_accuracy[self._replicates_left].reshape(
                 -1
@@ -274,7 +279,7 @@ class Tracker:
             evaluation_result.histograms["length of update"] = row_counts[np.isfinite(row_counts)]
 
     def record_round(self, t: int, state: State, report: Report) -> None:
-        """Round t is complete."""
+        """Record that round t is complete: count, evaluate and write a checkpoint if they are due."""
         self.divergence_guard.record_nonfinite(t, state, report)
         simulation, progress, cohort = self.simulation, self.progress, report.cohort
         simulation.evaluated_models.receive(self.checkpoints.memory, state, cohort)
@@ -331,15 +336,15 @@ class Tracker:
             self._observers.round_completed(completed_rounds)
 
     def update_elapsed_time(self) -> None:
-        """Note how many seconds the run has taken, resumed parts included."""
+        """Update the number of seconds that the run has taken, resumed parts included."""
         self.progress.seconds = self._seconds_before + time.monotonic() - self._start_time
 
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
-        """Is it time for a checkpoint after this many rounds? So many runs go on together."""
+        """Return whether a checkpoint is due after this many rounds, if so many runs advance together."""
         return self.checkpoints.is_due(rounds, num_runs)
 
     def save_checkpoint(self, state: State) -> None:
-        """Write a checkpoint, and before it what it says to be there."""
+        """Write a checkpoint; before it, everything that it refers to."""
         if self._run_folder is not None:
             self._run_folder.flush_to_disk()
         if self._best_models is not None:
@@ -347,7 +352,7 @@ class Tracker:
         self.checkpoints.write(state, self.progress)
 
     def record_evaluation(self, evaluation_result: EvaluationResult) -> None:
-        """Pass one evaluation on."""
+        """Write the rows of an evaluation and pass them to the observers."""
         progress, self._last_evaluation = self.progress, evaluation_result
         self.update_elapsed_time()
         participants = np.array(progress.participants)
@@ -400,20 +405,20 @@ class Tracker:
         )
 
     def _drop_replicates(self) -> None:
-        """Give up the replicates that an observer names; the first rank tells the others."""
+        """Drop the replicates that an observer names; the first rank tells the others."""
         if self.options.observers:
             dropped_reasons = self.ranks.broadcast_object(self._observers.replicates_to_drop())
             for replicate, reason in dropped_reasons.items():
                 self.divergence_guard.drop_replicate(replicate, self.progress.rounds, reason)
 
     def _samples_per_second(self) -> float | None:
-        """Samples a second since the run began or went on; None before the first round."""
+        """Samples per second since the run began or was resumed; None before the first round."""
         elapsed = self.progress.seconds - self._seconds_before
         num_samples = sum(self.progress.samples) - self._samples_before
         return num_samples / elapsed if elapsed > 0 and self.progress.rounds else None
 
     def finish(self, state: State) -> Result:
-        """Write what is written once, and return everything."""
+        """Write the files of the run's end, and return its result."""
         progress, simulation = self.progress, self.simulation
         folder = None if self.folder is None else str(self.folder)
         extra_results: dict[str, Any] = (
@@ -457,7 +462,7 @@ class Tracker:
 
 
 def update_norms(report: Report) -> np.ndarray:
-    """[n] lengths of the updates of a round's clients, those of all ranks."""
+    """Return the norms of the updates of a round's clients [n], those of all ranks."""
     return report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
 
 

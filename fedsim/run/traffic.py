@@ -1,4 +1,4 @@
-"""Bytes that travel between the server and the clients that take part in a round, computed from what is sent.
+"""Bytes that are sent between the server and the participating clients in a round.
 
 They are those of the parts of a row that travel (`fedsim.core.columns`), in the type in which rows are computed.
 Single numbers beside them (a weight, a count of samples, the number of a round) are left out, and so is what precedes
@@ -22,7 +22,7 @@ from fedsim.uplink import Uplink
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one client that takes part in a round costs.
+    """The bytes that one participating client receives and sends in a round.
 
     Attributes:
         bytes_down: bytes that the server sends to it.
@@ -36,8 +36,9 @@ class Traffic:
     def per_round(
         cls, strategy: Strategy[Any], local_rule: LocalRule, model: RowModel, uplink: Uplink | None = None
     ) -> Traffic:
-        """Vectors that the strategy sends of the shared columns, each averaged statistic once, and what the rule adds.
-        The first vector up is the client's row, which goes through the uplink.
+        """Compute the bytes from the vectors of shared columns that the strategy sends, with each averaged statistic
+        once, and from what the local rule adds. The first vector to the server is the client's row, which passes the
+        uplink.
 
         Raises:
             ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
@@ -68,8 +69,8 @@ class Traffic:
         return cls(values_down * bytes_per_number, values_up * bytes_per_number - saved_numbers)
 
     def columns(self, last_links: tuple[float, float], total_links: tuple[float, float]) -> dict[str, int]:
-        """The columns of metrics.csv where so many models were sent to clients and by them, in the last round and in
-        all rounds together; a client that holds a part of the model counts as that part."""
+        """Return the columns of metrics.csv if so many models were sent to clients and by them, in the last round and
+        in all rounds; a client that holds a part of the model counts as that part."""
         byte_columns: dict[str, int] = {}
         for prefix, (receivers, senders) in (("", last_links), ("total_", total_links)):
             byte_columns |= {

@@ -1,4 +1,4 @@
-"""Third step of a setup: how clients train, and when what they send arrives."""
+"""Third step of a setup: local training, and when its results arrive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedsim.uplink.attack import Attack
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """The clients' side of a round, and the time that it takes.
+    """The clients' side of a round, and its timing.
 
     Attributes:
         contamination: which samples are contaminated, those of label attacks included; set up for newcomers too.
@@ -68,7 +68,7 @@ class Training:
 def make_round_clock(
     components: Parts, trainer: Trainer, traffic: Traffic, server: Server
 ) -> tuple[RoundClock, DelayedUpdates]:
-    """Who is in time, and when updates arrive: round by round, or event by event.
+    """Make the clock that decides which clients are in time and when updates arrive, by rounds or by events.
 
     Raises:
         ConfigError: clock, work, delay and strategy do not fit together.

@@ -1,4 +1,4 @@
-"""A few rounds of a run, tried with its own clients before a folder is made, stage by stage.
+"""Trial of a few rounds of a run with its own clients, stage by stage, before the run folder is created.
 
 Whatever parts a user brings, four things must make no difference to what a replicate's rounds give: that the same
 rounds were tried before, what the global random streams are, which other replicates there are, and with how many
@@ -62,7 +62,7 @@ NamedValues = dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class StageOutput:
-    """What came out of one stage of a round.
+    """The output of one stage of a round.
 
     Attributes:
         round: t.
@@ -94,7 +94,7 @@ class TrialRounds:
         self.stages: list[StageOutput] = []
 
     def run_rounds(self, rounds: Sequence[int], end_time: float) -> list[StageOutput]:
-        """From the initial model on; rounds that would begin after `end_time` on the clock are left out.
+        """Run rounds from the initial model on; rounds that would begin after `end_time` on the clock are left out.
 
         Raises:
             ConfigError: a part raised an error.
@@ -157,8 +157,8 @@ class TrialRounds:
     def _record_stage(
         self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], lasting_values: Mapping[str, Tensor]
     ) -> None:
-        """Keep of each replicate its rows of the cohort, [n, …] of all, and what is `lasting_values` of it, [R, …] or
-        [R·m, …]."""
+        """Record, of each replicate, its rows of the cohort, [n, …] of all, and its entries of `lasting_values`, [R, …]
+        or [R·m, …]."""
         replicates, clients = cohort.shape
         by_replicate: list[NamedValues] = []
         numbers = (
@@ -196,14 +196,14 @@ class TrialRounds:
             )
 
     def label(self, stage: str) -> str:
-        """The user's parts that may be behind a stage; all of the user's where none of them is its own."""
+        """The user-defined parts that a stage uses; all user-defined parts if it uses none."""
         return " or ".join(
             _labels({g: p for g, p in self.components.items() if group_name(g) in GROUPS_BY_STAGE[stage]})
             or _labels(self.components)
         )
 
     def changed_part_text(self, stage: str, snapshots_before: Mapping[str, Any]) -> str:
-        """Where a part of the stage has changed, in parentheses."""
+        """Return where a part of the stage has changed, in parentheses."""
         for group, component in self.components.items():
             if group_name(group) in GROUPS_BY_STAGE[stage] and (
                 paths := changed_paths(component, snapshots_before[group])
@@ -225,7 +225,7 @@ def _as_named_values(values: np.ndarray | None) -> NamedValues:
 
 
 def check_rounds(simulation: Setup) -> None:
-    """Try a few rounds of a run, with parts that are somebody's own.
+    """Try a few rounds of a run with user-defined parts.
 
     Raises:
         ConfigError: what a part gave depends on what must make no difference.
@@ -249,8 +249,8 @@ def check_rounds(simulation: Setup) -> None:
 
 
 def replicates_to_try(seeds: Sequence[int]) -> list[int]:
-    """The first replicate, the first of another seed, and the first later one of the same seed, which differs in
-    numbers per seed alone: a part must not confuse the two."""
+    """Return the first replicate, the first of another seed, and the first later one of the same seed, which differs
+    only in settings that are given per seed: a part must not confuse them."""
     same_seed = [r for r, seed in enumerate(seeds) if r and seed == seeds[0]]
     another_seed = [r for r, seed in enumerate(seeds) if seed != seeds[0]]
     return sorted([0, *same_seed[:1], *another_seed[:1]])
@@ -288,7 +288,8 @@ def _check_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
 
 
 def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:
-    """Does a part also fail in the first rounds with all of the run's seeds? If not, it is made for their number."""
+    """Return whether a part also fails in the first rounds with all of the run's seeds. If not, it was made for this
+    number of seeds."""
     count = simulation.federation.num_replicates
     if count == len(replicates):
         return True
@@ -302,7 +303,8 @@ def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:
 
 
 def _replica_without_draws(simulation: Setup, replicates: Sequence[int]) -> TrialRounds | None:
-    """A replica, set up without a draw from a global stream; None where the parts are made for the run's own seeds."""
+    """Return a replica that was set up without a draw from a global stream; None if the parts were made for the run's
+    own seeds."""
     streams_before = streams.global_rng_state()
     try:
         trial = TrialRounds(simulation, replicates)
@@ -358,7 +360,7 @@ def _check_single_replicate(
 
 
 def _depends_on_threads(run: Setup, replicate: int, rounds: Sequence[int], tried_stage: StageOutput) -> bool:
-    """Is this stage of the replicate alone another one with the run's own number of threads?"""
+    """Return whether the output of this stage, for the replicate alone, depends on the number of threads."""
     stages = TrialRounds(run, (replicate,)).run_rounds(rounds, time.process_time() + MAX_TRIAL_SECONDS)
     key = tried_stage.round, tried_stage.name
     same_stage = next((stage for stage in stages if (stage.round, stage.name) == key), tried_stage)

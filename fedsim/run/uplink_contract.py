@@ -1,4 +1,4 @@
-"""What a user's stage of the uplink must be like, an attack included, tried on made-up rows."""
+"""The contract of user-defined stages of the uplink, attacks included, tried on synthetic rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedsim.uplink import Stage, StageContext
 
 
 class StageTrial:
-    """A copy of a stage, on rows of up to three clients of every replicate.
+    """A copy of a stage, for rows of up to three clients of each replicate.
 
     Args:
         simulation, memory: before the first round.
@@ -55,8 +55,8 @@ class StageTrial:
         self.rounds = range(min(3, max(simulation.rounds, 1)))
 
     def arrived_rows(self, present_clients: list[int], t: int, scales_first_replicate: bool = False) -> Tensor:
-        """What arrives of so many clients of every replicate; `scales_first_replicate`: the first replicate's rows are
-        far larger."""
+        """Return the rows that arrive from so many clients of each replicate; `scales_first_replicate`: the first
+        replicate's rows are much larger."""
         federation = self.simulation.federation
         counts = np.zeros((federation.num_replicates, federation.clients))
         for r in range(federation.num_replicates):
@@ -81,14 +81,14 @@ class StageTrial:
         return arrived_rows
 
     def rows(self, cohort: Cohort, t: int) -> Tensor:
-        """[n, d], each in its own way."""
+        """Return distinct rows [n, d]."""
         phases = (cohort.virtual_clients * 7 + 3 * t + 1).to(self.simulation.model.dtype)
         sine_values = torch.arange(1.0, self.dimension + 1, dtype=phases.dtype, device=phases.device)
         return 0.1 * torch.sin(phases[:, None] + sine_values)
 
 
 def _check_repetition(trial: StageTrial) -> str | None:
-    """A second time, other rounds in between; nobody at all."""
+    """Repeat the stage with other rounds in between, and without clients."""
     first_rows = [trial.arrived_rows([3, 1], t) for t in trial.rounds]
     for repetition in range(3):
         if repetition:
@@ -107,7 +107,7 @@ def _check_repetition(trial: StageTrial) -> str | None:
 
 
 def _check_replicates(trial: StageTrial) -> str | None:
-    """Other rows of another replicate, and more of them."""
+    """Check that the rows of a replicate do not depend on those of another one, or on how many those are."""
     federation = trial.simulation.federation
     if federation.num_replicates < 2 or federation.ranks.num_ranks > 1:
         return None
@@ -132,7 +132,7 @@ INVARIANCES = (
 
 
 def check_stages(simulation: Setup, memory: Memory) -> None:
-    """Try the stages that are somebody's own.
+    """Try the user-defined stages.
 
     Raises:
         ConfigError: naming what one did and what it must do.

@@ -1,4 +1,5 @@
-"""A user's parts in the rounds of a run: their errors in one sentence, and no draw from a global random stream.
+"""User-defined parts during the rounds of a run: errors in one sentence, and a check that they draw from no global
+random stream.
 
 The trials before a run (`fedsim.run.rehearsal`) see some rounds. A part that fails or draws in another one ends the run
 with a sentence that names it; the last checkpoint is kept.
@@ -32,7 +33,7 @@ RUN_ERROR_TYPES = (  # which have their own sentences, and pass as they are
 
 
 class UserCodeWatch:
-    """Advances the rounds of a run, and watches those of its parts that are somebody's own.
+    """Advances the rounds of a run, and watches its user-defined parts.
 
     Args:
         components: of the run, by group.
@@ -42,7 +43,7 @@ class UserCodeWatch:
         self.components = {group: component for group, component in components.items() if contains_user_code(component)}
 
     def watch_steps(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
-        """The steps of round t. What is done between them, such as other runs in lockstep, is not watched.
+        """Yield the steps of round t. Work between them, such as that of other runs in lockstep, is not watched.
 
         Raises:
             RunError: a part raised an error, or drew from a global random stream.
@@ -93,12 +94,12 @@ class UserCodeWatch:
 
 
 def group_name(group: str) -> str:
-    """A group without the number of one of its several parts."""
+    """Return the name of a group without the number of one of its several parts."""
     return group.partition(".")[0]
 
 
 def error_of_user_code(error: Exception, components: Mapping[str, Any]) -> str | None:
-    """What a user's part raised, in a sentence that names it; None where none of the parts did.
+    """Return the error of a user-defined part as a sentence that names the part; None if no part raised it.
 
     A missing attribute of a part that fedsim asks for is due to an `__init__` or a `setup` that did not call its
     base's.
@@ -134,8 +135,8 @@ def error_of_user_code(error: Exception, components: Mapping[str, Any]) -> str |
 
 
 def failure_text(error: Exception, components: Mapping[str, Any], suspects_text: str) -> str:
-    """What a user's part raised; where none of them did, that `suspects_text` led to this error of fedsim or
-    PyTorch."""
+    """Return the error of a user-defined part as a sentence; if no part raised it, the sentence says that
+    `suspects_text` led to this error of fedsim or PyTorch."""
     return (
         error_of_user_code(error, components)
         or f"{suspects_text} led to {type(error).__name__}: {first_message_line(error)}"
@@ -144,7 +145,7 @@ def failure_text(error: Exception, components: Mapping[str, Any], suspects_text:
 
 @contextlib.contextmanager
 def user_code_error_context(components: Any) -> Iterator[None]:
-    """Before a run: what its user's parts raise, in a sentence that names them.
+    """Within the block, before a run, errors of user-defined parts are raised as a sentence that names the part.
 
     Raises:
         ConfigError: a part raised another error.
@@ -167,7 +168,7 @@ def user_code_error_context(components: Any) -> Iterator[None]:
 
 
 def user_components(components: Any) -> dict[str, Any]:
-    """The parts of a run that are somebody's own, or hold such a part, by group."""
+    """Return the parts of a run that are user-defined, or contain such a part, by group."""
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(components)}
     stages = groups["uplink"].stages if groups["uplink"] is not None else ()
     groups |= {f"uplink.{number}": stage for number, stage in enumerate(stages)}

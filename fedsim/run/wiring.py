@@ -1,4 +1,5 @@
-"""From what a user chose to the parts of a run: settings resolved, samples dealt out, models and trainers built."""
+"""Builds the parts of a run from the user's choices: resolves settings, distributes samples, builds models and
+trainers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ DEVICE_TYPES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def resolve_device(device: str) -> torch.device:
-    """'auto' is a GPU where there is one; an absent device is an error."""
+    """Return the device; 'auto' is a GPU if there is one. An absent device is an error."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = str(device).partition(":")
@@ -63,13 +64,13 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str) -> torch.dtype:
-    """A floating-point type by name."""
+    """Return a floating-point type by name."""
     return {"float32": torch.float32, "float64": torch.float64}[dtype]
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where a run computes, and in which type.
+    """The device and the floating-point type of a run.
 
     Attributes:
         device: that the models are on.
@@ -87,7 +88,7 @@ class Compute:
 
     @classmethod
     def from_execution(cls, execution: Execution, ranks: Ranks) -> Compute:
-        """What an execution asks for.
+        """Build from the options of an execution.
 
         Raises:
             ConfigError: there is no such device.
@@ -98,7 +99,8 @@ class Compute:
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """A non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may differ in lr."""
+    """Check that seeds are a non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may
+    differ in lr."""
     if isinstance(seeds, str) or not isinstance(seeds, Sequence) or not len(seeds):
         raise ConfigError(f"seeds={seeds!r} must be a non-empty list of whole numbers, such as [0,1,2]")
     if max(checks.check_whole_number("seeds", seed, minimum=0) for seed in seeds) >= 2**63:
@@ -107,7 +109,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> None:
-    """Refuse a part that is no object of the class that its group wants."""
+    """Refuse a part that is not an object of the class that its group requires."""
     for group, kind in kinds.items():
         component = components[group]
         if component is None or isinstance(component, kind):
@@ -128,7 +130,7 @@ def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> Non
 def values_per_seed_of(
     strategy: Strategy[Any], rule: LocalRule, drift: Drift, seeds: Sequence[int]
 ) -> dict[str, Sequence[float]]:
-    """Key → one number per seed, of those settings of strategy, local rule and drift that were given so.
+    """Return key → one number per seed, for settings of strategy, local rule and drift that are given per seed.
 
     Raises:
         ConfigError: there are not as many numbers as seeds.
@@ -142,7 +144,7 @@ def values_per_seed_of(
 
 
 def restrict_per_seed(strategy: Strategy[Any], rule: LocalRule, drift: Drift, replicates: Sequence[int]) -> None:
-    """Leave those settings only the numbers of these replicates; changes the objects."""
+    """Restrict those settings to the numbers of these replicates, in place."""
     restrict_to_replicates(strategy, replicates, Strategy)
     restrict_to_replicates(rule, replicates, LocalRule)
     restrict_to_replicates(drift, replicates, Drift)
@@ -151,8 +153,8 @@ def restrict_per_seed(strategy: Strategy[Any], rule: LocalRule, drift: Drift, re
 
 
 def resolve_clients(data: Dataset, partition: Partition | None, clients: int | str) -> tuple[Dataset, int]:
-    """The data of those who take part, and how many they are: 'all' that come with the data, or so many of them, drawn
-    by `partition.seed` for all replicates alike; a partition that makes clients of its own makes so many."""
+    """Return the data of the clients, and the number of clients: 'all' clients in the data, or so many of them, drawn
+    by `partition.seed` alike for all replicates; a partition that makes clients makes so many."""
     natural_count = data.natural_clients
     if isinstance(clients, str):
         if clients != "all":
@@ -180,7 +182,7 @@ def resolve_clients(data: Dataset, partition: Partition | None, clients: int | s
 
 
 def split_samples(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
-    """One index table per replicate; none for a stream."""
+    """Return one index table per replicate; none for a stream."""
     if data.stream:
         if partition is not None and not isinstance(partition, Natural):
             raise ConfigError(f"dataset={data.name} draws its samples per client; use partition=natural")
@@ -221,7 +223,7 @@ def split_samples(data: Dataset, partition: Partition | None, clients: int, seed
 
 
 def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds: Sequence[int]) -> dict[int, Table]:
-    """The tables of a user's partition, by seed: the first one is asked for twice.
+    """Return the tables of a user-defined partition by seed; the first one is requested twice.
 
     Raises:
         ConfigError: the second time it is another one, or the partition draws from a global stream, writes into what it
@@ -270,7 +272,7 @@ def client_data(
     num_newcomers: int = 0,
     drift: Drift | None = None,
 ) -> ClientData:
-    """The samples of every virtual client, and the federation they make: its sizes and label distributions."""
+    """Return the samples of all virtual clients, and their federation with sizes and label distributions."""
     device, dtype, ranks, storage = compute.device, compute.dtype, compute.ranks, compute.memory
     if not tables:
         no_samples = np.zeros(len(seeds) * clients, dtype=np.int64)
@@ -306,7 +308,8 @@ def client_data(
 
 @contextlib.contextmanager
 def name_newcomers_in_errors(num_newcomers: int) -> Iterator[None]:
-    """What is refused for the number of clients that train names `clients` as it was set, newcomers included."""
+    """Within the block, errors about the number of training clients name `clients` as it was set, newcomers
+    included."""
     try:
         yield
     except ClientCountError as error:
@@ -317,7 +320,8 @@ def name_newcomers_in_errors(num_newcomers: int) -> Iterator[None]:
 def bind_availability(
     availability: Availability | None, federation: Federation, rounds: int, tables: Sequence[Table] = ()
 ) -> Availability:
-    """The process (by default everybody, always) for this federation, whose clients these tables name."""
+    """Bind the availability process (by default all clients, always) to this federation, whose clients these tables
+    name."""
     process = availability or Full()
     names = [table.names for table in tables if table.names is not None]
     process.bind(federation, tuple(names) if names and federation.client_names is None else None)
@@ -326,12 +330,13 @@ def bind_availability(
 
 
 def personal_scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
-    """What scores clients' own models on the validation samples of these tables, or on a stream's law."""
+    """Return the evaluation of clients' own models on the validation samples of these tables, or on a stream's
+    distribution."""
     return ClientScores(evaluator, validation_of(evaluator.data, tables), options.train_samples)
 
 
 def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
-    """Is client i whom the data call their i-th owner, in every replicate?"""
+    """Return whether client i is the data's i-th owner in each replicate."""
     owners = data.dataset.owners
     if owners is None or data.dataset.test_owners is None or not tables:
         return False
@@ -340,20 +345,20 @@ def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
 
 
 def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
-    """The clients' validation samples, where the partition split some off."""
+    """Return the clients' validation samples, if the partition has split some off."""
     validation_tables = [t.validation for t in tables if t.validation is not None]
     return Stored(data.dataset, data.federation, validation_tables, data.drift) if validation_tables else None
 
 
 def as_uplink(uplink: Any) -> Uplink:
-    """The uplink, which may be given as its stages: one, or several in a list."""
+    """Return the uplink, which may be given as its stages: one, or several in a list."""
     if isinstance(uplink, Uplink):
         return uplink
     return Uplink(uplink)
 
 
 def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | None) -> Uplink:
-    """What happens to rows between clients and server: lies first.
+    """Return the uplink with the attack as its first stage.
 
     Raises:
         ConfigError: there are no rows for it to happen to.

@@ -1,4 +1,4 @@
-"""What a person sees of a run: metrics.csv, TensorBoard, a progress line, and what is known of each client."""
+"""What a run shows and writes: metrics.csv, TensorBoard, a progress line, and clients.npz."""
 
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import Result

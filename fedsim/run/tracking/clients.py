@@ -1,4 +1,4 @@
-"""clients.npz: what is known of each client when a run ends, small enough to keep and read without the data set.
+"""clients.npz: statistics of each client at the end of a run, readable without the data set.
 
 Pictures need it: how accuracies differ from client to client, who holds what, who was there when.
 """
@@ -61,7 +61,7 @@ def gather_clients(
     labels: tuple[str, ...] | None = None,
     held_out: np.ndarray | None = None,
 ) -> Clients:
-    """What is known of the clients; availability is a function of the round, so nobody had to take notes.
+    """Gather the statistics of the clients; availability is a function of the round, so that it need not be recorded.
 
     Args:
         federation, availability, rounds: of the run.
@@ -92,7 +92,7 @@ def gather_clients(
 
 
 def write(path: Path, clients: Clients) -> None:
-    """Write the file so that it is whole at every moment; OutputError where it cannot be."""
+    """Write the file atomically; raise OutputError if that is impossible."""
     arrays = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
     arrays |= {f"{METRIC_PREFIX}{name}": values for name, values in clients.metrics.items()}
     with replacement_file(path, "wb") as file:
@@ -100,7 +100,7 @@ def write(path: Path, clients: Clients) -> None:
 
 
 def read(path: Path) -> Clients:
-    """Read it back; nothing is unpickled."""
+    """Read the file; nothing is unpickled."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {field.name: file.get(field.name) for field in fields(Clients) if field.name != "metrics"}
         metrics = {name.removeprefix(METRIC_PREFIX): file[name] for name in file if name.startswith(METRIC_PREFIX)}

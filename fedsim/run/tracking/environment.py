@@ -1,4 +1,4 @@
-"""Facts about where and how a run was made: versions, device, commit, command."""
+"""Where and how a run was made: versions, device, commit, command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch
 
 
 def commit_hash() -> str | None:
-    """The commit of the checkout fedsim runs from (with '+' if it has changes); None for an installed package."""
+    """Return the commit of the checkout that fedsim runs from (with '+' if it has changes); None for an installed
+    package."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
@@ -33,7 +34,7 @@ def commit_hash() -> str | None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Distribution → version, None where it is not installed."""
+    """Return distribution → version, None if it is not installed."""
     installed_versions: dict[str, str | None] = {}
     for package_name in (
         "fedsim-torch",
@@ -53,12 +54,12 @@ def package_versions() -> dict[str, str | None]:
 
 
 def _program_name(path: Path) -> str:
-    """The name under which a person called the program."""
+    """Return the name by which the program was called."""
     return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
 
 
 def environment_facts(device: torch.device, ranks: int = 1) -> dict[str, Any]:
-    """What a report needs to say about the machine and the program."""
+    """Return facts about the machine and the program, for reports."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "command": " ".join([_program_name(Path(sys.argv[0])), *sys.argv[1:]]),

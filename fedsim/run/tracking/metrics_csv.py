@@ -1,4 +1,4 @@
-"""metrics.csv: appended row by row; its first lines say what each column is."""
+"""metrics.csv: appended row by row; its first lines describe the columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTEGER_COLUMNS = {"round", "seed", "samples", "active_clients", "late_clients"
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over.
+    """Return the rows of a metrics.csv, with numbers converted. A line cut short by a crash is skipped.
 
     Raises:
         FileNotFoundError: there is none.
@@ -44,7 +44,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
 
 def read_column_descriptions(path: Path) -> dict[str, str]:
-    """Column → what it is, as the first lines say."""
+    """Return the descriptions of the columns in the first lines."""
     with open(path, encoding="utf-8") as file:
         comment_lines = itertools.takewhile(lambda line: line.startswith("# "), file)
         return {
@@ -54,7 +54,7 @@ def read_column_descriptions(path: Path) -> dict[str, str]:
 
 
 def metrics_checksum(rows: Iterable[MetricsRow], previous_crc: int = 0) -> int:
-    """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
+    """Return the CRC-32 of rows as they are in the file, continued from that of the rows before."""
     for row in rows:
         numbers = [int(value) if name in _INTEGER_COLUMNS else float(value) for name, value in row.items()]
         previous_crc = zlib.crc32(repr(numbers).encode(), previous_crc)
@@ -68,8 +68,8 @@ def rows_up_to_round(
     row_count: int | None = None,
     expected_crc: int | None = None,
 ) -> list[MetricsRow]:
-    """The rows up to a round; none for −1. `row_count` is how many the run had written by then, `expected_crc` their
-    checksum, where these are known.
+    """Return the rows up to a round; none for −1. `row_count` is how many rows the run had written by then,
+    `expected_crc` their checksum, if these are known.
 
     Raises:
         CheckpointError: they are not of a run with these columns, or not all are there.
@@ -113,8 +113,8 @@ class MetricsCSV:
 
     @classmethod
     def open(cls, path: Path, column_descriptions: Mapping[str, str], last_kept_round: int = -1) -> MetricsCSV:
-        """Begin the file, or go on with it: rows up to the round `last_kept_round` are kept, and what came after is
-        dropped; −1 starts afresh.
+        """Create the file, or continue it: rows up to the round `last_kept_round` are kept, later ones are dropped; −1
+        starts afresh.
 
         Raises:
             CheckpointError: the rows are not of a run with these columns.
@@ -131,7 +131,7 @@ class MetricsCSV:
         return cls(path, column_descriptions, csv_file, rows)
 
     def append(self, rows: list[MetricsRow]) -> None:
-        """Write rows through to the file: the end of the process does not touch them.
+        """Append rows and flush them to the operating system, so that they survive the end of the process.
 
         Raises:
             OutputError: the file cannot be written.
@@ -141,7 +141,7 @@ class MetricsCSV:
             self._file.flush()
 
     def flush_to_disk(self) -> None:
-        """Wait until all rows are on the disk: a checkpoint says that they are there."""
+        """Wait until all rows are on the disk, since a checkpoint refers to them."""
         with name_write_errors(self._path):
             flush_to_disk(self._file)
 

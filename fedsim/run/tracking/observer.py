@@ -1,4 +1,4 @@
-"""Whoever watches a run: called with each evaluation, it may show it elsewhere, write files, and end the run."""
+"""Observers of a run: called at each evaluation, they may show metrics elsewhere, write files, and end the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The run that begins, or goes on.
+    """The start of a run, or its continuation.
 
     Attributes:
         folder: of the run, where an observer may write files of its own; None where the run keeps nothing.
@@ -44,7 +44,7 @@ class RunStarted:
 
     @property
     def names(self) -> list[str]:
-        """Of the replicates: seed_0, seed_1, …"""
+        """The names of the replicates: seed_0, seed_1, …"""
         seeds = self.seeds
         return [f"seed_{s}" + (f"_replicate_{r}" if seeds.count(s) > 1 else "") for r, s in enumerate(seeds)]
 
@@ -66,7 +66,7 @@ class EvaluationEvent:
     model: Callable[[int], dict[str, Tensor]]
 
     def mean(self) -> MetricsRow:
-        """Column → mean over the replicates that are numbers."""
+        """Return column → mean over the replicates that are not NaN."""
         return {name: mean_std([float(row[name]) for row in self.rows])[0] for name in self.rows[0] if name != "seed"}
 
 
@@ -86,7 +86,7 @@ class RunEnded:
 
 
 class Observer(Validated):
-    """Watches a run. Every method does nothing unless overridden; an error ends the observer, not the run.
+    """Observes a run. All methods do nothing unless overridden; an error disables the observer, and the run continues.
 
     Of several ranks the first one's observers are called. None are for a run that is finished already.
 
@@ -97,29 +97,29 @@ class Observer(Validated):
     """
 
     def begin(self, run: RunStarted) -> None:
-        """Before the first round, or the next one of a run that is resumed; its folder is there."""
+        """Called before the first round, or before the next one of a resumed run; the run folder exists."""
 
     def round_completed(self, completed_rounds: int) -> None:
-        """After each round, before it is evaluated."""
+        """Called after each round, before it is evaluated."""
 
     def evaluated(self, event: EvaluationEvent) -> str | None:
-        """After each evaluation. A sentence that is returned ends the run, as `stop` does: checkpoint and summary are
-        written, and `resume` goes on with it."""
+        """Called after each evaluation. A returned sentence ends the run, as `stop` does: checkpoint and summary are
+        written, and `resume` continues the run."""
 
     def replicates_to_drop(self) -> Mapping[int, str]:
-        """Replicates that the run gives up, and why; asked for as the run begins and after each evaluation. Their
-        metrics are NaN from the next evaluation on, and none of their clients computes any more."""
+        """Return replicates to drop, and why; called at the start of the run and after each evaluation. Their metrics
+        are NaN from the next evaluation on, and their clients compute no more."""
         return {}
 
     def finish(self, event: RunEnded) -> None:
-        """After the last round; not where the run is interrupted."""
+        """Called after the last round, unless the run is interrupted."""
 
     def close(self) -> None:
-        """Nothing comes any more, however the run ended."""
+        """Called once at the end, however the run ended."""
 
 
 class CallbackObserver(Observer):
-    """A function as an observer: it gets each evaluation.
+    """An observer that calls a function at each evaluation.
 
     Args:
         function: `Observer.evaluated`.
@@ -133,7 +133,7 @@ class CallbackObserver(Observer):
 
 
 class Observers:
-    """Calls all of them; one that fails is left out from then on.
+    """Calls several observers; one that fails is left out from then on.
 
     Args:
         observers: in the order in which they are called.
@@ -150,7 +150,7 @@ class Observers:
 
     @property
     def watch_rounds(self) -> bool:
-        """Whether one of them is to be told of each round; calling them all would cost time in runs of short rounds."""
+        """Whether an observer wants to be told of each round; calling all of them would cost time in short rounds."""
         return any(
             type(observer).round_completed is not Observer.round_completed for observer in self._active_observers
         )
@@ -159,7 +159,7 @@ class Observers:
         self._notify(lambda observer: observer.round_completed(completed_rounds), f"after round {completed_rounds}")
 
     def evaluated(self, evaluation_event: EvaluationEvent) -> str | None:
-        """The first sentence that ends the run, with who said it."""
+        """Return the first sentence that ends the run, with the observer's name."""
         observer_replies = self._notify(
             lambda observer: observer.evaluated(evaluation_event), f"after round {evaluation_event.round}"
         )
@@ -171,7 +171,7 @@ class Observers:
         return stop_reasons[0] if stop_reasons else None
 
     def replicates_to_drop(self) -> dict[int, str]:
-        """Those that one of them gives up, and why."""
+        """Return the replicates that an observer drops, and why."""
         observer_replies = self._notify(
             lambda observer: dict(observer.replicates_to_drop()), "as it was asked what to drop"
         )
@@ -210,7 +210,7 @@ def _observer_name(observer: Observer) -> str:
 
 
 def as_observer(candidate: Any) -> Observer:
-    """An observer, or a function that is made one.
+    """Return an observer; a function is wrapped.
 
     Raises:
         ConfigError: it is neither.

@@ -1,4 +1,4 @@
-"""Pictures of a run that has ended, for trackers that show them.
+"""Pictures of a finished run, for trackers that show them.
 
 What draws them is no part of the simulator. It is looked up by name when the first picture is wanted; where it is not
 installed, there are no pictures.
@@ -21,6 +21,6 @@ PLOTS_PACKAGE = (
 
 
 def run_pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
-    """Headings and figures of the run in this folder."""
+    """Return headings and figures of the run in this folder."""
     if importlib.util.find_spec(PLOTS_PACKAGE) is not None:
         yield from importlib.import_module(f"{PLOTS_PACKAGE}.plots.compare").figures_of_folder(folder)

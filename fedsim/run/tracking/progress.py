@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain log lines elsewhere."""
+"""The progress display of a run: a live line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger("fedsim.progress")
 
 
 class ProgressView(Protocol):
-    """Shows rounds as they complete."""
+    """Displays rounds as they complete."""
 
     def __enter__(self) -> ProgressView: ...
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
     def round(self, completed_rounds: int, active: float) -> None:
-        """A round is complete; `active` clients took part, per replicate."""
+        """Show that a round is complete; `active` clients took part, per replicate."""
 
     def evaluated(self, completed_rounds: int, facts: str, active: float) -> None:
-        """An evaluation is at hand, as facts for a person; `active` clients took part in its round."""
+        """Show an evaluation; `active` clients took part in its round."""
 
 
 class NoProgress:
@@ -65,7 +65,7 @@ class BarProgress:
         from rich.table import Column
 
         def fixed_width_column(width: int) -> Column:
-            """A column that a narrow terminal does not squeeze; the facts give way instead."""
+            """Return a column that a narrow terminal does not squeeze."""
             return Column(no_wrap=True, min_width=width, justify="right")
 
         self._bar = Progress(
@@ -94,14 +94,14 @@ class BarProgress:
 
 
 def progress_view(style: str, rounds: int, completed_rounds: int) -> ProgressView:
-    """The view for this run: 'auto' looks whether standard error is a terminal."""
+    """Return the display for this run; 'auto' depends on whether standard error is a terminal."""
     if style == "none":
         return NoProgress()
     return BarProgress(rounds, completed_rounds) if sys.stderr.isatty() else LogProgress(rounds)
 
 
 def facts_line(rows: list[MetricsRow], rounds_per_second: float | None) -> str:
-    """The line a person reads: columns of metrics.csv by their names, without underscores."""
+    """Return the line of an evaluation: columns of metrics.csv by their names, without underscores."""
     line_segments = []
     test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
     for name in ("train_loss", test_metric, *DISTANCE_COLUMNS):
@@ -117,7 +117,7 @@ def facts_line(rows: list[MetricsRow], rounds_per_second: float | None) -> str:
 
 
 def short_number(number: float) -> str:
-    """A large number as people say it: 154k."""
+    """Return a large number in short form: 154k."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{unit}"

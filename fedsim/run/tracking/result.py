@@ -1,4 +1,4 @@
-"""What a finished run leaves behind."""
+"""The result of a finished run."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Result:
 
     @property
     def metric_names(self) -> list[str]:
-        """Names of the measured columns."""
+        """The names of the measured columns."""
         return result_columns(self.history)
 
     @property
     def final(self) -> dict[str, tuple[float, float]]:
-        """Mean and standard deviation of every metric after the last round, over the replicates not given up.
-        Of a single one the standard deviation is NaN."""
+        """Mean and standard deviation of each metric after the last round, over the replicates that were not dropped.
+        For a single replicate the standard deviation is NaN."""
         last_rows = [row for row in self.history if row["round"] == self.history[-1]["round"]]
         return {name: mean_std([row[name] for row in last_rows]) for name in self.metric_names}
 
     def model(self, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
-        """The last model of a replicate, as the `state_dict` that the module's `load_state_dict` takes.
+        """Return the last model of a replicate as a `state_dict` for the module's `load_state_dict`.
 
         Args:
             seed: of the replicate; it may be left out where there is one.
@@ -68,7 +68,7 @@ class Result:
 
 
 def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run_name: str) -> int:
-    """The number of the replicate that has this seed, or this number.
+    """Return the number of the replicate that has this seed, or this number.
 
     Raises:
         ConfigError: there is none, or there are several.
@@ -91,12 +91,13 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run_
 
 
 def result_columns(history: list[MetricsRow]) -> list[str]:
-    """The columns of a history that are results rather than bookkeeping."""
+    """Return the columns of a history that are results rather than bookkeeping."""
     return [name for name in history[0] if name not in RUN_POSITION_COLUMNS | WORK_COLUMNS | TIME_COLUMNS]
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation of those that are numbers; NaN where none is, the latter also of one alone."""
+    """Return mean and sample standard deviation without NaN; NaN if no number is left, the latter also for a single
+    one."""
     valid_values = [value for value in values if not math.isnan(value)]
     if not valid_values:
         return math.nan, math.nan
@@ -104,5 +105,5 @@ def mean_std(values: list[float]) -> tuple[float, float]:
 
 
 def format_spread(std: float) -> str:
-    """A standard deviation behind its mean; nothing where there is none."""
+    """Format a standard deviation to follow its mean; '' if there is none."""
     return "" if math.isnan(std) else f" ± {std:.2g}"

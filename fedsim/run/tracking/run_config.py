@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is written down about the configuration of a run; the command line fills it in.
+    """The recorded configuration of a run; the command line fills it in.
 
     Attributes:
         identity: settings that a resumed run must share.

@@ -1,4 +1,4 @@
-"""Observers that show a run elsewhere: Weights & Biases, MLflow, trackio. Each is an extra, and needs no network."""
+"""Observers that send a run to Weights & Biases, MLflow or trackio. Each is an extra, and needs no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MLFLOW_SETTINGS_PER_CALL = 100  # settings that it takes at once
 
 
 def import_service(package_name: str) -> Any:
-    """The service's own package.
+    """Import the service's package.
 
     Raises:
         ConfigError: it is not installed.
@@ -33,8 +33,8 @@ def import_service(package_name: str) -> Any:
 
 
 def mean_metrics(event: EvaluationEvent, names: list[str]) -> MetricsRow:
-    """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
-    own; what is not a number is left out."""
+    """Return what is shown of an evaluation: the mean over replicates under the column's name, and each replicate's
+    value under its own; NaN is left out."""
     scalar_values = {name: value for name, value in event.mean().items() if name != "round"}
     if len(event.rows) > 1:
         for replicate_name, row in zip(names, event.rows, strict=True):
@@ -45,7 +45,7 @@ def mean_metrics(event: EvaluationEvent, names: list[str]) -> MetricsRow:
 
 
 class Service(Observer):
-    """What they share: the identity by which a run that is resumed goes on there.
+    """Common base of services; stores the identity with which a resumed run continues its record.
 
     Args:
         project: under which runs are shown.
@@ -69,7 +69,7 @@ class Service(Observer):
                 file.write(json.dumps(identities | {self.package: run_id}) + "\n")
 
     def start(self, run_started: RunStarted, name: str | None, identity: str | None) -> str:
-        """Begin there, or go on with the run of the identity `identity`; returns the identity."""
+        """Start a record, or continue the one with this identity; return the identity."""
         raise NotImplementedError
 
 
@@ -79,14 +79,14 @@ def _stored_identities(folder: Path | None) -> dict[str, str]:
 
 
 def _flat_summary(event: RunEnded) -> MetricsRow:
-    """Results by 'final/NAME', and what took how long."""
+    """Return results under 'final/NAME', and timings."""
     final_means = {f"final/{name}": statistics["mean"] for name, statistics in event.summary["final"].items()}
     totals = {name: event.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
     return {name: value for name, value in (final_means | totals).items() if value is not None and math.isfinite(value)}
 
 
 class WandB(Service):
-    """Weights & Biases: curves of the mean and of every replicate, settings, results.
+    """Weights & Biases: curves of the mean and of each replicate, settings, results.
 
     Args:
         project, name: see `Service`.
@@ -183,7 +183,7 @@ class MLflow(Service):
 
 
 class Trackio(Service):
-    """trackio: curves of the mean and of every replicate, in a database on this machine.
+    """trackio: curves of the mean and of each replicate, in a database on this machine.
 
     Args:
         project, name: see `Service`.

@@ -1,4 +1,4 @@
-"""TensorBoard event files: a folder for the mean over replicates beside one for each, named as they are to be read.
+"""TensorBoard event files: one folder for the mean over replicates and one for each replicate.
 
 Those of a sweep are read as `strategy=fedawe/mean` and `strategy=fedawe/seed_0`. The folders lie side by side because
 TensorBoard takes what lies below a row of its HPARAMS table for more results of that row.
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def _make_the_next_name_the_last(folder: Path) -> None:
-    """TensorBoard reads event files in the order of their names, which begin with the second they were opened in, and
-    passes over one that comes before what it has read.
+    """TensorBoard reads event files in the order of their names, which begin with the second of their creation, and
+    skips a file that sorts before those it has read. Make the next name sort last.
 
     So wait, for a second at most, until a new file comes after those that are there. Where the clock was set back,
     those of later seconds are renamed to earlier ones, in the same order.
@@ -50,7 +50,7 @@ def _make_the_next_name_the_last(folder: Path) -> None:
 
 
 class TensorBoard(Observer):
-    """Writes event files into `mean` and `seed_S` in the run's folder, those of a single replicate into `seed_S`.
+    """Writes event files into `mean` and `seed_S` in the run folder; those of a single replicate into `seed_S`.
 
     Where they cannot be written the run ends, as where metrics.csv cannot.
     """
@@ -59,7 +59,7 @@ class TensorBoard(Observer):
         self._writers: list[Any] = []
 
     def begin(self, run: RunStarted) -> None:
-        """Older points from the first round on that will be written (again) are hidden."""
+        """Hide older points from the first round on that will be written again."""
         if run.folder is None:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -72,7 +72,7 @@ class TensorBoard(Observer):
                 self._writers.append(SummaryWriter(str(ensure_real_folder(run.folder / name)), purge_step=first_step))
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
+        """Write the scalars of each replicate, their mean, and the metrics of clients as histograms."""
         if not self._writers:
             return
         mean_writer, *replicate_writers = self._writers
@@ -90,8 +90,8 @@ class TensorBoard(Observer):
             self._flush()
 
     def finish(self, event: RunEnded) -> None:
-        """The pictures of a run of more than one round, and the settings for the HPARAMS table, whose results are the
-        last points of the metrics' own curves.
+        """Write the pictures of a run of more than one round, and the settings for the HPARAMS table, whose results are
+        the last points of the metrics' curves.
 
         What its columns are is left to TensorBoard: it looks at all runs of a sweep, and puts first what differs. Said
         by a run, which knows but its own settings, they would be those of whichever run is found first.
@@ -113,7 +113,7 @@ class TensorBoard(Observer):
             self._flush()
 
     def _flush(self) -> None:
-        """All of it is in the files now, or an OSError says why not."""
+        """Flush the files; raise an OSError if that fails."""
         for writer in self._writers:
             writer.flush()
 

@@ -1,4 +1,4 @@
-"""What a run writes and shows."""
+"""Options of what a run writes and shows."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Tracking(Validated):
 
     @property
     def all_observers(self) -> list[Observer]:
-        """All of them."""
+        """All observers, TensorBoard's included."""
         return [TensorBoard(), *self.observers] if self.tensorboard else list(self.observers)
