@@ -142,7 +142,7 @@ def _check_names(settings: dict[str, Any]) -> None:
 
 
 def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
-    """The packages that a configuration trusts, if the command line does too."""
+    """Return the packages that a configuration trusts, if the command line does too."""
     if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
         raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
     if not set(packages) <= set(trusted):
@@ -151,7 +151,7 @@ def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
 
 
 def _loss(name: Any) -> Any:
-    """A loss by its name, or somebody's own by its dotted path."""
+    """Return a loss by its name, or a user-defined one by its dotted path."""
     from fedsim.models.kinds import LOSS_KIND
 
     if not isinstance(name, str) or "." not in name:
@@ -166,7 +166,7 @@ def _loss(name: Any) -> Any:
 
 @contextlib.contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Report sizes that exceed the memory as mistakes of the configuration."""
+    """Report sizes that exceed the memory as errors of the configuration."""
     from fedsim.trainer.device_memory import is_out_of_memory
 
     try:
@@ -189,7 +189,7 @@ def _keys(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def setting_names(cfg: DictConfig) -> dict[str, str]:
-    """Dotted key → the key by which it is set, where its value is that of another one (local.lr: ${lr})."""
+    """Return dotted key → the key by which it is set, if its value is that of another key (local.lr: ${lr})."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
     names = {}
@@ -211,7 +211,7 @@ def _check_node(path: str, node: dict[str, Any]) -> None:
 
 
 def _check_part(spec: targets.ConfiguredObject, names: dict[str, str]) -> None:
-    """The types of one object's settings."""
+    """Check the types of one object's settings."""
     argument_keys = {name: names.get(f"{spec.key}.{name}", f"{spec.key}.{name}") for name in spec.arguments}
     check_types(spec.factory, spec.arguments, argument_keys)
 
@@ -240,7 +240,7 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
 
 
 def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
-    """A callable that builds a fresh module; called once per replicate."""
+    """Return a callable that builds a new module; it is called once per replicate."""
     from fedsim.app.kinds import KINDS
 
     if node.get("_target_", targets.MISSING_VALUE) == targets.MISSING_VALUE:

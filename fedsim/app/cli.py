@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _main() -> None:
-    """A word of `fedsim.app.commands`, or overrides, which Hydra takes."""
+    """Run a command of `fedsim.app.commands`, or pass overrides to Hydra."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare_process()
     if sys.argv[1:2] and sys.argv[1] in commands.COMMAND_DESCRIPTIONS:
@@ -101,9 +101,9 @@ def _hand_to_hydra() -> str | None:
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does: between two runs of a sweep its end
-    is told all the same. While a run is under way `fedsim.run.stopping` takes all three. Not for ranks, which may wait
-    for one another where no Python runs: SIGTERM must end them there."""
+    """Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that a sweep that is stopped
+    between two runs still reports its end. During a run `fedsim.run.stopping` handles all three. Not used for
+    ranks, which may wait for one another where no Python code runs: SIGTERM must end them there."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -121,13 +121,14 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def flags_first(arguments: list[str]) -> list[str]:
-    """The same with overrides last: Hydra reads none of those that stand behind a flag and before it alike."""
+    """Return the arguments with overrides last: Hydra reads none of them if some stand before a flag and some
+    behind it."""
     overrides = [text for text in arguments if not text.startswith("-") and (text.startswith("~") or "=" in text)]
     return [text for text in arguments if text not in overrides] + overrides
 
 
 def _is_raised_by_run(error: BaseException) -> bool:
-    """Whether a run raised the error, and not Hydra before the run."""
+    """Return whether a run raised the error, and not Hydra before the run."""
     return any(frame.f_code is _run_job.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
@@ -149,13 +150,13 @@ def _prepare_process() -> None:
 
 
 def _end_on_thread_error(hook_args: threading.ExceptHookArgs) -> None:
-    """End the process by the error of TensorBoard's thread, which the run meets as well when it flushes."""
+    """End the process with the error of TensorBoard's thread; the run meets the same error when it flushes."""
     if not isinstance(hook_args.exc_value, OSError):
         threading.__excepthook__(hook_args)
 
 
 def _run_job(cfg: DictConfig) -> float | None:
-    """One run; a sweep has several, which a launcher may carry to other processes and machines."""
+    """Execute one run. A sweep has several, which a launcher may execute in other processes and on other machines."""
     import_simulator()
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
@@ -174,8 +175,8 @@ def _run_job(cfg: DictConfig) -> float | None:
 
 
 def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
-    """The one run of this process, or of its rank: print what it measured, or end the process by one sentence that says
-    why it did not get there and what to do."""
+    """Execute the one run of this process, or of its rank: print its results, or end the process with one sentence
+    that says why it failed and what to do."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.stopping import Stopped
     from fedsim.trainer.device_memory import device_memory_error, is_out_of_memory
@@ -223,7 +224,7 @@ def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks:
 
 
 def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: Any) -> TaskGenerator[Result]:
-    """The steps of a run; its folder is logged once it exists, and not before an error of the configuration."""
+    """Yield the steps of a run; its folder is logged once it exists, and not before an error of the configuration."""
     steps, logged = simulation.run_steps(folder, *arguments), False
     try:
         local_task = next(steps)
@@ -246,7 +247,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
-    """A run that ended after a round since it was asked to: with its results, if that was its last round."""
+    """End the process after a run that was stopped after a round; print its results if that was its last round."""
     if stop.result is None:
         _end_all_ranks(ranks, f"{stop}; go on with the same command and {_resume_overrides(folder)}")
     _print_report(stop.result, ranks)
@@ -259,7 +260,8 @@ def _print_report(result: Result, ranks: Ranks) -> None:
 
 
 def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
-    """A rank whose peers are gone. It speaks and ends at once: torchrun is about to end this process."""
+    """End a rank whose peers are gone: report the error and exit at once, since torchrun is about to end this
+    process."""
     sweep.print_to_stderr(
         f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
         f"and {_resume_overrides(folder)}\n",
@@ -270,21 +272,21 @@ def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    """Has the run left a checkpoint?"""
+    """Return whether the run has left a checkpoint."""
     from fedsim.run.checkpoint import NAME
 
     return (folder / NAME).exists()
 
 
 def _resume_hint(folder: Path) -> str:
-    """How to have what a broken run has not done."""
+    """Return a hint how to continue a failed run."""
     if not _has_checkpoint(folder):
         return "run the same command again"
     return f"go on with the same command and {_resume_overrides(folder)}"
 
 
 def _resume_overrides(folder: Path) -> str:
-    """The overrides with which a command continues the run in this folder."""
+    """Return the overrides with which a command continues the run in this folder."""
     return f"resume=auto out={folder}"
 
 
@@ -308,8 +310,8 @@ def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
 def sweep_run_steps(
     cfg: DictConfig, shared: dict[str, Any] | None = None, run_rounds: Drive | None = None
 ) -> TaskGenerator[float | None]:
-    """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them,
-    `run_rounds` as `steps` takes it."""
+    """Yield the local work of one run of a sweep; `shared` are data sets of other runs, as `build` takes them,
+    `run_rounds` as `run_steps` takes it."""
     _prepare_process()
     hydra_config = HydraConfig.get()
     launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
@@ -325,17 +327,17 @@ def sweep_run_steps(
 
 
 def _override_texts(overrides: Any) -> list[str]:
-    """The overrides of a run as they were written, KEY=VALUE."""
+    """Return the overrides of a run as they were written, KEY=VALUE."""
     return [str(text) for text in OmegaConf.to_container(overrides, resolve=False)["task"]]  # type: ignore[call-overload, index]
 
 
 def _group_choices() -> dict[str, str]:
-    """The choices of the groups of this run, without Hydra's own groups."""
+    """Return the choices of the groups of this run, without Hydra's own groups."""
     return {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
 
 
 def _end_all_ranks(ranks: Ranks, message: str) -> NoReturn:
-    """All ranks end for the same reason: the first says so, and the others leave it the time to."""
+    """End all ranks for the same reason: the first one reports it, and the others give it time to do so."""
     sys.exit(f"fedsim: {message}" if ranks.is_first else 0)
 
 
@@ -346,8 +348,8 @@ def run(
     ranks: Ranks | None = None,
     run_rounds: Drive | None = None,
 ) -> Result:
-    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs, `run_rounds`
-    as `run_steps` takes it."""
+    """Build and run one configuration in its run folder. `choices` are the choices of its groups, for the table of
+    runs; `run_rounds` as `run_steps` takes it."""
     from fedsim.run.determinism import deterministic_algorithms
     from fedsim.trainer import run_to_completion
 
@@ -364,9 +366,9 @@ def run_steps(
     trusted: Sequence[str] | None = None,
     run_rounds: Drive | None = None,
 ) -> TaskGenerator[Result]:
-    """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them, `trusted` the
-    packages that the user named; None: as the overrides of this process say. `run_rounds` takes the simulation, then
-    what `Simulation.run_steps` takes, and is used in its place."""
+    """As `run`, but yield the local work. `shared` are data sets of other runs, as `build` takes them; `trusted`
+    are the packages that the user named, None: as the overrides of this process say. `run_rounds` takes the
+    simulation and the arguments of `Simulation.run_steps`, and is used in its place."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
     from fedsim.run.tracking import RunConfig
@@ -402,13 +404,13 @@ def run_steps(
 
 
 def _sweeper_parameter_keys() -> set[str]:
-    """Keys that a sweep varies because a file says so, not the command."""
+    """Return the keys that a sweep varies because a file says so, not the command."""
     params = HydraConfig.get().sweeper.get("params") if HydraConfig.initialized() else None
     return {override_key(f"{key}=") for key in params or {}}
 
 
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run in a table of runs: no class paths, and none twice (local.lr is lr)."""
+    """Return the settings of a run for a table of runs: without class paths and duplicates (local.lr is lr)."""
     settings = dict(flatten_settings(identity))
     duplicated_keys = {
         key for key, value in settings.items() if "." in key and settings.get(key.rpartition(".")[2], ...) == value
@@ -419,7 +421,7 @@ def table_row(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_line_result(result: Result) -> str:
-    """The line that a finished run of a sweep prints: the sweep prints at its end what can be done with all runs."""
+    """Return the line that a finished run of a sweep prints; the sweep prints hints for all runs at its end."""
     from fedsim.app.job_progress import LEADING_METRICS
     from fedsim.run.tracking.result import format_spread
 
@@ -430,7 +432,7 @@ def one_line_result(result: Result) -> str:
 
 
 def report(result: Result) -> str:
-    """The report that a finished run prints."""
+    """Return the report that a finished run prints."""
     from fedsim.run.tracking.result import format_spread
 
     width = max(24, *map(len, result.final))

@@ -1,5 +1,4 @@
-"""Comments of a configuration file about its keys: the comment on a key's line, and the lines below that continue
-it."""
+"""Comments of a configuration file on its keys: the comment on a key's line, and the lines below that continue it."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import yaml
 
 
 def comments_by_key(path: Path) -> dict[str, str]:
-    """Dotted key → its comment, for the keys that have one."""
+    """Return dotted key → its comment, for keys that have one."""
     text = path.read_text(encoding="utf-8")
     root, lines = yaml.compose(text), text.splitlines()
     if not isinstance(root, yaml.MappingNode):
@@ -19,7 +18,7 @@ def comments_by_key(path: Path) -> dict[str, str]:
 
 
 def first_comment(path: Path) -> str:
-    """The purpose of the file: the comment lines with which it begins."""
+    """Return the description of the file: the comment lines at its beginning."""
     comment_lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -30,7 +29,7 @@ def first_comment(path: Path) -> str:
 
 
 def _leaf_settings(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]]:
-    """Every dotted key that is no mapping itself, and its value."""
+    """Yield each dotted key that is not a mapping, and its value."""
     for name, value in node.value:
         if isinstance(value, yaml.MappingNode) and not value.flow_style:
             yield from _leaf_settings(value, f"{path}{name.value}.")
@@ -39,7 +38,7 @@ def _leaf_settings(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yam
 
 
 def _trailing_comment(lines: list[str], value: yaml.Node) -> str:
-    """The comment behind a value, and the lines below it that hold a comment alone, indented."""
+    """Return the comment behind a value, and the indented comment lines below it."""
     if value.start_mark.line != value.end_mark.line:
         return ""
     _, hash_sign, comment = lines[value.end_mark.line][value.end_mark.column :].partition("#")

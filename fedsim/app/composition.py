@@ -1,4 +1,4 @@
-"""Configurations composed by Hydra from overrides, without running Hydra's application."""
+"""Configurations that Hydra composes from overrides, without running Hydra's application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.app.config import config_folder
 
 @contextlib.contextmanager
 def hydra_context() -> Iterator[None]:
-    """Hydra, ready to compose our configurations, also inside of Hydra's own application."""
+    """Initialise Hydra to compose fedsim's configurations, also inside Hydra's own application."""
     application = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -26,7 +26,7 @@ def hydra_context() -> Iterator[None]:
 
 
 def compose(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-    """The configuration that overrides make, and the choice of every group. Only inside `hydra_context`.
+    """Return the configuration that overrides make, and the choice of each group. Only inside `hydra_context`.
 
     Raises:
         HydraException, OmegaConfBaseException: the overrides do not compose.

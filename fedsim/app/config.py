@@ -1,4 +1,4 @@
-"""The content of configurations: groups, keys, the identity of a run and the names of run folders."""
+"""The contents of configurations: groups, keys, the identity of a run and the names of run folders."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ KEYS_FREE_ON_RESUME = (*KEYS_WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite
 
 
 def config_folder() -> Path:
-    """The folder of the YAML files: inside an installed wheel, else beside the package in the checkout."""
+    """Return the folder of the YAML files: inside an installed wheel, or next to the package in the checkout."""
     package = Path(fedsim.__file__).parent
     installed_folder = package / "configs"
     return installed_folder if installed_folder.is_dir() else package.parent / "configs"
 
 
 def register_resolvers() -> None:
-    """The interpolations that config.yaml uses."""
+    """Register the interpolations that config.yaml uses."""
     OmegaConf.register_new_resolver("fedsim_steps", default_steps, replace=True)
     OmegaConf.register_new_resolver("fedsim_job_dir", job_folder, replace=True)
 
 
 def default_steps(steps: int | None, epochs: int | None) -> int | None:
-    """10 local steps, unless epochs are asked for."""
+    """Return 10 local steps, unless epochs are requested."""
     return 10 if steps is None and epochs is None else steps
 
 
 @functools.cache
 def groups() -> dict[str, list[str]]:
-    """Every config group and its choices, by the name used on the command line."""
+    """Return the configuration groups and their choices, by the name used on the command line."""
     root, choices_by_group = config_folder(), {}
     for folder in sorted(p for p in root.rglob("*") if p.is_dir() and not p.name.startswith("_")):
         choices = sorted(f.stem for f in folder.glob("*.yaml"))
@@ -68,25 +68,25 @@ def groups() -> dict[str, list[str]]:
 
 
 def choice_target(group: str, choice: str) -> str:
-    """The class of a choice."""
+    """Return the class of a choice."""
     return str(_load_yaml(config_folder() / group / f"{choice}.yaml")["_target_"])
 
 
 def top_level() -> list[str]:
-    """The keys at the top level of a configuration, and the groups that are not inside others."""
+    """Return the keys at the top level of a configuration, and the groups that are not inside others."""
     return [*_top_level(), *(name for name in groups() if "/" not in name)]
 
 
 @functools.cache
 def _top_level() -> dict[str, Any]:
-    """config.yaml's own settings."""
+    """Return config.yaml's own settings."""
     content = _load_yaml(config_folder() / "config.yaml")
     return {name: value for name, value in content.items() if name not in ("defaults", "hydra")}
 
 
 @functools.cache
 def keys() -> dict[str, list[str]]:
-    """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""
+    """Return all settable keys, and the choices (as group=choice) under which each exists; [] for top-level keys."""
     root = config_folder()
     choices_by_key: dict[str, list[str]] = {}
 
@@ -110,21 +110,21 @@ def keys() -> dict[str, list[str]]:
 
 
 def run_identity(cfg: DictConfig, free_keys: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
-    """The settings that identify a run, as dotted keys: all but the free ones; by default those that a resumed run must
-    share."""
+    """Return the settings that identify a run, as dotted keys: all except the free ones; by default those that a
+    resumed run must share."""
     settings = with_current_targets(dict(flatten_settings(resolved_settings(cfg))))
     return {name: value for name, value in settings.items() if not name.startswith(free_keys)}
 
 
 def resolved_settings(cfg: DictConfig) -> dict[str, Any]:
-    """All settings, interpolations resolved."""
+    """Return all settings with interpolations resolved."""
     plain_settings = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(plain_settings, dict)
     return {str(k): v for k, v in plain_settings.items()}
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file as it stands, interpolations unresolved."""
+    """Return a YAML file as it is, with unresolved interpolations."""
     content = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(content, dict)
     return {str(name): value for name, value in content.items()}

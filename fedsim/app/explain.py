@@ -1,4 +1,4 @@
-"""Hydra's error messages as one sentence that suggests what was meant."""
+"""Turn Hydra's error messages into one sentence that suggests a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTRA_BY_CHOICE = {
 
 
 def explain(error: BaseException) -> str:
-    """One sentence for an error of Hydra's or OmegaConf's."""
+    """Return one sentence for an error of Hydra or OmegaConf."""
     text = str(error)
     if isinstance(error, OverrideParseException) and "missing EQUAL" not in text:
         reason = without_line_breaks(text)
@@ -56,7 +56,8 @@ def explain(error: BaseException) -> str:
 
 
 def unresolved_reason(cfg: DictConfig) -> str | None:
-    """One sentence about a setting that refers to another setting or to the environment, and cannot be resolved."""
+    """Return one sentence about a setting that refers to another setting or to the environment and cannot be
+    resolved."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
     interpolations = {
@@ -80,7 +81,7 @@ def unresolved_reason(cfg: DictConfig) -> str | None:
 
 
 def _interpolation_text(error: BaseException) -> str:
-    """Why an interpolation leads nowhere, and what would."""
+    """Explain why an interpolation cannot be resolved, and what would work."""
     text = without_line_breaks(str(error).split("\n")[0])
     if match := re.search(r"Environment variable '([^']+)' not found", text):
         return (
@@ -100,7 +101,7 @@ def _interpolation_text(error: BaseException) -> str:
 
 
 def _wrong_type_text(override: str) -> str:
-    """A mapping where a list or number is, and the like."""
+    """Explain a value of the wrong type, such as a mapping in place of a list or number."""
     key = override.partition("=")[0].lstrip("+~").partition(".")[0]
     content = yaml.safe_load((config_folder() / "config.yaml").read_text(encoding="utf-8"))
     default_text = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
@@ -110,12 +111,13 @@ def _wrong_type_text(override: str) -> str:
 
 
 def without_line_breaks(text: str) -> str:
-    """The same without line ends."""
+    """Return a text without line breaks."""
     return " ".join(text.split())
 
 
 def composition_error_text(error: ValueError | OSError) -> str:
-    """One sentence about the error that kept Hydra from composing the configuration or from creating the run folder."""
+    """Return one sentence about the error that kept Hydra from composing the configuration or from creating the run
+    folder."""
     if isinstance(error, OSError):
         return f"out={error.filename} cannot be made ({error.strerror}); choose another folder"
     return f"the command cannot be composed ({without_line_breaks(str(error))}); fedsim --help lists groups and keys"
@@ -148,7 +150,7 @@ def _unknown_key_text(name: str) -> str:
 
 
 def _misplaced_group_text(name: str) -> str:
-    """availability/base goes with what lists `base` among its defaults."""
+    """Explain that availability/base needs an availability process with `base` among its defaults."""
     outer_group, _, inner_group = name.rpartition("/")
     if not outer_group:
         return f"{name} takes the name of a choice, one of {', '.join(groups()[name])}; keys in it go by {name}.KEY="
@@ -164,7 +166,7 @@ def _misplaced_group_text(name: str) -> str:
 
 
 def _nearest_key(name: str) -> str:
-    """'; did you mean …?' for a key: of the top level, or one of the same last word, or one that looks alike."""
+    """Return '; did you mean …?' for a key: a top-level key, one with the same last word, or a similar one."""
     options = [*keys(), *groups()]
     top_level_keys, last_component = (
         [option for option in options if not {".", "/"} & set(option)],
@@ -187,5 +189,5 @@ def _nearest_key(name: str) -> str:
 
 
 def _key_as_words(name: str) -> str:
-    """learning_rate as a comment would have it."""
+    """Return a key as words, as a comment would write it: learning_rate → learning rate."""
     return name.replace("_", " ").lower()

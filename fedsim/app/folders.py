@@ -1,5 +1,5 @@
-"""What the folders of runs are called: unnamed ones as no other is; a sweep's runs by what varies among them, in the
-sweep's folder and no other."""
+"""Names of run folders: unnamed runs get unique ones; the runs of a sweep are named by the settings that vary,
+inside the sweep's folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ PLAIN_VALUE_PATTERN = re.compile(
 
 
 def run_folder(out: Any, resume: Any) -> Path:
-    """The folder to which a run writes; `resume` may name the folder itself. One by a name of ours is made now.
+    """Return the folder to which a run writes; `resume` may name the folder itself. A folder with a generated name is
+    created now.
 
     Raises:
         ConfigError: what is given names no folder, or none can be made.
@@ -42,7 +43,7 @@ def run_folder(out: Any, resume: Any) -> Path:
 
 
 def folder_name(key: str, value: Any) -> str:
-    """A folder's name that a user gave under this key.
+    """Return the name of a folder that a user gave under this key.
 
     Raises:
         ConfigError: it is none.
@@ -58,7 +59,7 @@ def folder_name(key: str, value: Any) -> str:
 
 
 def new_folder() -> Path:
-    """A folder that was not there: outputs/DATE/TIME, with a number behind it where several begin in one second.
+    """Create a new folder: outputs/DATE/TIME, with a number if several runs begin within one second.
 
     Raises:
         ConfigError: it cannot be made.
@@ -78,7 +79,7 @@ def new_folder() -> Path:
 
 
 def job_folder(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
-    """The name of a sweep's run: keys by their last words, and what stands in the way of a folder's name as a digest.
+    """Return the name of a sweep's run: the last words of keys, and digests of values that cannot be part of a name.
 
     Args:
         overrides: that make the run, KEY=VALUE.
@@ -97,12 +98,12 @@ def job_folder(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
 
 
 def override_key(override: str) -> str:
-    """Its key or group, without signs that add and remove."""
+    """Return an override's key or group, without the signs that add and remove."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def _value_name(text: str) -> str:
-    """A value as a part of a folder's name. Of a path the last word, and a digest that keeps values apart."""
+    """Return a value as a part of a folder's name; for a path the last word, and a digest that keeps values apart."""
     if PLAIN_VALUE_PATTERN.fullmatch(text) and not set(FORBIDDEN_CHARACTERS) & set(text):
         return text
     last_word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")

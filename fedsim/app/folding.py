@@ -24,7 +24,8 @@ KEYS_THAT_MAY_DIFFER = ("seeds", "out", "resume", "objective")
 
 
 def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
-    """Keys of settings that may be lists with one value per seed, and the key by which each is set (local.lr by lr).
+    """Return the keys of settings that may be lists with one value per seed, and the key that sets each (local.lr is
+    set by lr).
 
     Raises:
         ConfigError: an object of the configuration cannot be what it says.
@@ -45,7 +46,8 @@ def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
 
 
 def shared_settings(cfg: DictConfig) -> str | None:
-    """All settings but those in which jobs of one federation may differ, to be compared; None: it cannot be told."""
+    """Return all settings except those in which jobs of one federation may differ, for comparison; None if they
+    cannot be determined."""
     if cfg.trusted or not isinstance(cfg.seeds, Sequence):
         return None
     try:

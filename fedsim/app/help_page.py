@@ -1,4 +1,4 @@
-"""The groups on the page of `fedsim --help`: by what they are about, aligned, in lines that fit a terminal."""
+"""The groups on the page of `fedsim --help`: ordered by topic, aligned, in lines that fit a terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def ordered_groups() -> Iterator[None]:
 
 
 def choices_by_group(hydra: Hydra) -> dict[str, list[str]]:
-    """Group → its choices, sorted. Hydra's own listing copies all its sources for each group, which takes a second."""
+    """Return group → its choices, sorted. Hydra's own listing copies all its sources for each group, which takes a
+    second."""
     sources = hydra.config_loader.get_sources()
 
     def names(group: str, kind: ObjectType) -> list[str]:
@@ -58,7 +59,7 @@ def choices_by_group(hydra: Hydra) -> dict[str, list[str]]:
 
 
 def help_text(choices: dict[str, list[str]]) -> str:
-    """Sections of groups, each with its choices."""
+    """Return sections of groups, each with its choices."""
     listed_groups = {group for section in GROUPS_BY_SECTION.values() for group in section}
     sections = GROUPS_BY_SECTION | {USER_SECTION: tuple(sorted(choices.keys() - listed_groups))}
     width = max(map(len, choices)) + 2

@@ -1,4 +1,4 @@
-"""Hydra's own section of a configuration, as far as it names code: callbacks, and handlers of logs.
+"""Hydra's own section of a configuration, as far as it names code: callbacks and log handlers.
 
 Hydra imports and calls these before a run begins. What the command says counts; a file that came from elsewhere may
 name fedsim's own callback, and handlers of Python's logging.
@@ -22,7 +22,7 @@ ALLOWED_HANDLER_PREFIXES = ("logging.", "colorlog.")
 
 @contextlib.contextmanager
 def refuse_unsafe_compositions() -> Iterator[None]:
-    """Within the block, no configuration is composed whose section of Hydra's calls something that a file named."""
+    """Within the block configurations are refused if their Hydra section calls something that a file named."""
     load = ConfigLoaderImpl.load_configuration
 
     def checked(
@@ -40,7 +40,7 @@ def refuse_unsafe_compositions() -> Iterator[None]:
 
 
 def check_callables(cfg: DictConfig, overrides: list[str]) -> None:
-    """Refuse callbacks and handlers that these overrides do not name.
+    """Refuse callbacks and handlers that the overrides do not name.
 
     Raises:
         ConfigError: a file names one; the message says which.
@@ -65,7 +65,7 @@ def check_callables(cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def _callable_keys(node: Any) -> Iterator[tuple[str, Any]]:
-    """The keys below which a callable is named, with what is named."""
+    """Yield the keys below which a callable is named, and its name."""
     if isinstance(node, dict):
         for name, value in node.items():
             if name in ("_target_", "class", "()", "stream") and not str(value).startswith("ext://sys.std"):

@@ -1,4 +1,4 @@
-"""The import of PyTorch and of the simulator by the command line, which other commands do without."""
+"""The import of PyTorch and the simulator by the command line; other commands do not need it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 
 @functools.cache
 def import_simulator() -> None:
-    """Import what a run needs, once in a process, with the garbage collector paused.
+    """Import the modules that a run needs, once per process, with the garbage collector paused.
 
     Objects of modules are not garbage. Looking for garbage among them takes 0.4 s while PyTorch is imported, and 0.3 s
     at the end of the process; it is left out, and `gc.freeze` exempts them from later collections.

@@ -1,4 +1,4 @@
-"""How far several jobs are: done of how many, the time that is left, the leading metric; a word every ten seconds."""
+"""The progress of several jobs: how many are done, the remaining time, the leading metric; logged every ten seconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def metric_text(name: str, value: float) -> str:
 
 
 class JobProgress:
-    """Logs how far the jobs are, when the last word is ten seconds old.
+    """Logs the progress of jobs if the last message is ten seconds old.
 
     Args:
         total: how many jobs there are.
@@ -67,18 +67,18 @@ class JobProgress:
         self._start_time = self._last_log_time = clock()
 
     def remaining(self, share: float) -> str:
-        """The time that is left after a share of all work; nothing before there is any."""
+        """Return the remaining time, given the completed share of all work; '' before any work is done."""
         if not 0 < share < 1:
             return ""
         return f", about {duration_text((self._clock() - self._start_time) * (1 - share) / share)} left"
 
     def jobs_finished(self, count: int = 1) -> None:
-        """So many more jobs have ended; whoever calls it has said so."""
+        """Record that so many more jobs have ended; the caller has logged it."""
         self.done_jobs += count
         self._last_log_time = self._clock()
 
     def log_heartbeat(self, share: float | None = None, detail: Callable[[], str] = lambda: "") -> None:
-        """Log a line, unless the last word is younger than ten seconds.
+        """Log a line, unless the last one is less than ten seconds old.
 
         Args:
             share: of all work that is done; None: that of the jobs.
@@ -115,7 +115,7 @@ class LockstepProgress:
 
 
 def best_so_far(folders: Sequence[Path]) -> str:
-    """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
+    """Return the best leading metric among runs that have been evaluated, and the run; '' without one."""
     from fedsim.evaluation.columns import is_higher_better
     from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
 
@@ -141,7 +141,7 @@ def best_so_far(folders: Sequence[Path]) -> str:
 def yield_finished_futures(
     futures: Sequence[Future[T]], progress: JobProgress, detail: Callable[[], str] = lambda: ""
 ) -> Iterator[Future[T]]:
-    """The futures, each as it ends, with a word on the others every ten seconds."""
+    """Yield futures as they end, and log the progress of the others every ten seconds."""
     pending_futures = set(futures)
     while pending_futures:
         finished_futures, pending_futures = wait(

@@ -1,5 +1,5 @@
-"""A sweep's jobs in lockstep: Hydra composes each, then they advance together, round by round. Those that differ only
-in numbers that rows can hold are folded into one federation."""
+"""Run a sweep's jobs in lockstep: Hydra composes each, then they advance together, round by round. Jobs that differ
+only in numbers that rows can hold are folded into one federation."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MAX_CACHED_CONFIGURATIONS = 100  # configurations of jobs that wait for their tu
 
 
 class CachingConfigLoader:
-    """Hydra's loader of configurations, of which a sweep's check and its launcher both ask for every job's: the second
-    one that asks gets what was composed for the first.
+    """Hydra's configuration loader with a cache: both a sweep's check and its launcher load each job's configuration,
+    and the second request is answered from the first.
 
     Args:
         loader: Hydra's own; all else is left to it.
@@ -46,7 +46,7 @@ class CachingConfigLoader:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """A job's configuration, to be changed by none but the second who asks."""
+        """Return a job's configuration; only the second caller may change it."""
         job = tuple(sweep_overrides)
         if job in self._composed:
             return self._composed.pop(job)
@@ -63,7 +63,7 @@ def launch(
     first_job_number: int,
     at_once: int | None,
 ) -> list[JobReturn]:
-    """Carry out a sweep's jobs, or those of one batch of a sweeper.
+    """Run a sweep's jobs, or those of one batch of a sweeper.
 
     Args:
         context, config: of the sweep.
@@ -96,7 +96,7 @@ def launch(
 
 
 class ComposedJob(Job[Any]):
-    """A job of a sweep, composed and not begun.
+    """A job of a sweep that is composed and not started.
 
     Args:
         context, config: of the sweep.
@@ -140,7 +140,7 @@ class ComposedJob(Job[Any]):
 
 
 def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseException]:
-    """Run jobs, each to its end: those that can be one federation as such, in lockstep with all others.
+    """Run jobs to their ends in lockstep; those that fit into one federation are folded.
 
     Returns:
         The errors that end the sweep.
@@ -177,7 +177,7 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
 
 
 def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
-    """Jobs that go together as one federation each."""
+    """Return the groups of jobs that are folded into one federation each."""
     folds = []
     for positions in foldable_groups([job.config for job in jobs], [job.folder for job in jobs]):
         group = [jobs[position] for position in positions]
@@ -204,6 +204,6 @@ def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
 
 
 def _combined_composition(configs: Sequence[DictConfig]) -> Simulation:
-    """The composition whose replicates are those of all jobs."""
+    """Return the composition whose replicates are those of all jobs."""
     simulation, _, _ = build(combined_config(configs))
     return simulation

@@ -14,12 +14,13 @@ LOG = "log"  # also Hydra's tag of a logarithmic scale
 
 
 def two_digits(value: float) -> float:
-    """A number rounded to two significant digits."""
+    """Return a number rounded to two significant digits."""
     return float(f"{value:.2g}")
 
 
 def log(low: int | float, high: int | float, count: int = 0) -> Any:
-    """`log(0.001,1,8)`, 8 values with a constant ratio; `log(0.001,1)`, an interval on a logarithmic scale."""
+    """Return the values of `log(0.001,1,8)`, 8 with a constant ratio, or the interval `log(0.001,1)` on a
+    logarithmic scale."""
     if not 0 < low < high or count < 0 or count == 1:
         raise ValueError(f"log({low},{high},{count}) needs 0 < low < high and at least two values")
     if not count:
@@ -31,7 +32,7 @@ def log(low: int | float, high: int | float, count: int = 0) -> Any:
 
 @contextlib.contextmanager
 def log_in_overrides() -> Iterator[None]:
-    """Within the block Hydra reads `log(…)` in overrides."""
+    """Within the block Hydra accepts `log(…)` in overrides."""
     create_functions = overrides_parser.create_functions
 
     def with_log() -> Any:

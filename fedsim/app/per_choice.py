@@ -39,7 +39,7 @@ USAGE_EXAMPLE = f"write {WHEN_KEY}.GROUP.CHOICE.KEY=VALUE, such as {WHEN_KEY}.lo
 
 
 def add_plus_prefix(arguments: Sequence[str]) -> list[str]:
-    """The same command with Hydra's prefix for new keys, which users need not write here."""
+    """Return the command with Hydra's prefix for new keys, which users need not write."""
     return [f"++{text}" if text.startswith(f"{WHEN_KEY}.") else text for text in arguments]
 
 
@@ -77,7 +77,7 @@ def apply_choice_settings(cfg: DictConfig, choices: Mapping[str, str], overrides
 def _current_settings(
     block: Any, choices: Mapping[str, str], override_keys: set[str]
 ) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and location of the settings for the current choices."""
+    """Yield key, value and location of the settings for the current choices."""
     for group, choice, content in _entries_by_choice(block, ""):
         if choices.get(group) != choice:
             continue
@@ -88,12 +88,12 @@ def _current_settings(
 
 
 def _override_sets(key: str, override_keys: set[str]) -> bool:
-    """Whether an override sets the key or a mapping that contains it."""
+    """Return whether an override sets the key or a mapping that contains it."""
     return any(key == name or key.startswith(f"{name}.") for name in override_keys)
 
 
 def _entries_by_choice(block: Any, outer_path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
+    """Yield group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
     location = ".".join([WHEN_KEY, *filter(None, [outer_path.replace("/", ".")])])
     if not isinstance(block, dict):
         raise ConfigError(f"{location}={block!r} names no choice; {USAGE_EXAMPLE}")
@@ -118,7 +118,7 @@ def _entries_by_choice(block: Any, outer_path: str) -> Iterator[tuple[str, str, 
 
 
 def _choices_of_group(group: str) -> list[str]:
-    """The choices of a group, including those in configuration folders of the user."""
+    """Return the choices of a group, including those in configuration folders of the user."""
     options = list(groups()[group])
     if GlobalHydra.instance().is_initialized():
         hydra_overrides = list(HydraConfig.get().overrides.hydra) if HydraConfig.initialized() else []
@@ -131,7 +131,7 @@ def _choices_of_group(group: str) -> list[str]:
 
 
 def _is_custom(key: str, choices: Mapping[str, str]) -> bool:
-    """Whether it is an argument of a user's class, whose keys are in no configuration file."""
+    """Return whether a key is an argument of a user's class, whose keys are in no configuration file."""
     return choices.get(key.rpartition(".")[0].replace(".", "/")) == "custom"
 
 

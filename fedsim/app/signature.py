@@ -1,4 +1,5 @@
-"""Settings against the annotations of the class they are for: a wrong type is one sentence that names the key."""
+"""Check settings against the annotations of their class: a wrong type is reported in one sentence that names the
+key."""
 
 import inspect
 import numbers
@@ -23,7 +24,8 @@ TYPE_DESCRIPTIONS = {
 
 
 def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Refuse values that the constructor does not take. Annotations beyond `TYPE_DESCRIPTIONS` and lists are let pass.
+    """Refuse values of a type that the constructor does not take. Annotations other than `TYPE_DESCRIPTIONS` and lists
+    are not checked.
 
     Args:
         target: a class or function.
@@ -47,7 +49,7 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
 
 
 def _quoting_advice(value: Any, hint: Any) -> str:
-    """The advice for a number that is text, as all values of the environment are."""
+    """Advise how to quote a number that is text, as all values of the environment are."""
     if not isinstance(value, str) or str in (hint, *typing.get_args(hint)):
         return ""
     parsed_value = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
@@ -57,7 +59,7 @@ def _quoting_advice(value: Any, hint: Any) -> str:
 
 
 def argument_hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Argument → annotation; of a class, also of those that it hands on to the classes it derives from."""
+    """Return argument → annotation; for a class also of arguments that it passes to its base classes."""
     type_hints: dict[str, Any] = {}
     for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else [target]:
         function = vars(owner).get("__init__") if inspect.isclass(owner) else owner
@@ -72,7 +74,7 @@ def argument_hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits_hint(value: Any, hint: Any) -> bool:
-    """Whether the value has the annotated type, as far as this is checked."""
+    """Return whether a value has the annotated type, as far as this is checked."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return any(fits_hint(value, alternative_hint) for alternative_hint in typing.get_args(hint))
     if too_large(value):
@@ -91,12 +93,12 @@ def fits_hint(value: Any, hint: Any) -> bool:
 
 
 def too_large(value: Any) -> bool:
-    """Whether it is an integer that does not fit into 64 bits."""
+    """Return whether a value is an integer that does not fit into 64 bits."""
     return isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63
 
 
 def describe_hint(hint: Any) -> str:
-    """An annotation in words."""
+    """Describe an annotation in words."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe_hint(alternative_hint) for alternative_hint in typing.get_args(hint)))
     if typing.get_origin(hint) in (list, Sequence, tuple):

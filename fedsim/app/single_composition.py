@@ -1,4 +1,4 @@
-"""A single run composes its configuration once.
+"""Let a single run compose its configuration only once.
 
 Hydra composes it to read `hydra.mode`, and then again, with `hydra.mode=RUN` added, to run it, which takes 0.15 s. Both
 are equal but for this override.

@@ -1,4 +1,4 @@
-"""A sweep's runs, wherever a launcher carries them out: each tells how it ended, none ends the others.
+"""The runs of a sweep, on any launcher: each records how it ended, and a failed run does not end the others.
 
 Every run leaves a record in the sweep's folder, and the command that started the sweep reads them in the end:
 processes, machines and clusters need nothing in common but that folder. A run that is finished is recognised and left
@@ -62,13 +62,13 @@ FinalMetrics = dict[str, tuple[float, float]]
 
 
 def print_to_stderr(*texts: str, **print_options: Any) -> None:
-    """Print to what is standard error by now."""
+    """Print to the current standard error."""
     print(*map(escape_unprintable, texts), file=sys.stderr, **print_options)
 
 
 @dataclass
 class Record:
-    """How a run of the sweep stands.
+    """The status of a run of the sweep.
 
     Attributes:
         number: of the run in its sweep.
@@ -85,7 +85,7 @@ class Record:
     message: str = ""
 
     def write(self, folder: Path) -> None:
-        """Leave the record, whole at every moment."""
+        """Write the record atomically."""
         with replacement_file(ensure_real_folder(folder) / f"{self.number}.json") as file:
             file.write(json.dumps(asdict(self)) + "\n")
 
@@ -93,8 +93,7 @@ class Record:
 def sweep_job(
     cfg: DictConfig, folder: Path, run: Callable[[], TaskGenerator[Result]], format_result: Callable[[Result], str]
 ) -> TaskGenerator[float | None]:
-    """One run of a sweep, its local work handed out; what comes of it is its objective, None without one or where it
-    failed.
+    """Yield the local work of one run of a sweep; return its objective, None if there is none or the run failed.
 
     Args:
         cfg: of the run.
@@ -153,7 +152,7 @@ def _run_sweep_job(
 
 
 def _result_before_stop(stop: Stopped) -> Result:
-    """The result of a run that was asked to stop in its last round; its error is raised if it failed or had further
+    """Return the result of a run that was stopped in its last round; raise its error if it failed or had further
     rounds to do."""
     if stop.__cause__ is not None:
         raise stop.__cause__ from None
@@ -163,8 +162,8 @@ def _result_before_stop(stop: Stopped) -> Result:
 
 
 def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
-    """Status and message of a run that raised this. An error of somebody else's code is logged with its traceback: its
-    one line in the sweep's summary would not say where it came from."""
+    """Return status and message of a run that raised an error. An error of code other than fedsim's is logged with
+    its traceback, since one line in the sweep's summary would not show its origin."""
     from fedsim.run.stopping import Stopped
 
     if isinstance(error, Stopped):
@@ -178,7 +177,7 @@ def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
 
 
 def _grid_size(overrides: list[Any]) -> int:
-    """How many runs a grid has.
+    """Return the number of runs of a grid.
 
     Raises:
         Exception: a value is no list, such as a glob.
@@ -187,7 +186,7 @@ def _grid_size(overrides: list[Any]) -> int:
 
 
 def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
-    """The result of a run of exactly this configuration in this folder; None if it is not finished."""
+    """Return the result of a run of exactly this configuration in this folder; None if it is not finished."""
     try:
         final_metrics = json.loads((folder / SUMMARY).read_text())["final"]
         stored_config = OmegaConf.load(folder / CONFIG)
@@ -205,7 +204,7 @@ def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
 
 
 def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> None:
-    """Before the first round: is this a metric, and is one named where one is needed?"""
+    """Check before the first round that the objective is a metric, and that one is named if it is needed."""
     from fedsim.evaluation import COLUMN_DESCRIPTIONS
     from fedsim.evaluation.metrics import possible_columns
     from fedsim.evaluation.personal import PERSONAL_COLUMNS
@@ -222,7 +221,7 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
 
 
 def _objective_value(name: str | None, final_metrics: FinalMetrics) -> float | None:
-    """The value that the sweeper optimises: the metric's mean over the replicates."""
+    """Return the value that the sweeper optimises: the metric's mean over the replicates."""
     if name is None:
         return None
     if name not in final_metrics:
@@ -234,12 +233,12 @@ def _objective_value(name: str | None, final_metrics: FinalMetrics) -> float | N
 
 
 def error_line(error: BaseException) -> str:
-    """An error of somebody else's code."""
+    """Return one line about an error of code other than fedsim's."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class SweepCallback(Callback):
-    """Hydra's callback as a sweep begins, in the process that was started; config.yaml names it.
+    """Hydra's callback at the start of a sweep, in the process that was started; config.yaml names it.
 
     Attributes:
         records: folder of the records of the sweep that has begun here; None without one.
@@ -252,8 +251,8 @@ class SweepCallback(Callback):
     lock: ClassVar[Lock | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Take the sweep's folder, forget the records of an earlier sweep there, and name the runs' folders by what
-        varies."""
+        """Lock the sweep's folder, delete the records of an earlier sweep there, and name the runs' folders by the
+        settings that vary."""
         if problem := unresolved_reason(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
             sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
@@ -296,14 +295,14 @@ class SweepCallback(Callback):
 
 
 def release_sweep_folder() -> None:
-    """Let other processes have the folder of the sweep that began here."""
+    """Release the folder of the sweep that began in this process."""
     if SweepCallback.lock is not None:
         SweepCallback.lock.release()
         SweepCallback.lock = None
 
 
 def report_sweep_end(problem: str | None = None) -> bool:
-    """Say how the sweep that began here ended; True where every run did well.
+    """Report how the sweep that began in this process ended; return True if all runs succeeded.
 
     Args:
         problem: what broke it off, in one sentence; None where the sweeper came to its end.
@@ -347,7 +346,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
 
 
 def _override_label(record: Record, other_records: list[Record]) -> str:
-    """The overrides in which a run differs from some other of its sweep."""
+    """Return the overrides in which a run differs from another run of its sweep."""
     common_overrides = set(record.overrides).intersection(*(other_record.overrides for other_record in other_records))
     differing_overrides = [override for override in record.overrides if override not in common_overrides]
     return " ".join(differing_overrides) or Path(record.folder).name

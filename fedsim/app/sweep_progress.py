@@ -20,8 +20,8 @@ SUCCESSFUL_STATUSES = ("done", "kept")
 
 
 def progress_text(records: Path, number: int) -> str:
-    """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
-    done. Where jobs end together the time that is left says nothing, and is left out.
+    """Return '[3/8], about 4 min left:', as far as the sweep knows its number of runs; records of other runs say how
+    many are done. The remaining time is left out where jobs end together, since it says nothing there.
 
     Args:
         records: folder of the sweep's records.
@@ -43,7 +43,7 @@ def progress_text(records: Path, number: int) -> str:
 
 
 def total_runs(records: Path) -> int | None:
-    """How many runs the sweep has; None where that is not known."""
+    """Return the number of runs of the sweep; None if unknown."""
     try:
         return int(_total_and_start(records)[0])
     except (OSError, ValueError):
@@ -51,7 +51,7 @@ def total_runs(records: Path) -> int | None:
 
 
 def _total_and_start(records: Path) -> tuple[int, float]:
-    """How many runs the sweep has, and when it began.
+    """Return the number of runs of the sweep, and when it began.
 
     Raises:
         OSError, ValueError: that is not known.
@@ -63,7 +63,7 @@ def _total_and_start(records: Path) -> tuple[int, float]:
 def best_run_text(
     records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None
 ) -> str:
-    """'; best so far: test_accuracy 0.83 (lr=0.1)' of the runs that have ended; '' for the first one.
+    """Return '; best so far: test_accuracy 0.83 (lr=0.1)' for the runs that have ended; '' for the first one.
 
     Args:
         records: folder of the sweep's records.

@@ -53,7 +53,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for (PEP 562)."""
+    """Import a name on first access (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'fedsim.core' has no attribute {name!r}")
     return getattr(importlib.import_module(f"fedsim.core.{_HOMES[name]}"), name)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def nearest_name_hint(name: str, choices: Iterable[str]) -> str:
-    """'; did you mean …?' for the known word that looks most like `name`, else those that contain it, or nothing."""
+    """Return '; did you mean …?' for the known word that is most similar to `name`, or for those that contain it;
+    '' if there is none."""
     lower_case_name, options = name.lower(), {option.lower(): option for option in choices}
     close_matches = difflib.get_close_matches(lower_case_name, options, n=1, cutoff=0.6)
     if not close_matches and len(name) > 2:
@@ -26,13 +27,13 @@ def nearest_name_hint(name: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean(words: Iterable[str]) -> str:
-    """'; did you mean …?' for at most three words, or nothing."""
+    """Return '; did you mean …?' with at most three words; '' without words."""
     quoted = [repr(word) for word in words][:3]
     return f"; did you mean {' or '.join(filter(None, [', '.join(quoted[:-1]), quoted[-1]]))}?" if quoted else ""
 
 
 def check_choice(config_key: str, config_value: Any, options: Iterable[str]) -> str:
-    """One of the options."""
+    """Check that a value is one of the options."""
     options = list(options)
     if config_value not in options:
         options_text = ", ".join(options)
@@ -45,14 +46,14 @@ def check_choice(config_key: str, config_value: Any, options: Iterable[str]) -> 
 
 
 def check_whole_number(key: str, value: Any, minimum: int = 1) -> int:
-    """A whole number of at least `minimum`."""
+    """Check that a value is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ConfigError(key=key, value=value, needs=f"must be a whole number of at least {minimum}")
     return int(value)
 
 
 def check_finite(key: str, value: Any) -> float:
-    """A finite number."""
+    """Check that a value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(float(value)) < float("inf"):
         raise ConfigError(key=key, value=value, needs="must be a finite number")
     return float(value)
@@ -61,7 +62,8 @@ def check_finite(key: str, value: Any) -> float:
 def check_number_per_client(
     label: str, values: Any, n: int, whole_numbers: bool = False, minimum: float = 0
 ) -> np.ndarray:
-    """An array [n] of numbers of at least `minimum`, whole ones if asked for; `label` says whose answer it is."""
+    """Check an array [n] of numbers of at least `minimum`, whole ones if required; `label` names its source in
+    messages."""
     import numpy as np  # here: the command line's help imports these checks, and no library of numbers
 
     kind = "whole numbers" if whole_numbers else "numbers"
@@ -80,21 +82,21 @@ def check_number_per_client(
 
 
 def check_positive(key: str, value: Any) -> float:
-    """A finite number above zero."""
+    """Check that a value is a finite number above zero."""
     if not check_finite(key, value) > 0:
         raise ConfigError(key=key, value=value, needs="must be positive")
     return float(value)
 
 
 def check_not_negative(key: str, value: Any) -> float:
-    """A finite number of at least zero."""
+    """Check that a value is a finite number of at least zero."""
     if not check_finite(key, value) >= 0:
         raise ConfigError(key=key, value=value, needs="must not be negative")
     return float(value)
 
 
 def check_fraction(key: str, value: Any) -> float:
-    """A number in [0, 1]."""
+    """Check that a value is a number in [0, 1]."""
     if not 0.0 <= check_finite(key, value) <= 1.0:
         raise ConfigError(key=key, value=value, needs="must lie between 0 and 1")
     return float(value)

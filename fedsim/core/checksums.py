@@ -1,4 +1,4 @@
-"""Checksums of a safetensors file, in its header: a disk or a copy that changed a bit is noticed.
+"""Checksums of a safetensors file, stored in its header, which reveal damaged bits.
 
 CRC-32, of every tensor and of the header's other entries. A file of an earlier version has none, and is taken as it
 is.
@@ -16,7 +16,7 @@ CHECKSUMS_KEY = "sums"  # the header's entry; there the header's own sum has no 
 
 
 def _tensor_checksum(tensor: Tensor) -> int:
-    """The checksum of the tensor's bytes."""
+    """Return the checksum of the tensor's bytes."""
     return zlib.crc32(tensor.reshape(-1).view(uint8).numpy().data) if tensor.numel() else 0
 
 
@@ -25,13 +25,13 @@ def _header_checksum(header: dict[str, str]) -> int:
 
 
 def add_checksums(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
-    """The header with the sums of itself and of these tensors on the host."""
+    """Return the header with checksums of itself and of these host tensors."""
     sums = {name: _tensor_checksum(value) for name, value in tensors.items()} | {"": _header_checksum(header)}
     return header | {CHECKSUMS_KEY: json.dumps(sums)}
 
 
 def find_damaged_entry(file_header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
-    """The name of a damaged tensor, or of the header; None if nothing is damaged, or nothing was signed.
+    """Return the name of a damaged tensor, or of the header; None if nothing is damaged, or there are no checksums.
 
     Args:
         file_header: of the file.

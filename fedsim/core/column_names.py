@@ -36,7 +36,7 @@ class ParameterColumns:
     columns: slice | None
 
     def select(self, rows: Tensor) -> Tensor:
-        """[…, d] → […, *shape], a view of these columns as the tensor that they are.
+        """Return […, d] → […, *shape], a view of these columns with the tensor's shape.
 
         Raises:
             ConfigError: rows do not have them.
@@ -52,7 +52,7 @@ class ParameterColumns:
         return tensor
 
     def replace(self, rows: Tensor, values: Tensor) -> Tensor:
-        """[…, d] a copy of the rows in which these columns are the tensor's values […, *shape]."""
+        """Return a copy of the rows […, d] in which these columns have the tensor's values […, *shape]."""
         changed_rows = rows.clone()
         self.select(changed_rows).copy_(values)
         return changed_rows
@@ -78,7 +78,7 @@ class ColumnNames(Mapping[str, ParameterColumns]):
         private_parameters: set[str],
         received_parameters: Collection[str] = (),
     ) -> ColumnNames:
-        """The columns of a model whose parameters and statistics have these shapes."""
+        """Build the columns of a model whose parameters and statistics have these shapes."""
         by_name: dict[str, ParameterColumns] = {}
         start_column = 0
         for name, shape in {**shapes, **statistics}.items():
@@ -113,11 +113,11 @@ class ColumnNames(Mapping[str, ParameterColumns]):
 
     @property
     def num_received(self) -> int:
-        """How many columns clients receive and do not send."""
+        """The number of columns that clients receive and do not send."""
         return sum(math.prod(entry.shape) for entry in self.columns_by_name.values() if entry.role == RECEIVED_ROLE)
 
     def matching(self, pattern: str) -> list[ParameterColumns]:
-        """The tensors that rows contain and whose name matches the regular expression.
+        """Return the tensors in rows whose names match the regular expression.
 
         Raises:
             ConfigError: there are none.
@@ -131,7 +131,8 @@ class ColumnNames(Mapping[str, ParameterColumns]):
         return matching_entries
 
     def column_mask(self, pattern: str, like: Tensor) -> Tensor:
-        """[d] 1 in the columns of `matching`, else 0, of the device and type of rows or models […, d]."""
+        """Return [d] 1 in the columns of `matching`, else 0, on the device and with the type of rows or models […,
+        d]."""
         mask = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
         for entry in self.matching(pattern):
             mask[entry.columns] = 1.0

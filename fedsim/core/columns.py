@@ -1,4 +1,4 @@
-"""The division of a client's row into columns: those that a strategy sees, and those that are kept beside it."""
+"""The division of a client's row into columns that strategies see and columns that are kept apart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_COLUMNS_ENTRY, AVERAGED_COLUMNS_ENTRY = "own columns", "averaged columns"  #
 
 
 def slice_if_contiguous(numbers: Tensor) -> Tensor | slice:
-    """A slice in the place of whole numbers that follow one another: it copies nothing."""
+    """Return a slice in place of consecutive indices, since a slice copies nothing."""
     if len(numbers) and bool((numbers.diff() == 1).all()):
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
     return numbers
@@ -23,7 +23,7 @@ def slice_if_contiguous(numbers: Tensor) -> Tensor | slice:
 
 @dataclass(frozen=True)
 class ParameterPartition:
-    """A row [d] in three parts. Strategies meet the shared columns alone, and aggregate them as their papers say.
+    """A row [d] in three parts. Strategies see only the shared columns, and aggregate them as their papers say.
 
     Attributes:
         shared: [d_s] numbers of the trained columns that travel.
@@ -38,8 +38,8 @@ class ParameterPartition:
 
     @classmethod
     def from_sizes(cls, sizes: dict[str, int], statistics: set[str], private_names: set[str]) -> ParameterPartition:
-        """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
-        statistics that travel are averaged."""
+        """Build the partition of rows whose parts have these names and sizes: private parts stay with the client,
+        statistics that are sent are averaged, and all else is shared."""
         count = torch.tensor(list(sizes.values()))
         home_mask, statistics_mask = (
             torch.tensor([name in selected_names for name in sizes]).repeat_interleave(count)
@@ -69,18 +69,18 @@ class ParameterPartition:
         return slice_if_contiguous(self.shared)
 
     def select_shared(self, rows: Tensor) -> Tensor:
-        """[…, d] → […, d_s], what strategies see."""
+        """Return […, d] → […, d_s], the columns that strategies see."""
         return rows[..., self._shared_columns]
 
     def add_initial_memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
-        """Add to a memory what is kept of initial rows [R, d] beside the shared columns."""
+        """Add the hidden columns of initial rows [R, d] to a memory."""
         if len(self.private):
             memory.clients[OWN_COLUMNS_ENTRY] = federation.broadcast(initial[:, self.private])
         if len(self.averaged):
             memory.server[AVERAGED_COLUMNS_ENTRY] = initial[:, self.averaged]
 
     def full_rows(self, shared_rows: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
-        """[n, d_s] of a cohort's clients → their rows [n, d]."""
+        """Return the full rows [n, d] of a cohort's clients, given their shared columns [n, d_s]."""
         if not self.has_hidden_columns:
             return shared_rows
         no_columns = shared_rows[:, :0]
@@ -89,8 +89,8 @@ class ParameterPartition:
         return self.merge_parts(shared_rows, private_columns, averaged)
 
     def server_rows(self, shared_rows: Tensor, memory: Memory, federation: Federation) -> Tensor:
-        """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
-        evaluated; nobody has it."""
+        """Return [R, d_s] → [R, d] with the mean over all clients of their private columns, for evaluation; no
+        client has this model."""
         if not self.has_hidden_columns:
             return shared_rows
         no_columns = shared_rows[:, :0]
@@ -101,8 +101,8 @@ class ParameterPartition:
         return self.merge_parts(shared_rows, private_columns, averaged)
 
     def expand_carry(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
-        """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
-        gradients of columns that it does not see."""
+        """Return a strategy's carry in which 'params' and directions [n, d_s] have become rows [n, d]; gradients of
+        columns that the strategy does not see are unchanged."""
         rows = self.full_rows(carry["params"], cohort, memory)
         full_carry = carry | {"params": rows}
         for name in ("correction", "anchor", "gradient"):
@@ -114,7 +114,8 @@ class ParameterPartition:
         return full_carry
 
     def restrict_carry(self, end: dict[str, Tensor], carry_before: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The carry that a strategy sees after the local steps: entries of `carry_before` in their own shapes."""
+        """Return the carry that a strategy sees after the local steps, with the entries of `carry_before` in their
+        own shapes."""
         strategy_carry = dict(end)
         for name in carry_before:
             if end[name].shape != carry_before[name].shape:
@@ -122,7 +123,7 @@ class ParameterPartition:
         return strategy_carry
 
     def store_hidden_columns(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
-        """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
+        """Store the private columns, and the mean of the averaged ones, of the rows [n, d] of a round."""
         if len(self.private):
             memory.scatter_entry(cohort, OWN_COLUMNS_ENTRY, rows[:, self.private])
         if len(self.averaged) and memory.writable:

@@ -50,11 +50,11 @@ _DEFAULT_FACTORY_MARKER = (
 
 
 class Constraint(ABC):
-    """A condition on one value, which stands in the `Annotated` of a parameter. `str` of it says what is allowed."""
+    """A condition on one value, in the `Annotated` of a parameter. Its `str` describes the allowed values."""
 
     @abstractmethod
     def check(self, key: str, value: Any) -> Any:
-        """The value as a plain Python one, or a ConfigError that names the key."""
+        """Return the value as a plain Python value, or raise a ConfigError that names the key."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class OneOf(Constraint):
 
 @dataclass(frozen=True)
 class ForEachSeed(Constraint):
-    """One number, or a list of one for every seed. What each of them may be is said inside."""
+    """One number, or a list with one number for each seed. The inner annotation constrains each of them."""
 
     def check(self, key: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and not len(value):
@@ -188,7 +188,7 @@ FractionPerSeed = Annotated[Fraction | list[Fraction], ForEachSeed()]
 
 
 def validated(decorated_function: F) -> F:
-    """The same function, or class, which checks its annotated arguments before its body runs.
+    """Decorate a function or class so that its annotated arguments are checked before its body runs.
 
     Annotations are looked up when it is called first, so that they may name what the module defines later; one that
     cannot be looked up (a name that only a type checker sees) declares nothing. Defaults are held to the declarations,
@@ -232,11 +232,12 @@ _VALIDATED_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose c
 
 
 class _ConstructorSignature:
-    """The `__signature__` of classes: that of their constructor, `()` where they have none. `inspect.signature` would
-    give that of `Validated.__new__` unless a constructor comes before it."""
+    """The `__signature__` of classes: that of their constructor, or `()` without one. `inspect.signature` would
+    otherwise return that of `Validated.__new__`."""
 
     def __get__(self, instance: object | None, owner: type) -> inspect.Signature | None:
-        """None where `inspect.signature` is to look further: at an object's `__call__`, or at another `__new__`."""
+        """Return the signature; None if `inspect.signature` should look further: at an object's `__call__`, or
+        another `__new__`."""
         if instance is not None or owner.__new__ is not Validated.__new__:  # type: ignore[comparison-overlap]
             return None
         constructor = owner.__init__  # type: ignore[misc]
@@ -247,7 +248,7 @@ class _ConstructorSignature:
 
 
 class Validated:
-    """A base of classes whose constructors check their annotated arguments, those of classes derived from it included.
+    """A base class whose constructors, and those of derived classes, check their annotated arguments.
 
     Each constructor of a class and of its bases checks what it declares itself, when it is called.
     """
@@ -270,7 +271,7 @@ class Validated:
 
 
 class _ParameterChecks:
-    """The parameters of a function that declare something.
+    """The constrained parameters of a function.
 
     Attributes:
         declared_parameters: name, place among positional arguments or −1, check, and the default as the check returns
@@ -302,7 +303,7 @@ class _ParameterChecks:
             self.declared_parameters.append((parameter.name, position, check, default))
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The positional arguments checked; those by name are checked where they are."""
+        """Return the positional arguments, checked; keyword arguments are checked in place."""
         positional_count = len(args)
         checked_args = list(args)
         for parameter_name, position, check, default_value in self.declared_parameters:
@@ -316,7 +317,7 @@ class _ParameterChecks:
 
 
 def resolved_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Parameter → annotation, `Annotated` included, of those that can be looked up."""
+    """Return parameter → annotation, `Annotated` included, for annotations that can be resolved."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
@@ -333,8 +334,8 @@ def resolved_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def declared_type_hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Parameter → annotation, for those that a function or a class takes and that are constrained; of a class also
-    those that its constructor hands on to its bases as `**options`."""
+    """Return parameter → annotation for constrained parameters of a function or class; of a class also those that
+    its constructor passes to its bases as `**options`."""
     type_hints: dict[str, Any] = {}
     for owner in inspect.getmro(target) if inspect.isclass(target) else [target]:
         function = vars(owner).get("__init__") if inspect.isclass(owner) else owner
@@ -349,7 +350,7 @@ def declared_type_hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def constraints_in_hint(type_hint: Any) -> Iterator[Constraint]:
-    """All that stand in an annotation, the outermost last."""
+    """Yield all constraints in an annotation, the outermost last."""
     if typing.get_origin(type_hint) is Annotated:
         base_hint, *markers = typing.get_args(type_hint)
         yield from constraints_in_hint(base_hint)
@@ -360,7 +361,7 @@ def constraints_in_hint(type_hint: Any) -> Iterator[Constraint]:
 
 
 def describe_allowed_values(hint: Any) -> str:
-    """The values that the constraints of an annotation allow, in a few words."""
+    """Describe the values that an annotation allows, in a few words."""
     hint_text = _hint_text(hint)
     return f"{hint_text}; or null" if type(None) in typing.get_args(hint) else hint_text
 
@@ -387,7 +388,7 @@ def _hint_text(type_hint: Any) -> str:
 
 
 def _check_for_hint(type_hint: Any) -> CheckFunction | None:
-    """The check that an annotation asks for; None where it asks for none."""
+    """Return the check that an annotation requires; None if it requires none."""
     if not any(constraints_in_hint(type_hint)):
         return None
     hint_origin = typing.get_origin(type_hint)
@@ -410,7 +411,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _is_list_like(value: Any) -> bool:
-    """Whether it is a list, or a tuple, a range or an array in its place."""
+    """Return whether a value is a list, a tuple, a range or an array."""
     return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
@@ -437,8 +438,8 @@ def _list_check(check: CheckFunction) -> CheckFunction:
 
 
 def _alternatives_check(union_members: tuple[Any, ...]) -> CheckFunction:
-    """Of a list, that of lists; of other values that of single ones, unless they are of a class that is not
-    constrained."""
+    """Return the check of a union: lists are checked as lists, other values as single ones, unless they are of a
+    class without constraints."""
     of_lists = next((_check_for_hint(hint) for hint in union_members if _is_list(hint)), None)
     of_single = next((check for hint in union_members if not _is_list(hint) and (check := _check_for_hint(hint))), None)
     scalar_types = tuple(

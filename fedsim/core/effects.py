@@ -1,4 +1,4 @@
-"""Settings that change nothing in the run they are given for.
+"""Settings that have no effect in the run they are given for.
 
 A class declares, beside its constructor, under which condition a parameter has an effect (`EffectiveIf`), which
 parameters are rounds of the run (`RoundsOfRun`), and which values stop all training (`StopsTraining`).
@@ -27,7 +27,7 @@ NO_DEFAULT = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class EffectiveIf:
-    """A constructor's parameter changes the run only under a condition.
+    """Declares that a constructor's parameter has an effect only under a condition.
 
     Args:
         parameter: its name; the object keeps its value in the attribute of that name.
@@ -46,8 +46,8 @@ class EffectiveIf:
 
 @dataclass(frozen=True)
 class RoundsOfRun:
-    """A constructor's parameter is a round in which something begins, or a list of rounds: those after the last round
-    of the run have no effect. This is reported of defaults too.
+    """Declares that a constructor's parameter is a round, or a list of rounds, in which something begins: rounds after
+    the run's last one have no effect. This is reported for defaults, too.
 
     Args:
         parameter, attribute: as in `EffectiveIf`.
@@ -64,7 +64,8 @@ class RoundsOfRun:
     attribute: str = ""
 
     def warning_sentences(self, config_path: str, component: Any, simulation: Any) -> Iterator[str]:
-        """A sentence for each round that the run does not reach, or one where the parameter has no effect at all."""
+        """Return a sentence for each round that the run does not reach, or one if the parameter has no effect at
+        all."""
         value = _declared_value(component, self)
         if value is None:
             return
@@ -90,7 +91,7 @@ EffectDeclarations: TypeAlias = tuple[EffectiveIf | RoundsOfRun, ...]
 
 @dataclass(frozen=True)
 class StopsTraining:
-    """A constructor's parameter has values with which no model ever moves.
+    """Declares values of a constructor's parameter with which no model ever moves.
 
     Args:
         parameter: its name, as in `EffectiveIf`.
@@ -106,8 +107,8 @@ class StopsTraining:
 
 
 def sentences_without_effect(config_path: str, component: Any, simulation: Any) -> Iterator[str]:
-    """A sentence for every parameter of an object, and of those inside it, that differs from its default and changes
-    nothing in this run, and for rounds that the run does not reach.
+    """Return a sentence for each parameter of an object, and of nested objects, that differs from its default and has
+    no effect in this run, and for rounds that the run does not reach.
 
     Args:
         config_path: the object's place in the configuration, such as `strategy`.
@@ -133,7 +134,7 @@ def sentences_without_effect(config_path: str, component: Any, simulation: Any) 
 
 
 def sentences_stopping_training(at: str, component: Any, run: Any) -> Iterator[str]:
-    """A sentence for every parameter of an object, and of those inside it, because of which no model can move."""
+    """Return a sentence for each parameter of an object, and of nested objects, because of which no model can move."""
     for path, owner in _nested_objects(at, component):
         for name, rules in _declarations_of(owner, "stops_training").items():
             for rule in rules:
@@ -143,7 +144,8 @@ def sentences_stopping_training(at: str, component: Any, run: Any) -> Iterator[s
 
 
 def parameters_of_constructor(cls: type) -> dict[str, Any]:
-    """Name → default of what a constructor takes, those handed on as `**options` included; `NO_DEFAULT` without one."""
+    """Return name → default of a constructor's parameters, including those passed on as `**options`; `NO_DEFAULT`
+    without one."""
     default_values: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base) or base is object:
@@ -159,7 +161,7 @@ def parameters_of_constructor(cls: type) -> dict[str, Any]:
 
 
 def differs_from_default(cls: type, name: str, value: Any) -> bool:
-    """Whether the value differs from the default of a constructor's parameter."""
+    """Return whether a value differs from the default of a constructor's parameter."""
     default = parameters_of_constructor(cls).get(name, NO_DEFAULT)
     if default is NO_DEFAULT:
         return True
@@ -170,7 +172,7 @@ def differs_from_default(cls: type, name: str, value: Any) -> bool:
 
 
 def _declarations_of(component: Any, kind: str) -> dict[str, list[Any]]:
-    """Parameter → declarations of an object's class and of those it derives from, for parameters that it takes."""
+    """Return parameter → declarations of an object's class and its bases, for parameters that the class takes."""
     declarations: dict[str, list[Any]] = {}
     constructor_parameters: dict[str, Any] | None = None
     for cls in type(component).__mro__:
@@ -184,7 +186,7 @@ def _declarations_of(component: Any, kind: str) -> dict[str, list[Any]]:
 
 
 def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
-    """The object and those that its constructor was given, each with its place in the configuration."""
+    """Yield the object and the objects that its constructor was given, each with its place in the configuration."""
     if component is None:
         return
     yield path, component
@@ -202,7 +204,7 @@ def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _declared_value(owner: Any, rule: Any) -> Any:
-    """The value that the object was given for the parameter of this declaration."""
+    """Return the value that the object was given for the parameter of this declaration."""
     value = owner
     for name in (rule.attribute or rule.parameter).split("."):
         value = value[name] if isinstance(value, dict) else getattr(value, name)
@@ -210,7 +212,7 @@ def _declared_value(owner: Any, rule: Any) -> Any:
 
 
 def _setting_text(path: str, name: str, value: Any) -> str:
-    """KEY=VALUE, or the key alone where the value is an object."""
+    """Return KEY=VALUE, or only the key if the value is an object."""
     key = f"{path}.{name}" if path else name
     if not isinstance(value, (str, bool, int, float, list, tuple, dict, type(None), PerSeed)):
         return key

@@ -1,4 +1,4 @@
-"""The errors a user meets. Each message is one sentence: the offending key, its value, and what would work."""
+"""The errors that a user may see. Each message is one sentence with the key, its value, and what would work."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class ConfigError(ValueError):
         super().__init__(self._message_text())
 
     def with_prefix(self, prefix: str) -> Self:
-        """The same error, whose keys are those of a part that stands under `prefix`; a key that begins so is left."""
+        """Return the same error with `prefix` before its keys; keys that begin with the prefix are unchanged."""
         return self._apply_renames(lambda key: key if key.startswith(f"{prefix}.") else f"{prefix}.{key}")
 
     def with_renamed_keys(self, names: Mapping[str, str]) -> Self:
-        """The same error, where `names` has what whoever reads it calls a key; the index of an entry stays."""
+        """Return the same error with keys renamed by `names`; indices of entries are kept."""
 
         def display_name(key: str) -> str:
             name, bracket, index = key.partition("[")
@@ -80,7 +80,7 @@ class ConfigError(ValueError):
 
 
 class ClientCountError(ConfigError):
-    """The number of clients that train does not fit; newcomers, who join later, are not among them.
+    """The number of training clients does not fit; newcomers, who join later, are not among them.
 
     Args:
         message: the sentence, in which {clients} stands for "clients=…" and {settable} for a number to set it to.
@@ -93,7 +93,7 @@ class ClientCountError(ConfigError):
         super().__init__(message, **options)
 
     def including_newcomers(self, newcomers: int) -> Self:
-        """The same error, where `clients` was set to so many more."""
+        """Return the same error, with `clients` increased by the number of newcomers."""
         self.newcomers = newcomers
         return self._apply_renames(lambda key: key)
 
@@ -136,13 +136,13 @@ class DivergenceError(RuntimeError):
 
 
 def first_message_line(error: BaseException, default_text: str = "no message") -> str:
-    """The first line of an error's message, or `default_text` where it has none."""
+    """Return the first line of an error's message, or `default_text` if it has none."""
     return (str(error) or default_text).splitlines()[0]
 
 
 @contextlib.contextmanager
 def prefix_error_keys(prefix: str) -> Iterator[None]:
-    """Within the block errors name the parameters of a part that stands under `prefix`."""
+    """Within the block errors name the parameters of a part with `prefix` before them."""
     try:
         yield
     except ConfigError as error:

@@ -49,7 +49,7 @@ Weighting = Annotated[str, OneOf(*WEIGHTINGS)]
 
 @dataclass
 class Federation:
-    """A federation: replicates, clients, and what is known of each virtual client.
+    """A federation: replicates, clients, and the properties of each virtual client.
 
     Attributes:
         seeds: one per replicate, R of them.
@@ -120,30 +120,32 @@ class Federation:
 
     @property
     def num_rows(self) -> int:
-        """Number of virtual clients that have their memory here: R·m', which is R·m in a lone process."""
+        """The number of virtual clients whose memory is on this rank: R·m', which is R·m in a single process."""
         return self.num_replicates * len(self.local_clients)
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[R·m', *shape] client memory before round 0, which `Cohort.gather` and `Cohort.scatter` reach wherever it
-        lies; single numbers are always on the device."""
+        """Return client memory [R·m', *shape] before round 0, for `Cohort.gather` and `Cohort.scatter`, on the
+        chosen storage; single numbers are always on the device."""
         placement = self.storage if shape else "device"
         return zeros_at((self.num_rows, *shape), dtype or self.dtype, self.device, placement)
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """[R, …] → [R·m', …]: client memory, as `zeros`, in which everybody has its replicate's value."""
+        """Return [R, …] → [R·m', …]: client memory, as `zeros`, in which all clients have the value of their
+        replicate."""
         memory = self.zeros(*values.shape[1:], dtype=values.dtype)
         memory.unflatten(0, (self.num_replicates, -1)).copy_(values[:, None])
         return memory
 
     def make_cohort(self, counts: np.ndarray, probabilities: np.ndarray, t: int = 0) -> Cohort:
-        """The cohort of all clients (of this rank) with a positive count, given how often each takes part in round t,
-        [R, m] (0 or 1, or a multiset's multiplicity), and the true p_i^t [R, m]."""
+        """Make the cohort of all clients (of this rank) with a positive count, given how often each takes part in
+        round t, [R, m] (0 or 1, or a multiset's multiplicity), and the true p_i^t [R, m]."""
         flat = counts[:, self.ranks.client_slice].reshape(-1)
         rows = np.flatnonzero(flat)
         return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.client_slice].reshape(-1)[rows], t)
 
     def full_cohort(self, active: Cohort, count: int = 0) -> Cohort:
-        """All R·m' rows; those not in `active` compute too, but do not take part (count 0) unless told otherwise."""
+        """Return all R·m' rows; clients outside `active` compute as well, but do not take part (count 0) unless
+        requested."""
         counts = np.full(self.num_rows, float(count))
         probabilities = np.ones(self.num_rows)
         counts[active.host_index.rows] = active.host_index.multiplicity
@@ -151,25 +153,25 @@ class Federation:
         return Cohort(self, np.arange(self.num_rows), counts, probabilities, active.round)
 
     def mean_over_clients(self, rows: Tensor, weighting: str = "uniform") -> Tensor:
-        """[R·m', …] → [R, …], the mean over each replicate's m clients, wherever their memory lies."""
+        """Return the mean over each replicate's m clients, [R·m', …] → [R, …], wherever their memory is stored."""
         return self.sum_over_clients(rows, self.weights(weighting))
 
     def sum_over_clients(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """[R·m', …] → [R, …], the sum over each replicate's m clients with weights [R·m']; rows of another type than
-        these are copied."""
+        """Return the sum over each replicate's m clients with weights [R·m'], [R·m', …] → [R, …]; rows of another
+        type are copied."""
         return self.weighted_sum(
             weights.to(rows.device), rows.to(weights.dtype), range(0, self.num_rows + 1, len(self.local_clients))
         )
 
     def weights(self, weighting: str) -> Tensor:
-        """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
+        """Return w_i [R·m'], which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
             fractions: Tensor = self.data_weights.unflatten(0, (self.num_replicates, -1))[:, self.ranks.client_slice]
             return fractions.flatten()
         return torch.full((self.num_rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
 
     def local_rows(self, virtual_clients: np.ndarray) -> np.ndarray:
-        """[n] virtual clients, all of this rank → the rows in which their memory lies here."""
+        """Return virtual clients [n], all of this rank → the rows of this rank's memory."""
         if self.ranks.num_ranks == 1:
             return virtual_clients
         rows: np.ndarray = (
@@ -179,7 +181,7 @@ class Federation:
         return rows
 
     def all_gather_clients(self, values: np.ndarray) -> np.ndarray:
-        """[R·m'] host numbers, one per row here → [R·m] of all virtual clients."""
+        """Return host numbers [R·m'], one per row of this rank → [R·m] of all virtual clients."""
         if self.ranks.num_ranks == 1:
             return values
         gathered_values = np.zeros((self.num_replicates, self.clients))
@@ -187,7 +189,7 @@ class Federation:
         return self.ranks.all_reduce_host(gathered_values)[0].reshape(-1)
 
     def weighted_sum(self, weights: Tensor, rows: Tensor, replicate_bounds: Sequence[int]) -> Tensor:
-        """[R, …] the weighted sum of rows per replicate: the only place where clients are added.
+        """Return the weighted sum [R, …] of rows per replicate. This is the only place where clients are summed.
 
         Each replicate's rows are summed on their own, so one replicate's non-finite values never reach another. Several
         ranks sum their own rows, and end with one all-reduce.
@@ -204,8 +206,8 @@ class Federation:
 
 
 class Cohort(RowStatistics):
-    """The virtual clients (of this rank) that compute in one round. What `host_index` knows of them, the device knows
-    under the same name, made when it is first asked for.
+    """The virtual clients (of this rank) that compute in one round. Each entry of `host_index` has a copy of the same
+    name on the device, made when it is first used.
 
     Attributes:
         host_index: n rows.
@@ -249,12 +251,12 @@ class Cohort(RowStatistics):
 
     @functools.cached_property
     def replicate_index(self) -> Tensor:
-        """[n] int64 the replicate of each row."""
+        """[n] int64, the replicate of each row."""
         return self.rows // len(self.federation.local_clients)
 
     @functools.cached_property
     def client_index(self) -> Tensor:
-        """[n] int64 the client of each row, from 0 in every replicate."""
+        """[n] int64, the client of each row, from 0 in each replicate."""
         return self.virtual_clients - self.replicate_index * self.federation.clients
 
     @functools.cached_property
@@ -278,17 +280,17 @@ class Cohort(RowStatistics):
 
     @property
     def is_nonempty(self) -> Tensor:
-        """[R] bool: does anybody of this replicate take part?"""
+        """[R] bool, whether clients of the replicate take part."""
         return self.sum(torch.ones_like(self.multiplicity)) > 0
 
     def weights(self, weighting: str) -> Tensor:
-        """[n] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
+        """Return w_i [n], which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
             return self.federation.data_weights[self.virtual_clients]
         return torch.full_like(self.multiplicity, 1.0 / self.federation.clients)
 
     def subset(self, row_positions: np.ndarray) -> Cohort:
-        """The rows at the given positions (sorted)."""
+        """Return the rows at these sorted positions."""
         host_index = self.host_index
         steps = None if host_index.steps is None else host_index.steps[row_positions]
         rows = Cohort(
@@ -304,7 +306,7 @@ class Cohort(RowStatistics):
         return rows
 
     def select_largest(self, scores: Tensor, k: int, exact_count: bool = False) -> Cohort:
-        """The k rows of each replicate with the largest values [n]. The host waits.
+        """Return the k rows of each replicate with the largest values [n]; synchronises the device.
 
         Among values that are equal up to rounding, or with `exact_count` among equal ones, random numbers decide, which
         are a function of seed, round and client (`fedsim.core.ties`).
@@ -322,11 +324,11 @@ class Cohort(RowStatistics):
 
     @property
     def seed(self) -> Tensor:
-        """[n] int64 seed of each row's replicate."""
+        """[n] int64, the seed of each row's replicate."""
         return self.federation.seed_of_replicate[self.replicate_index]
 
     def gather(self, memory: Tensor) -> Tensor:
-        """[R·m', …] client memory, wherever it lies → the cohort's rows [n, …] on the device."""
+        """Return the cohort's rows [n, …] of client memory [R·m', …], on the device."""
         if memory.device == self.rows.device:
             return memory[self.rows]
         return memory[torch.as_tensor(self.host_index.rows)].to(self.rows.device)
@@ -339,7 +341,7 @@ class Cohort(RowStatistics):
             memory[torch.as_tensor(self.host_index.rows)] = rows.to(memory.device)
 
     def broadcast(self, models: Tensor) -> Tensor:
-        """[R, …] → [n, …]: every row receives its replicate's value."""
+        """Return [R, …] → [n, …]: each row has the value of its replicate."""
         if len(models) != self.federation.num_replicates:
             raise ValueError(
                 f"broadcast takes one value per replicate, [{self.federation.num_replicates}, …], and not "
@@ -350,15 +352,16 @@ class Cohort(RowStatistics):
         return models[self.replicate_index]
 
     def sum(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Σ count·weight·value over the rows of each replicate: [n, …] → [R, …]; zero where nobody takes part. Whole
-        numbers are summed as floating-point ones."""
+        """Return Σ count·weight·value over the rows of each replicate, [n, …] → [R, …]; zero if no client takes
+        part. Integers are summed as floating-point numbers."""
         weights = self.multiplicity if weights is None else self.multiplicity * weights
         values = values if values.is_floating_point() else values.to(weights.dtype)
         return self.federation.weighted_sum(weights.to(values.dtype), values, self.replicate_bounds)
 
     def mean(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The weighted mean over each replicate's rows that take part: [n, …] → [R, …]; zero where nobody does. Where
-        clients hold only some of the columns, a column of [n, d] is averaged over those who hold it."""
+        """Return the weighted mean over each replicate's participating rows, [n, …] → [R, …]; zero if no client
+        takes part. If clients hold only some of the columns, a column of [n, d] is averaged over the clients that
+        hold it."""
         weights = torch.ones_like(self.multiplicity) if weights is None else weights
         total_weight = self.broadcast(self.sum(weights))
         normalised, masks = weights / torch.where(total_weight > 0, total_weight, 1.0), self.column_masks
@@ -370,5 +373,6 @@ class Cohort(RowStatistics):
         return total / torch.where(incomplete, weight_sums, 1.0)
 
     def where_nonempty(self, new: Tensor, old: Tensor) -> Tensor:
-        """`new` [R, …] where somebody took part, `old` elsewhere: an empty round changes nothing."""
+        """Return `new` [R, …] for replicates in which a client took part, `old` for the others: an empty round
+        changes nothing."""
         return torch.where(self.is_nonempty.reshape(-1, *[1] * (new.dim() - 1)), new, old)

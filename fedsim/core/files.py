@@ -1,4 +1,4 @@
-"""Files that are whole at every moment: written beside their place, and renamed when they are complete.
+"""Files that are complete at every moment: written under another name, and renamed when they are complete.
 
 A run folder may come from somebody else, so that links in it are not followed: a file is made anew, whatever had its
 name, and a link in the place of a folder is refused.
@@ -21,7 +21,7 @@ PARTIAL_SUFFIX = ".partial"
 
 @contextlib.contextmanager
 def replacement_file(path: Path, file_mode: str = "w", durable: bool = False) -> Iterator[IO[Any]]:
-    """A file to write, which takes the place of `path` when the block ends; an error leaves the old one as it was.
+    """Open a file that replaces `path` when the block ends; an error leaves the old file unchanged.
 
     Args:
         path: of the file.
@@ -50,19 +50,19 @@ def replacement_file(path: Path, file_mode: str = "w", durable: bool = False) ->
 
 
 def _new_file_opener(path: str, flags: int) -> int:
-    """An opener of a file that is made now: what had the name goes, were it a link to somebody's file."""
+    """Return an opener that creates a new file and removes what had the name, such as a link to another file."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def no_follow_opener(path: str, flags: int) -> int:
-    """An opener of a file that refuses a link."""
+    """Return an opener that refuses links."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def ensure_real_folder(path: Path) -> Path:
-    """The folder inside a run's, which is made where it is absent.
+    """Create a folder inside a run folder if it does not exist; refuse a link.
 
     Raises:
         OutputError: it is a link, by which files would be written elsewhere.
@@ -75,7 +75,7 @@ def ensure_real_folder(path: Path) -> Path:
 
 
 def check_regular_path(path: Path) -> Path:
-    """The path, which names a file of ordinary content, a folder, or nothing yet: a pipe would be waited for, for ever.
+    """Check that a path names a regular file, a folder, or nothing: reading a pipe might wait for ever.
 
     Raises:
         OSError: it is a pipe, a socket or a device.
@@ -87,7 +87,7 @@ def check_regular_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def name_write_errors(path: Path) -> Iterator[None]:
-    """Errors of the operating system, while `path` is written, name it."""
+    """Within the block errors of the operating system name `path`."""
     try:
         yield
     except OSError as error:
@@ -95,13 +95,13 @@ def name_write_errors(path: Path) -> Iterator[None]:
 
 
 def flush_to_disk(file: IO[Any]) -> None:
-    """Wait until what was written to the file is on the disk."""
+    """Wait until the file's content is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _flush_folder_to_disk(folder: Path) -> None:
-    """Wait until the names in the folder are on the disk; Windows knows no such thing."""
+    """Wait until the names in the folder are on the disk; Windows has no such operation."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -111,13 +111,13 @@ def _flush_folder_to_disk(folder: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON so that the file is whole at every moment; NaN, which JSON does not know, is null."""
+    """Write JSON atomically; NaN, which JSON lacks, becomes null."""
     with replacement_file(path) as file:
         file.write(json.dumps(without_nan(content), indent=2) + "\n")
 
 
 def without_nan(content: Any) -> Any:
-    """The same with None in the place of NaN."""
+    """Return the same content with None in place of NaN."""
     if isinstance(content, dict):
         return {name: without_nan(value) for name, value in content.items()}
     if isinstance(content, (list, tuple)):

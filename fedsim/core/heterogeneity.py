@@ -1,4 +1,4 @@
-"""One number for each client: given, or drawn around a mean, and looked up. The same numbers serve every replicate."""
+"""One number per client: given, or drawn around a mean. All replicates have the same numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers_per_client(
     num_newcomers: int = 0,
     default_value: float = 0.0,
 ) -> Tensor:
-    """[m] float64.
+    """Return the numbers of m clients, [m] float64.
 
     Args:
         config_key: the setting's name, for messages.
@@ -59,7 +59,7 @@ def numbers_per_client(
 def match_moments(
     config_key: str, target_mean: float, variance: float, weights: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """[m] numbers whose weighted mean and variance over the clients are these exactly: the draws, shifted and scaled.
+    """Return [m] numbers with exactly this weighted mean and variance over the clients: the draws, shifted and scaled.
 
     Var(ε) = Σ w_i (ε_i − ε̄)² as p-fedavg §4 has it, and as its authors' program makes it.
 
@@ -85,7 +85,7 @@ def match_moments(
 
 
 def entry_of_client(table: Tensor, number: Tensor) -> Tensor:
-    """Look up entry `number`, [], of a table [m, …] with one for every client (or row), also under `torch.func.vmap`.
+    """Return entry `number`, [], of a table [m, …] with one entry per client (or row), also under `torch.func.vmap`.
 
     The same as `table[number]`, which PyTorch before 2.11 reads by `.item()`, and so refuses under vmap.
     """

@@ -1,4 +1,4 @@
-"""A folder belongs to one process at a time: two runs in one would each spoil what the other writes.
+"""Locks of folders: two runs in one folder would each damage the other's files.
 
 The lock is the operating system's, on a file in the folder, so it ends with the process however that ends; Linux passes
 it on to an NFS server. Where a file system has no locks the file itself is the lock: it names machine, process and the
@@ -31,7 +31,7 @@ _held_descriptors: set[int] = (
 
 
 class Lock:
-    """The lock of a folder, which is made where it is absent, and goes again where nothing was put into it.
+    """The lock of a folder. The folder is created if it does not exist, and removed again if it stays empty.
 
     Args:
         folder: that belongs to this process from now on, until `release`.
@@ -53,7 +53,7 @@ class Lock:
         _held_descriptors.add(self._file)
 
     def release(self) -> None:
-        """The folder is free."""
+        """Release the folder."""
         _held_descriptors.discard(self._file)
         if sys.platform == "win32":  # where an open file cannot be removed
             os.close(self._file)
@@ -64,7 +64,7 @@ class Lock:
         self._remove_empty()
 
     def _acquire(self) -> int:
-        """The file's descriptor, once it is locked and still the one of this name."""
+        """Return the descriptor of the lock file, once it is locked and still has this name."""
         for _ in range(MAX_LOCK_ATTEMPTS):
             is_new_file, file_descriptor = _open_lock_file(self._path)
             try:
@@ -88,14 +88,14 @@ class Lock:
         raise ConfigError(f"out={self._path.parent} is being taken and given back all the time; choose another folder")
 
     def _is_ours(self, file: int) -> bool:
-        """Whether the opened file is still the one that the path names."""
+        """Return whether the opened file is still the one at this path."""
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
         except FileNotFoundError:
             return False
 
     def _remove_stale_lock(self) -> bool:
-        """Without locks: if the process that the file names is gone, so is the file now."""
+        """On file systems without locks: remove the lock file if its process has ended."""
         if not _owner_is_gone(_read_owner(self._path)):
             return False
         moved_path = self._path.with_name(f"{LOCK_FILE_NAME}.{os.getpid()}")
@@ -111,7 +111,7 @@ class Lock:
 
 
 def check_folder_free(folder: Path) -> None:
-    """Refuse a folder that another process has by now.
+    """Refuse a folder that another process holds now.
 
     Raises:
         ConfigError: it is another's; the message says whose.
@@ -122,8 +122,8 @@ def check_folder_free(folder: Path) -> None:
 
 
 def is_folder_locked(folder: Path) -> bool:
-    """Whether a process holds the folder, by what its lock file says: nothing is locked, written or removed. A process
-    of another machine counts as alive."""
+    """Return whether a process holds the folder, according to its lock file; nothing is locked, written or removed.
+    A process of another machine counts as running."""
     path = folder / LOCK_FILE_NAME
     try:
         return path.is_file() and path.stat().st_size <= MAX_LOCK_FILE_BYTES and not _owner_is_gone(_read_owner(path))
@@ -132,7 +132,7 @@ def is_folder_locked(folder: Path) -> bool:
 
 
 def _open_lock_file(path: Path) -> tuple[bool, int]:
-    """Was it made, and its descriptor?"""
+    """Open the lock file; return whether it was created, and its descriptor."""
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
     try:
         return True, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
@@ -144,7 +144,8 @@ def _open_lock_file(path: Path) -> tuple[bool, int]:
 
 
 def _try_lock(file_descriptor: int) -> bool:
-    """Lock it; False where its file system has no locks. BlockingIOError: somebody else has."""
+    """Lock the file; return False if its file system has no locks. Raise BlockingIOError if another process holds
+    it."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -171,7 +172,8 @@ def _process_identity() -> dict[str, Any]:
 
 
 def _start_time(pid: int) -> str | None:
-    """When it began, in ticks since the machine did: numbers of processes are given again. None: not known here."""
+    """Return when a process began, in ticks since the machine started, since process numbers are reused. None if
+    unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -179,7 +181,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _owner_is_gone(lock_owner: dict[str, Any]) -> bool:
-    """Whether the named process has ended. One of another machine may live."""
+    """Return whether the named process has ended. A process of another machine counts as running."""
     if lock_owner.get("host") != socket.gethostname() or not isinstance(lock_owner.get("pid"), int):
         return False
     if sys.platform == "win32":  # where this signal would end the process
@@ -194,7 +196,7 @@ def _owner_is_gone(lock_owner: dict[str, Any]) -> bool:
 
 
 def _read_owner(path: Path) -> dict[str, Any]:
-    """The owner that the file names; nothing while it is being written."""
+    """Return the owner named in the file; nothing while it is being written."""
     try:
         owner = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -211,7 +213,7 @@ def _in_use_error(path: Path, remedy: str) -> str:
 
 
 def _close_inherited_descriptors() -> None:
-    """In a forked child: its copies of the descriptors are none of its own."""
+    """Close inherited descriptors in a forked child, which does not own them."""
     for file in _held_descriptors:
         with contextlib.suppress(OSError):
             os.close(file)

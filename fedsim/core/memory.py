@@ -38,27 +38,28 @@ class Memory:
     pending_writes: dict[str, Tensor] = field(default_factory=dict)
 
     def read_only_copy(self) -> Memory:
-        """The same memory for work that is thrown away: read, never changed."""
+        """Return the same memory for work that is discarded: it is read and never changed."""
         return Memory(self.clients, {name: value.clone() for name, value in self.server.items()}, writable=False)
 
     def gather(self, cohort: Cohort) -> dict[str, Tensor]:
-        """[n, …] the cohort's rows."""
+        """Return the cohort's rows, [n, …]."""
         return {name: cohort.gather(value) for name, value in self.clients.items()}
 
     def scatter(self, cohort: Cohort, carry: dict[str, Tensor]) -> None:
-        """Take the cohort's rows back out of the carry, in place."""
+        """Write the cohort's rows from the carry into the memory, in place."""
         for name in self.clients.keys() & carry.keys():
             self.scatter_entry(cohort, name, carry.pop(name))
 
     def scatter_entry(self, cohort: Cohort, name: str, rows: Tensor) -> None:
-        """The cohort's rows [n, …] of one entry."""
+        """Write the cohort's rows [n, …] of one entry."""
         if self.writable:
             cohort.scatter(self.clients[name], rows)
         else:
             self.pending_writes[name] = rows
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """The tensors of the memory, by the names that a checkpoint uses; a state's fields have no dots."""
+        """Return the tensors of the memory by the names that a checkpoint uses; those of a state's fields have no
+        dots."""
         groups = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
         groups |= {IN_FLIGHT: self.in_flight, QUEUE: self.queue}
         return {f"{group}.{name}": value for group, entries in groups.items() for name, value in entries.items()}

@@ -1,5 +1,5 @@
-"""Errors by which numerical routines refuse numbers: a decomposition that does not converge, a matrix that is singular
-or not finite. Where they come from a model that diverged they are a divergence like any other."""
+"""Errors of numerical routines that refuse their input: a decomposition that does not converge, a singular matrix,
+numbers that are not finite. If a diverged model caused them, they are treated as divergence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIN_ALG_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[att
 
 
 def is_numerical(error: BaseException) -> bool:
-    """Whether a numerical routine refused the numbers that it was given."""
+    """Return whether a numerical routine refused its input."""
     if isinstance(error, (LIN_ALG_ERROR, np.linalg.LinAlgError, ArithmeticError)):
         return not isinstance(error, ZeroDivisionError)
     return type(error) in (RuntimeError, ValueError) and NUMERICAL_ERROR_PATTERN.search(str(error)) is not None

@@ -1,4 +1,5 @@
-"""Settings that are one number, or a number for every replicate: the rest of the run is shared, and a sweep is rows."""
+"""Settings with one number, or one number per replicate: the rest of the run is shared, so that a sweep is rows of
+one run."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, repr=False)
 class PerSeed:
-    """A number for every replicate (or row, see `Cohort.expand_per_seed`). It reckons with numbers as each would, in
-    double precision, and with tensors [R, …] as each would with its own part of them.
+    """A number per replicate (or row, see `Cohort.expand_per_seed`). Arithmetic with numbers is that of each number, in
+    double precision; with tensors [R, …] each number meets its own part of them.
 
     Attributes:
         values: R of them.
@@ -29,11 +30,11 @@ class PerSeed:
         return str(list(self.values))
 
     def expand_to_rows(self, bounds: Sequence[int]) -> PerSeed:
-        """A number for every row, of which replicate r has those in bounds[r]:bounds[r + 1]."""
+        """Return a number per row; the rows of replicate r are bounds[r]:bounds[r + 1]."""
         return PerSeed(tuple(np.repeat(self.values, np.diff(bounds)).tolist()))
 
     def broadcast_like(self, rows: Tensor) -> Tensor:
-        """[R, 1, …] with as many dimensions as `rows` [R, …] have, of their type and on their device."""
+        """Return [R, 1, …] with as many dimensions as `rows` [R, …], of their type and on their device."""
         if not rows.dim() or len(rows) != len(self.values):
             raise ValueError(
                 f"a number for each of {len(self.values)} replicates meets a tensor {list(rows.shape)}, whose first "
@@ -86,7 +87,7 @@ NumberOrPerSeed: TypeAlias = float | PerSeed  # what it becomes
 
 
 def as_per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
-    """One number, or of a list one for every seed; a list of one number is that number.
+    """Return one number, or a number per seed for a list; a list of one number is that number.
 
     The numbers are checked where the parameter is declared (`PositivePerSeed`, … of `fedsim.core.constraints`).
     """
@@ -96,12 +97,13 @@ def as_per_seed(value: NumberOrListPerSeed) -> NumberOrPerSeed:
 
 
 def largest_value(setting: NumberOrPerSeed) -> float:
-    """The largest value over the replicates."""
+    """Return the largest value over the replicates."""
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 
 
 def lists_per_seed(group: str, component: object, number_class: type) -> Mapping[str, Sequence[float]]:
-    """Key → numbers of an object's settings that were given for each seed, and of objects of the class in it."""
+    """Return key → numbers of the settings of an object, and of nested objects of the class, that are given per
+    seed."""
     numbers_by_key: dict[str, Sequence[float]] = {}
     for name, value in vars(component).items():
         if isinstance(value, PerSeed):
@@ -112,8 +114,8 @@ def lists_per_seed(group: str, component: object, number_class: type) -> Mapping
 
 
 def restrict_to_replicates(component: object, replicates: Sequence[int], number_class: type) -> None:
-    """Leave an object's settings that were given for each seed, and those of objects of the class in it, only the
-    numbers of these replicates; changes the object."""
+    """Restrict settings that are given per seed, of an object and of nested objects of the class, to the numbers of
+    these replicates, in place."""
     for name, value in list(vars(component).items()):
         if isinstance(value, PerSeed):
             vars(component)[name] = as_per_seed([value.values[replicate] for replicate in replicates])

@@ -18,7 +18,7 @@ STORAGE_PLACES = ("device", "host", "disk")
 
 
 def zeros_at(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, storage: str) -> Tensor:
-    """Zeros, on this device if that is the place.
+    """Return zeros on the device or another place.
 
     On 'disk' it is a map of a file in the folder for temporary files (variable TMPDIR), which has no name any more: it
     is gone with the process. The operating system keeps in memory as much of it as fits.
@@ -32,7 +32,7 @@ def zeros_at(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, s
 
 
 def available_bytes(device: torch.device, storage: str) -> float:
-    """Bytes that the place has in all, used or not; infinity where nobody says."""
+    """Return the total bytes of a place, used or not; infinity if unknown."""
     if storage == "disk":
         return float(shutil.disk_usage(tempfile.gettempdir()).total)
     if storage == "device" and device.type == "cuda":

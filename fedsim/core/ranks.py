@@ -1,4 +1,4 @@
-"""Processes that share one run: whose clients are whose, and the few ways in which ranks talk.
+"""Ranks: processes that share one run, the clients of each, and their communication.
 
 `torchrun --nproc-per-node=N -m fedsim …` starts N processes, and PyTorch's own engine joins them: NCCL between GPUs,
 gloo between CPUs. Every rank holds the same data and server's model and draws the same availability; client i, and
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run, as one of them sees them.
+    """The ranks of a run, as one of them sees them.
 
     Attributes:
         rank: this process's number, from 0.
@@ -44,7 +44,8 @@ class Ranks:
 
     @classmethod
     def join_group(cls, timeout: timedelta = RANK_TIMEOUT) -> Ranks:
-        """This process among those that torchrun started; alone where it did not. Joining again changes nothing."""
+        """Join the process group that torchrun started; without torchrun there is one rank. Joining again changes
+        nothing."""
         environment = os.environ
         count = int(environment.get("WORLD_SIZE", "1"))
         if count == 1 or "RANK" not in environment:
@@ -59,17 +60,18 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that tracks and writes."""
+        """Whether this is the rank that tracks and writes the run."""
         return self.rank == 0
 
     @property
     def client_slice(self) -> slice:
-        """The clients of every replicate that belong to this rank: every N-th, so that a sorted population is split
+        """The clients of each replicate that belong to this rank: every N-th, so that a sorted population is split
         evenly."""
         return slice(self.rank, None, self.num_ranks)
 
     def local_device(self, device_name: str) -> str:
-        """Of several ranks 'auto' and 'cuda' are the GPU of this rank's number on its machine; else what was given."""
+        """Return the device of this rank: with several ranks 'auto' and 'cuda' are the GPU with the rank's number
+        on its machine."""
         if self.num_ranks == 1 or device_name not in ("auto", "cuda") or not torch.cuda.is_available():
             return device_name
         gpus = torch.cuda.device_count()
@@ -82,13 +84,13 @@ class Ranks:
         return f"cuda:{self.local_rank}"
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Σ over ranks, in place; the same bits everywhere."""
+        """Sum over ranks, in place; bitwise equal on all ranks."""
         if self.num_ranks > 1:
             self._run_collective(lambda: dist.all_reduce(values))
         return values
 
     def all_reduce_host(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Σ over ranks of host arrays, all in one exchange."""
+        """Sum host arrays over ranks in one exchange."""
         if self.num_ranks == 1:
             return values
         flat = self.all_reduce_sum(
@@ -98,7 +100,7 @@ class Ranks:
         return tuple(array.reshape(np.shape(v)) for array, v in zip(arrays, values, strict=True))
 
     def all_reduce_min(self, numbers: np.ndarray) -> np.ndarray:
-        """The smallest over ranks of each of these."""
+        """Return the minimum over ranks of each number."""
         if self.num_ranks > 1:
             minima = torch.from_numpy(numbers.copy())
             self._run_collective(lambda: dist.all_reduce(minima, dist.ReduceOp.MIN))
@@ -106,7 +108,7 @@ class Ranks:
         return numbers
 
     def all_gather_objects(self, value: T) -> list[T]:
-        """The values of the ranks, in the order of ranks."""
+        """Return the values of the ranks, in the order of ranks."""
         if self.num_ranks == 1:
             return [value]
         gathered = [value] * self.num_ranks
@@ -114,7 +116,7 @@ class Ranks:
         return gathered
 
     def all_gather_rows(self, values: Tensor, lengths: list[int]) -> Tensor:
-        """[n, …] of every rank, rank after rank, given how many each has: one all-gather."""
+        """Return [n, …] of all ranks, rank after rank, given how many rows each has, by one all-gather."""
         if self.num_ranks == 1:
             return values
         padded = values.new_zeros(max(lengths), *values.shape[1:])
@@ -124,7 +126,7 @@ class Ranks:
         return torch.cat([rows[:length] for rows, length in zip(gathered, lengths, strict=True)])
 
     def broadcast_object(self, value: T) -> T:
-        """The value of rank 0, on each rank."""
+        """Return the value of rank 0 on each rank."""
         if self.num_ranks == 1:
             return value
         objects = [value]
@@ -132,33 +134,33 @@ class Ranks:
         return objects[0]
 
     def broadcast_tensor(self, values: Tensor | None, like: Tensor) -> Tensor:
-        """The host tensor of rank 0 (None elsewhere) for every rank; `like` has its shape and dtype."""
+        """Return the host tensor of rank 0 (None on other ranks) on each rank; `like` has its shape and dtype."""
         received_tensor = torch.empty(like.shape, dtype=like.dtype) if values is None else values
         if self.num_ranks > 1:
             self._run_collective(lambda: dist.broadcast(received_tensor, 0))
         return received_tensor
 
     def wait_for_all(self) -> None:
-        """Wait until each rank has called this."""
+        """Wait until all ranks have called this."""
         self.all_reduce_host(np.zeros(1))
 
     def leave_group(self) -> None:
-        """Talk no more."""
+        """Leave the process group."""
         if self.num_ranks > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
     def send(self, values: Tensor, receiver: int) -> None:
-        """A host tensor to one rank, which must `receive` it."""
+        """Send a host tensor to one rank, which must `receive` it."""
         self._run_collective(lambda: dist.send(values, receiver))
 
     def receive(self, like: Tensor, sender: int) -> Tensor:
-        """A host tensor of this shape and dtype from one rank, which must `send` it."""
+        """Receive a host tensor of this shape and dtype from one rank, which must `send` it."""
         received = torch.empty(like.shape, dtype=like.dtype)
         self._run_collective(lambda: dist.recv(received, sender))
         return received
 
     def _run_collective(self, operation: Callable[[], Any]) -> None:
-        """An exchange in which every rank takes part; gloo's and NCCL's errors become one sentence."""
+        """Run an exchange in which all ranks take part; errors of gloo and NCCL become one sentence."""
         try:
             operation()
         except torch.OutOfMemoryError:

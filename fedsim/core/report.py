@@ -1,4 +1,4 @@
-"""The report that the trainer hands to the strategy after a round's local work."""
+"""The report that the trainer passes to the strategy after a round's local work."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Report:
 
     @property
     def end(self) -> Tensor:
-        """[n, d] the rows after the local steps, as strategies see them."""
+        """[n, d], the rows after the local steps, as strategies see them."""
         return self.carry["params"]
 
     @property
     def full_end_rows(self) -> Tensor:
-        """[n, d'] the rows after the local steps with the columns that clients keep private."""
+        """[n, d'], the rows after the local steps with the columns that clients keep private."""
         return self.end if self.end_with_private is None else self.end_with_private
 
     @property
@@ -71,17 +71,17 @@ class Report:
 
     @property
     def rounds_late(self) -> np.ndarray:
-        """[n] rounds since each row began: zeros, where nothing is late."""
+        """[n], the rounds since each row was started; zeros if no row is late."""
         return np.zeros(len(self.cohort), dtype=np.int64) if self.staleness is None else self.staleness
 
     @cached_property
     def innovation(self) -> Tensor:
-        """[n, d] G_i = start − end: positive along the descent."""
+        """[n, d], G_i = start − end: positive along the descent."""
         return self.start - self.end if self.received is None else self.received
 
     def client_memory(self, name: str) -> Tensor:
-        """[n, …] what the local rule (or the shift) remembers of each row's client under this name after the round, as
-        its `memory` or `own_models` call it: APFL's 'personal', say.
+        """Return [n, …], an entry of the memory of each row's client after the round, by the name that the local rule
+        or the shift gives it in `memory` or `own_models`: for example APFL's 'personal'.
 
         Raises:
             ConfigError: nothing is remembered under this name.

@@ -1,4 +1,4 @@
-"""Put back what user code changes outside of its results: globals, class attributes, closures, containers, tensors.
+"""Undo what user code changes outside of its results: globals, class attributes, closures, containers, tensors.
 
 A check that calls user code twice must begin both times where the first call began. Copies of an object do not help
 with a module global or a class attribute, which all copies share.
@@ -39,7 +39,7 @@ RestoreFunction = Callable[[], None]
 
 
 class Rewind:
-    """Remembers what can be reached from some objects; each call puts it back.
+    """Stores everything that is reachable from some objects; each call restores it.
 
     Args:
         *roots: functions, modules or other objects of a user's.
@@ -56,13 +56,13 @@ class Rewind:
                 self._restore_functions += _restore_functions(value, reader)
 
     def __call__(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for restore in self._restore_functions:
             restore()
 
 
 def _restore_functions(value: Any, reader: SnapshotReader) -> Iterator[RestoreFunction]:
-    """Functions that put one object's own state back, without looking into what it refers to."""
+    """Return functions that restore one object's own state, without following references."""
     if isinstance(value, reader.skipped_types):
         return
     if isinstance(value, Tensor):
@@ -87,7 +87,7 @@ def _restore_functions(value: Any, reader: SnapshotReader) -> Iterator[RestoreFu
 
 
 def _object_restorers(value: Any) -> Iterator[RestoreFunction]:
-    """A container's members, and an object's attributes."""
+    """Return functions that restore a container's members or an object's attributes."""
     if isinstance(value, nn.Module):
         yield from (_mapping_restorers(registry) for registry in (value._parameters, value._buffers, value._modules))
     if type(value) in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
@@ -161,7 +161,7 @@ def _cell_restorers(cell: Any) -> RestoreFunction:
 
 
 def _namespace_restorers(namespace: dict[str, Any], names: frozenset[str]) -> RestoreFunction:
-    """The values of some names; a name that had none loses what it was given."""
+    """Return functions that restore the values of some names; a name that had no value is deleted."""
     saved = {name: namespace.get(name, MISSING_ATTRIBUTE) for name in names}
 
     def restore() -> None:
@@ -225,7 +225,8 @@ def _set_restorers(value: set[Any]) -> RestoreFunction:
 
 
 def _cache_restorers(value: Any) -> RestoreFunction:
-    """A cache whose contents cannot be read or written: it is emptied where a value was added."""
+    """Return functions that restore a cache whose contents cannot be read or written: it is cleared if a value was
+    added."""
     misses = value.cache_info().misses
 
     def restore() -> None:

@@ -1,4 +1,5 @@
-"""Randomness as a function: every number is keyed by (seed, purpose, round, client, counter), none comes from a stream.
+"""Randomness as a function: each number is determined by (seed, purpose, round, client, counter), and none comes from a
+stream.
 
 Two kinds of draw. *Narrow* ones (who is available, how the data are split) use a NumPy generator keyed by
 `generator(seed, purpose, round)` and are made on the host for all clients at once, so that every algorithm and every
@@ -72,7 +73,8 @@ def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generato
 def draws_by_seed(
     seeds: Sequence[int], draw: Callable[[np.random.Generator], Any], purpose: Purpose, *counters: int
 ) -> np.ndarray:
-    """[R, …] what `draw` takes of the generator of each seed, purpose and counters, once where seeds are equal."""
+    """Return [R, …], the result of `draw` with the generator of each seed, purpose and counters, computed once for
+    equal seeds."""
     draw_by_seed = {seed: draw(generator(seed, purpose, *counters)) for seed in dict.fromkeys(seeds)}
     return np.stack([draw_by_seed[seed] for seed in seeds])
 
@@ -115,7 +117,7 @@ def _mix64_array(x: np.ndarray) -> np.ndarray:
 
 
 def _mix32(x: Tensor) -> Tensor:
-    """lowbias32 on int32: a bijection of 32 bits with good avalanche. In place: the argument is the caller's own."""
+    """lowbias32 on int32: a bijection of 32 bits with good avalanche. Changes its argument in place."""
     x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_LOWBIAS32_MULTIPLIER_1)
     x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_LOWBIAS32_MULTIPLIER_2)
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
@@ -146,8 +148,8 @@ def row_keys(seeds: Tensor, purpose: Purpose, client_numbers: Tensor, *counters:
 
 
 def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
-    """`fold` of host integers, int64 of any shapes that broadcast: a few rows' keys are made here in less time than a
-    device needs to be asked for them."""
+    """`fold_in` for host integers, int64 of shapes that broadcast. For a few rows this takes less time than a call
+    of the device."""
     if isinstance(values, np.ndarray):
         mixed = _mix64_array(values.astype(np.int64, copy=False).view(np.uint64) + _GAMMA_HOST)
     else:
@@ -193,15 +195,15 @@ def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) 
 
 
 def uniform_below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
-    """Is `uniform(keys, counters)` < p? Decided on the bits themselves, which takes half as long."""
+    """Return whether `uniform(keys, counters)` < p, decided on the random bits, which takes half as long."""
     # As an unsigned number; with the top bit flipped, signed ones sort likewise.
     threshold = math.ceil(p * (1 << 24)) << 8
     return (random_bits(keys, counters) ^ -(1 << 31)) < threshold - (1 << 31)
 
 
 def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal by Box–Muller, from counters 2j and 2j + 1. With 24 bits none lies beyond √(50 ln 2) ≈ 5.89: a
-    true normal does once in 250 million draws."""
+    """Standard normal by Box–Muller, from counters 2j and 2j + 1. With 24 bits no value exceeds √(50 ln 2) ≈ 5.89;
+    a true normal does so once in 250 million draws."""
     radius = uniform(keys, counters * 2, dtype) + 0.5 / (1 << 24)  # in (0, 1): the logarithm stays finite
     angle = uniform(keys, counters * 2 + 1, dtype)
     return torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)

@@ -1,4 +1,4 @@
-"""Settings of a run as people say them: partition.alpha for {"partition": {"alpha": …}}."""
+"""Settings of a run as dotted keys: partition.alpha for {"partition": {"alpha": …}}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def flatten_settings(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as dotted keys."""
+    """Return nested settings as dotted keys."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from flatten_settings(value, f"{path}{name}.")
@@ -18,7 +18,7 @@ def flatten_settings(settings: dict[str, Any], path: str = "") -> Iterator[tuple
 
 
 def abbreviated_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Key → its last word, or the whole key where others end alike."""
+    """Return key → its last word, or the whole key if other keys end in the same word."""
     unique_keys = list(dict.fromkeys(keys))
     last_components = {key: re.split(r"[./]", display_key(key))[-1] for key in unique_keys}
     count = Counter(last_components.values())
@@ -29,5 +29,5 @@ def abbreviated_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def display_key(key: str) -> str:
-    """A key as a person says it: the class of the strategy is the strategy."""
+    """Return a key for display: the class of the strategy is shown as strategy."""
     return key.removesuffix("._target_")

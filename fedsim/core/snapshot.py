@@ -1,4 +1,4 @@
-"""Deep snapshots: everything that an object can reach, by value, so that a change shows whatever holds it.
+"""Deep snapshots: everything that an object can reach, by value, so that any change shows.
 
 >>> class Counter:
 ...     def __init__(self):
@@ -92,7 +92,7 @@ class Node:
 
 
 def snapshot(root: Any, skipped_types: tuple[type, ...] = ()) -> Node:
-    """Everything that can be reached from `root`, by value.
+    """Return everything that can be reached from `root`, by value.
 
     Args:
         root: any object; an `nn.Module`, a function, a list of several.
@@ -106,7 +106,7 @@ def snapshot(root: Any, skipped_types: tuple[type, ...] = ()) -> Node:
 
 
 def differing_paths(snapshot_before: Node, snapshot_after: Node) -> list[str]:
-    """Where two snapshots of one object differ, as paths such as `state['x'][0]`, in order; none where they agree.
+    """Return where two snapshots of one object differ, as paths such as `state['x'][0]`, in order; empty if they agree.
 
     Whether two references lead to one object or to two with equal values makes no difference.
     """
@@ -135,7 +135,7 @@ def differing_paths(snapshot_before: Node, snapshot_after: Node) -> list[str]:
 
 
 def enlarged_counter(value: Any) -> Any:
-    """A number or an array that has counted a thousand times as long; None of anything else."""
+    """Return a number or an array as if it had counted a thousand times as long; None for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
         return None
     if isinstance(value, (Tensor, np.ndarray)) and value.dtype in (torch.bool, np.bool_):
@@ -144,7 +144,7 @@ def enlarged_counter(value: Any) -> Any:
 
 
 def snapshot_key(node: Node) -> Hashable:
-    """A snapshot as a key of dictionaries, by which equal ones are known again within a process."""
+    """Return a snapshot as a dictionary key, by which equal snapshots are found again within a process."""
     node_numbers: dict[int, int] = {id(node): 0}
     rows: list[Hashable] = []
     pending_nodes = [node]
@@ -161,7 +161,7 @@ def snapshot_key(node: Node) -> Hashable:
 
 
 def _path_text(path: Any) -> str:
-    """Linked labels as a path, from the last place of its own on."""
+    """Return linked labels as a path, from the last named place on."""
     path_labels: list[str] = []
     while path is not None:
         label, path = path
@@ -172,7 +172,7 @@ def _path_text(path: Any) -> str:
 
 
 class SnapshotReader:
-    """Reads one snapshot: objects are looked at once, from a stack, so that depth and cycles do no harm."""
+    """Reads one snapshot. Objects are visited once, from a stack, so that depth and cycles are no problem."""
 
     def __init__(self, root: Any, skipped_types: tuple[type, ...]) -> None:
         self.skipped_types = (*OPAQUE_TYPES, *skipped_types)
@@ -189,7 +189,7 @@ class SnapshotReader:
         return node
 
     def node_of(self, value: Any) -> Node:
-        """The node of an object, which is looked into later, once."""
+        """Return the node of an object, whose children are read later, once."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, PLAIN_TYPES):
             return Node(kind, _plain_value(value))
@@ -202,7 +202,7 @@ class SnapshotReader:
         return node
 
     def read_children(self, value: Any, node: Node) -> None:
-        """Look into an object: the first kind that it is of says how."""
+        """Read the children of an object by the first kind that it belongs to."""
         for kind, read_method in READ_METHOD_BY_TYPE:
             if isinstance(value, kind):
                 read_method(self, value, node)
@@ -260,7 +260,7 @@ class SnapshotReader:
             self.read_globals(value, node)
 
     def read_closure(self, value: types.FunctionType, node: Node) -> None:
-        """The values in a function's closure, and its default arguments."""
+        """Read the values in a function's closure, and its default arguments."""
         for variable_name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
                 self.add_child(node, f" {variable_name!r} in the closure of {value.__name__}", cell.cell_contents)
@@ -272,7 +272,7 @@ class SnapshotReader:
             self.add_child(node, f" default argument {variable_name!r} of {value.__name__}", default)
 
     def read_globals(self, value: types.FunctionType, node: Node) -> None:
-        """The globals that a function names, and of modules of the user's the attributes that it names."""
+        """Read the globals that a function names, and of user modules the attributes that it names."""
         global_names = names_in_code(value.__code__)
         for global_name in sorted(global_names & value.__globals__.keys()):
             global_value = value.__globals__[global_name]
@@ -293,14 +293,14 @@ class SnapshotReader:
         self.read_attributes(value, node)
 
     def read_wrapper(self, value: Any, node: Node) -> None:
-        """A cached function, a property, a class or static method: the function inside."""
+        """Read the function inside a cached function, a property, a class method or a static method."""
         for name in ("__wrapped__", "__func__", "fget", "fset", "func"):
             function = getattr(value, name, None)
             if callable(function):
                 self.add_child(node, f".{name}", function)
 
     def read_user_class(self, value: type, node: Node) -> None:
-        """A class of the user's: its attributes and its methods, and those of its bases that are the user's too."""
+        """Read a user's class: its attributes and methods, and those of its user-defined bases."""
         node.value = value
         for base_class in value.__mro__:
             if base_class.__module__ == "builtins" or not self.is_user_class(base_class):
@@ -317,7 +317,7 @@ class SnapshotReader:
             self.add_child(node, f".{name}", local)
 
     def read_random_generator(self, value: Any, node: Node) -> None:
-        """A generator of random numbers: its state."""
+        """Read the state of a generator of random numbers."""
         if isinstance(value, torch.Generator):
             self.add_child(node, ".state", value.get_state())
         elif isinstance(value, random.Random):
@@ -334,7 +334,7 @@ class SnapshotReader:
             node.value = value.tell()
 
     def read_iterator(self, value: Iterator[Any], node: Node) -> None:
-        """An iterator in C tells how far it is by what it would be pickled as."""
+        """Read the position of an iterator implemented in C from its pickled form."""
         if type(value).__module__ not in PICKLABLE_MODULES:
             self.read_object(value, node)
             return
@@ -345,7 +345,7 @@ class SnapshotReader:
                 self.add_child(node, f".{number}", item)
 
     def read_module(self, value: nn.Module, node: Node) -> None:
-        """Parameters, buffers and submodules by their names, and all other attributes."""
+        """Read parameters, buffers and submodules by name, and all other attributes."""
         registries = ("_parameters", "_buffers", "_modules")
         for registry in registries:
             for name, member in getattr(value, registry).items():
@@ -354,7 +354,7 @@ class SnapshotReader:
         self.read_class(value, node)
 
     def read_object(self, value: Any, node: Node) -> None:
-        """By its attributes; where it has none, by what it would be pickled as, if its type is a plain one."""
+        """Read an object by its attributes or, if it has none and its type is a plain one, by its pickled form."""
         if type(value).__module__ in PICKLABLE_MODULES and not hasattr(value, "__dict__"):
             with contextlib.suppress(Exception):
                 node.value = repr(value) if " at 0x" not in repr(value) else None
@@ -372,11 +372,12 @@ class SnapshotReader:
                 self.add_child(node, f".{name}", getattr(value, mangled))
 
     def read_class(self, value: Any, node: Node) -> None:
-        """A library's classes are taken as they are, but a class may derive from one."""
+        """Classes of libraries are not read; a user's class that derives from one is."""
         self.add_child(node, " class", type(value))
 
     def is_user_class(self, cls: type) -> bool:
-        """Is it of a user's module, or made by a call of `type` and so without one, with methods of a user's?"""
+        """Return whether a class belongs to a user's module, or was made by a call of `type` with user-defined
+        methods."""
         module = sys.modules.get(cls.__module__)
         if self.is_user_module(cls.__module__, getattr(module, "__file__", None)):
             return True
@@ -386,7 +387,7 @@ class SnapshotReader:
         )
 
     def is_user_module(self, module: str | None, file_path: str | None) -> bool:
-        """Whether the module belongs to the user and not to a library."""
+        """Return whether a module belongs to the user and not to a library."""
         package = (module or "").partition(".")[0]
         if package in self.packages or package == "__main__":
             return True
@@ -409,7 +410,7 @@ def is_library_file(file: str | None) -> bool:
 
 @functools.lru_cache(4096)
 def _attribute_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
-    """Names of a class's cached properties; and its slots, as they are written and as they are looked up."""
+    """Return the names of a class's cached properties, and its slots, as written and as looked up."""
     cached_names: list[str] = []
     slot_names: list[tuple[str, str]] = []
     for base_class in kind.__mro__:
@@ -424,13 +425,13 @@ def _attribute_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], 
 
 @functools.lru_cache(4096)
 def names_in_code(code: types.CodeType) -> frozenset[str]:
-    """Names that a function's code refers to, nested functions included."""
+    """Return the names that a function's code refers to, nested functions included."""
     nested_names = (names_in_code(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(code.co_names).union(*nested_names)
 
 
 def _plain_value(value: Any) -> Any:
-    """A value that equals itself, which NaN does not, and tells 1 from 1.0 and True."""
+    """Return a value that equals itself, which NaN does not, and distinguishes 1, 1.0 and True."""
     if isinstance(value, (float, complex, np.generic)):
         return repr(value)
     return (type(value).__qualname__, str(value)) if isinstance(value, (slice, Path)) else value
@@ -444,7 +445,7 @@ def _digest(array: np.ndarray) -> bytes:
 
 
 def _tensor_value(value: Tensor) -> Any:
-    """Shape, type and a digest of the values; of a large one also how often it was written to in place."""
+    """Return shape, type and a digest of the values; for a large tensor also how often it was written to in place."""
     tensor_metadata = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
     if value.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return tensor_metadata

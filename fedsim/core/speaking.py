@@ -1,5 +1,5 @@
-"""Output of commands: readers may leave (`| head`, a closed terminal), and names of runs may contain control
-characters.
+"""Output of commands: the reader may close the stream (`| head`, a closed terminal), and names of runs may contain
+control characters.
 
 A name of a folder, a setting or a label may come from somebody else. Control characters in it are printed as escapes,
 so that it cannot move the cursor, rename the window or hide a line; in Markdown it is text, whatever signs it has.
@@ -26,7 +26,8 @@ _UNPRINTABLE_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printabl
 
 
 def escape_unprintable(text: str) -> str:
-    """The same with escapes in the place of control characters, and of those that turn the direction of writing."""
+    """Return a text with control characters, and characters that change the direction of writing, replaced by
+    escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -38,12 +39,13 @@ def escape_unprintable(text: str) -> str:
 
 
 def unwrap_numpy_scalars(text: str) -> str:
-    """The same with NumPy's scalars as Python prints them: {'a': 3} for {np.str_('a'): np.int64(3)}."""
+    """Return the same structure with NumPy scalars as Python numbers and strings: {'a': 3} for {np.str_('a'):
+    np.int64(3)}."""
     return _NUMPY_SCALAR_PATTERN.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
 
 
 def escape_markdown(text: str) -> str:
-    """Text that Markdown shows as it is: no further column of a table, no link, picture, address or tag."""
+    """Return a text that Markdown shows literally: no further column of a table, no link, picture, address or tag."""
     text = _MARKDOWN_MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", escape_unprintable(text))
     text = text.replace("<", "&lt;").replace(">", "&gt;")
     text = _LINK_PATTERN.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
@@ -51,7 +53,7 @@ def escape_markdown(text: str) -> str:
 
 
 def code_span(text: str) -> str:
-    """Text as code of Markdown, between more backticks than it has in a row."""
+    """Return a text as Markdown code, between more backticks than it contains in a row."""
     text = " ".join(escape_unprintable(text).split())
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     edge = " " if text[:1] == "`" or text[-1:] == "`" else ""
@@ -59,8 +61,8 @@ def code_span(text: str) -> str:
 
 
 class BrokenPipeTolerantStream:
-    """A stream of text whose reader may leave: what is written then goes nowhere, and is no error. Letters that the
-    stream's encoding does not have are written as escapes.
+    """A text stream whose reader may close it: later output is discarded, without an error. Characters that the
+    stream's encoding lacks are written as escapes.
 
     Args:
         stream: that is written to; all but writing is its own.
@@ -71,7 +73,7 @@ class BrokenPipeTolerantStream:
         self._stream, self._escape_control = stream, escape_control
 
     def write(self, text: str) -> int:
-        """The number of characters, read or not."""
+        """Return the number of characters, whether written or discarded."""
         try:
             text = escape_unprintable(text) if self._escape_control else text
             try:
@@ -84,7 +86,7 @@ class BrokenPipeTolerantStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Each of them."""
+        """Write each of the lines."""
         for line in lines:
             self.write(line)
 
@@ -96,8 +98,8 @@ class BrokenPipeTolerantStream:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Nobody listens any more: the operating system takes the rest. A pipe that is full for a moment and must not
-        be waited for loses these words alone."""
+        """Discard all further output, since the stream has no reader. A pipe that is full for a moment and must not
+        block loses only this text."""
         if isinstance(error, BlockingIOError):
             return
         with contextlib.suppress(OSError, ValueError):
@@ -110,8 +112,8 @@ class BrokenPipeTolerantStream:
 
 
 def ignore_broken_pipes() -> None:
-    """From now on standard output and standard error may lose their readers; progress is drawn on the latter, so that
-    control characters are escaped on the former alone."""
+    """From now on standard output and standard error may lose their readers. Control characters are escaped only on
+    standard output, since progress is drawn on standard error."""
     sys.stdout, sys.stderr = (_tolerate_broken_pipe(sys.stdout, escape_control=True), _tolerate_broken_pipe(sys.stderr))
 
 
@@ -125,7 +127,8 @@ def _tolerate_broken_pipe(stream: Any, escape_control: bool = False) -> Any:
 
 @contextlib.contextmanager
 def tolerate_broken_pipes() -> Iterator[None]:
-    """The same within the block; what was said is said when it ends, not in Python's own end, which would complain."""
+    """`ignore_broken_pipes` within the block; output is flushed at its end, since Python would report an error when
+    it exits."""
     original_streams = sys.stdout, sys.stderr
     ignore_broken_pipes()
     try:
@@ -160,7 +163,7 @@ def log_to_stderr() -> None:
 
 
 class _OncePerMessageFilter(logging.Filter):
-    """Lets every message of a logger pass once."""
+    """Lets each message of a logger pass once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +177,7 @@ class _OncePerMessageFilter(logging.Filter):
 
 
 def log_messages_once(logger: str) -> None:
-    """From now on this logger gives every message once in this process: the jobs of a sweep share most settings."""
+    """From now on this logger logs each message once in this process, since the jobs of a sweep share most settings."""
     named_logger = logging.getLogger(logger)
     if not any(isinstance(log_filter, _OncePerMessageFilter) for log_filter in named_logger.filters):
         named_logger.addFilter(_OncePerMessageFilter())
@@ -182,7 +185,7 @@ def log_messages_once(logger: str) -> None:
 
 @contextlib.contextmanager
 def without_logging() -> Iterator[None]:
-    """Within the block nothing is logged: a trial repeats what the run itself logs."""
+    """Within the block nothing is logged, since a trial repeats messages of the run itself."""
     disabled_level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -39,8 +39,8 @@ class CohortIndex:
 
 
 class RowStatistics:
-    """Functions of each replicate's rows. Those that do not take part (count 0) are left out; of a multiset a row is
-    there as often as it counts.
+    """Functions of each replicate's rows. Rows that do not take part (count 0) are left out; rows of a multiset are
+    repeated by their counts.
 
     Attributes:
         host_index: n rows.
@@ -55,12 +55,12 @@ class RowStatistics:
     ranks: Ranks
 
     def expand_per_seed(self, setting: NumberOrPerSeed) -> NumberOrPerSeed:
-        """A setting as rows [n, …] can be multiplied by it: each by its replicate's, where replicates have their own.
-        Tensors [R, …] take the setting as it is."""
+        """Return a setting in a form that rows [n, …] can be multiplied by: for settings per seed, that of each
+        row's replicate. For tensors [R, …] the setting can be used as it is."""
         return setting.expand_to_rows(self.replicate_bounds) if isinstance(setting, PerSeed) else setting
 
     def map_replicates(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        """A function of every replicate's rows, called once for each: [k, …] of every argument → […].
+        """Call a function once for each replicate with its rows [k, …] of each argument, and stack the results […].
 
         Args:
             function: sees the k ≥ 1 rows of one replicate's clients that take part, in the order of their numbers.
@@ -93,11 +93,11 @@ class RowStatistics:
         return torch.stack([torch.zeros_like(first_result) if value is None else value for value in replicate_results])
 
     def median(self, rows: Tensor) -> Tensor:
-        """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
+        """Return the median of each number, [n, …] → [R, …]; for an even number of rows the mean of the middle two."""
         return self.map_replicates(columnwise_median, _as_floating(rows))
 
     def quantile(self, rows: Tensor, q: float) -> Tensor:
-        """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
+        """Return the q-quantile of each number, [n, …] → [R, …], linear between rows (NumPy's default)."""
         if not 0 <= q <= 1:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
@@ -113,7 +113,7 @@ class RowStatistics:
         return self.map_replicates(replicate_quantile, _as_floating(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
-        """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
+        """Return the mean of each number without the ⌊fraction·k⌋ smallest and as many largest, [n, …] → [R, …]."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
         return self.map_replicates(
@@ -122,14 +122,15 @@ class RowStatistics:
         )
 
     def pairwise_distances(self, rows: Tensor) -> list[Tensor]:
-        """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
+        """Return the Euclidean distances between the rows of each replicate, [n, d] → [k, k]."""
         centred = (
             replicate_rows - replicate_rows.mean(0) for replicate_rows in self.split_by_replicate(_as_floating(rows))
         )
         return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
     def split_by_replicate(self, rows: Tensor) -> list[Tensor]:
-        """[n, …] rows of the cohort → of each replicate [k, …] those of all ranks that take part, by client."""
+        """Return the participating rows of all ranks by replicate, [k, …] each, sorted by client, given the
+        cohort's rows [n, …]."""
         count, order, lengths, bounds = self._all_ranks_rows
         if self.ranks.num_ranks > 1:
             rows = self.ranks.all_gather_rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
@@ -142,8 +143,8 @@ class RowStatistics:
 
     @functools.cached_property
     def _all_ranks_rows(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
-        """Of the rows of all ranks: counts [n']; where each is when the ranks' rows follow one another [n']; how many
-        each rank has; bounds."""
+        """Return, for the rows of all ranks: counts [n'], positions in the concatenated rows of the ranks [n'], the
+        numbers of rows of the ranks, and the bounds of replicates."""
         count, virtual_clients, bounds = self.all_gather_host(self.host_index.multiplicity)
         ranks = self.ranks.num_ranks
         owner = virtual_clients % self.shape[1] % ranks
@@ -151,8 +152,8 @@ class RowStatistics:
         return count, np.argsort(np.argsort(owner, kind="stable")), lengths, bounds
 
     def all_gather_host(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
-        """Host numbers [..., n] of the cohort's rows → those of all ranks' rows [..., n'], in the same order; their
-        virtual clients [n']; and their bounds."""
+        """Return host numbers [..., n] of the cohort's rows → those of all ranks' rows [..., n'], in the same
+        order; their virtual clients [n']; and the bounds of replicates."""
         if self.ranks.num_ranks == 1:
             return values, self.host_index.virtual_clients, self.replicate_bounds
         replicates, clients = self.shape
@@ -166,17 +167,17 @@ class RowStatistics:
 
 
 def columnwise_median(rows: Tensor) -> Tensor:
-    """[k, …] → […] the median, number by number; of an even number of rows the mean of the middle two, where
+    """Return the median of each number, [k, …] → […]; for an even number of rows the mean of the middle two, where
     `torch.median` takes the lower one."""
     ordered, k = rows.sort(0).values, len(rows)
     return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
 
 
 def columnwise_trimmed_mean(rows: Tensor, num_trimmed: int) -> Tensor:
-    """[k, …] → […] the mean without the `num_trimmed` smallest and as many largest, number by number."""
+    """Return the mean of each number without the `num_trimmed` smallest and as many largest, [k, …] → […]."""
     return rows.sort(0).values[num_trimmed : len(rows) - num_trimmed].mean(0)
 
 
 def _as_floating(rows: Tensor) -> Tensor:
-    """Whole numbers as floating-point ones."""
+    """Return integers as floating-point numbers."""
     return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())

@@ -1,4 +1,4 @@
-"""The random streams that a user's code could draw from: whether it did, and as they were before."""
+"""Global random streams, which user code could draw from: detect draws, and restore the states."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 
 
 def global_rng_state() -> tuple[Tensor, Any, Any]:
-    """The states of the host's random streams."""
+    """Return the states of the host's random streams."""
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (a user's module may draw from it)
 
 
 def rng_states_equal(first_state: tuple[Tensor, Any, Any], second_state: tuple[Tensor, Any, Any]) -> bool:
-    """Has nothing been drawn in between?"""
+    """Return whether nothing was drawn between two states."""
     (name, keys, *rest), (other_name, other_keys, *other_rest) = first_state[1], second_state[1]
     numpy_states_equal = (name, rest) == (other_name, other_rest) and np.array_equal(keys, other_keys)
     return torch.equal(first_state[0], second_state[0]) and numpy_states_equal and first_state[2] == second_state[2]
 
 
 def reseed_global_generators(seed: int) -> None:
-    """All streams that a module could draw from."""
+    """Seed all global random streams."""
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (a user's module may draw from it)
     random.seed(seed)
@@ -34,7 +34,7 @@ def reseed_global_generators(seed: int) -> None:
 
 @contextlib.contextmanager
 def preserve_rng_states() -> Iterator[None]:
-    """Whatever is drawn inside, afterwards all streams are as before, PyTorch's by `fork_rng`."""
+    """Restore all random streams after the block, PyTorch's by `fork_rng`."""
     saved_state = global_rng_state()
     try:
         with torch.random.fork_rng():
@@ -46,7 +46,7 @@ def preserve_rng_states() -> Iterator[None]:
 
 @contextlib.contextmanager
 def suppress_trial_effects() -> Iterator[None]:
-    """Something is tried inside: without warnings, and afterwards all streams are as before."""
+    """Within the block warnings are suppressed; afterwards all random streams are restored. For trials."""
     with warnings.catch_warnings(), preserve_rng_states():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Are two objects the same all the way down? By what they hold, not by who they are."""
+"""Structural equality of objects: by their content, not by identity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def structurally_equal(
     skipped_names: frozenset[str] = frozenset(),
     compared_pairs: ComparedPairs | None = None,
 ) -> bool:
-    """Would whatever these two do be the same? In doubt they are not.
+    """Return whether two objects behave the same, by their content; False in doubt.
 
     Args:
         first_value, second_value: anything: numbers, tensors, containers, functions with what they close over, objects,
@@ -87,7 +87,7 @@ def _functions_equal(
 
 
 def _modules_equal(first_value: nn.Module, second_value: nn.Module, values_equal: Callable[..., bool]) -> bool:
-    """Modules that differ in nothing but the values of what they train."""
+    """Return whether two modules differ only in the values of trained tensors."""
     for parameter_name, parameter in first_value.named_parameters(recurse=False):
         second_parameter = second_value._parameters.get(parameter_name)
         if second_parameter is None or (parameter.shape, parameter.dtype) != (
@@ -121,7 +121,7 @@ def _modules_equal(first_value: nn.Module, second_value: nn.Module, values_equal
 def _objects_equal(
     first_value: Any, second_value: Any, skipped_names: frozenset[str], values_equal: Callable[..., bool]
 ) -> bool:
-    """By their attributes; what a property remembers of them is no attribute of their own."""
+    """Compare two objects by their attributes; cached values of properties are ignored."""
     kinds = type(first_value).__mro__
     slots = [name for kind in kinds for name in _slot_names(kind)]
     if not hasattr(first_value, "__dict__") and not slots:
@@ -141,7 +141,7 @@ def _objects_equal(
 
 
 def _slot_names(kind: type) -> list[str]:
-    """Names of the attributes for which a class itself has slots."""
+    """Return the names of a class's own slots."""
     names = kind.__dict__.get("__slots__", ())
     return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
 

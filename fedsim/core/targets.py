@@ -53,7 +53,7 @@ RENAMED_MODULES = {
 
 @dataclass(frozen=True)
 class TargetKind:
-    """The classes that fit a place of a configuration.
+    """The classes that are allowed in a place of a configuration.
 
     Attributes:
         description: they are called in messages, with their article.
@@ -82,12 +82,12 @@ class TargetKind:
     allows_instances: bool = False
 
     def is_valid_class(self, candidate: type) -> bool:
-        """Whether it is a class of this kind."""
+        """Return whether a class is of this kind."""
         defined_names = {name for base in candidate.__mro__ if base is not object for name in vars(base)}
         return (not self.bases or issubclass(candidate, self.bases)) and defined_names >= set(self.required_methods)
 
     def has_built_in(self, candidate: Any) -> bool:
-        """Whether it is one of the built-in classes or functions of this kind."""
+        """Return whether a class or function is a built-in one of this kind."""
         if not _is_below(candidate.__module__, self.modules):
             return False
         if not isinstance(candidate, type):
@@ -121,7 +121,7 @@ _current_trust: ContextVar[TrustSettings] = ContextVar("whose code configuration
 def trust_packages(
     packages: Sequence[str], own_code: bool = True, remedy: str = TRUST_ON_COMMAND_LINE
 ) -> Iterator[None]:
-    """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
+    """Within the block these packages are trusted, and the user's own code if `own_code` is set."""
     token = _current_trust.set(TrustSettings(tuple(packages), own_code, remedy))
     try:
         yield
@@ -130,7 +130,7 @@ def trust_packages(
 
 
 def current_target_path(target: str) -> str:
-    """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
+    """Return the current dotted path of a class of fedsim, given the path in an earlier version."""
     package, dot, subpath = target.partition(".")
     head, end, name = subpath.partition(".")
     current_module = RENAMED_MODULES.get(f"{package}{dot}{head}")
@@ -138,7 +138,7 @@ def current_target_path(target: str) -> str:
 
 
 def with_current_targets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted keys, with the current name in every `_target_`."""
+    """Return settings by dotted keys, with the current name in each `_target_`."""
     return {
         key: current_target_path(value) if key.rpartition(".")[2] == "_target_" and isinstance(value, str) else value
         for key, value in settings.items()
@@ -146,7 +146,7 @@ def with_current_targets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind) -> Any:
-    """The class or function at a dotted path.
+    """Return the class or function at a dotted path.
 
     Args:
         config_key: under which a configuration names it.
@@ -178,7 +178,7 @@ def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind)
 
 
 def _split_target(config_key: str, dotted_path: str) -> list[str]:
-    """The names on a dotted path; refused before the first of them is imported."""
+    """Return the names on a dotted path; forbidden ones are refused before anything is imported."""
     path_segments = dotted_path.split(".")
     if not all(segment.isidentifier() for segment in path_segments):
         raise ConfigError(f"{config_key}={dotted_path!r} is no path of a class; give package.module.Class")
@@ -193,8 +193,9 @@ def _split_target(config_key: str, dotted_path: str) -> list[str]:
 def _check_candidate(
     config_key: str, dotted_path: str, candidate: Any, expected_kind: TargetKind, trust_label: str
 ) -> None:
-    """Refuse what stands at the path, where it is no class or function, lives in a package that is not trusted, or does
-    not fit the place. Its home counts, not only the path: `trusted_package.os.system` is the operating system's."""
+    """Refuse a candidate that is not a class or function, that is defined in a package that is not trusted, or that
+    does not fit the place. The defining module counts, not only the path: `trusted_package.os.system` belongs to
+    the operating system."""
     defining_module, is_class = _defining_module(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
     if not (
@@ -238,12 +239,12 @@ class ConfiguredObject:
     arguments: dict[str, Any]
 
     def nested_objects(self) -> Iterator[ConfiguredObject]:
-        """This one, and those among its arguments, the innermost first."""
+        """Yield this object and those among its arguments, the innermost first."""
         yield from _parts_within(list(self.arguments.values()))
         yield self
 
     def build(self) -> Any:
-        """The object.
+        """Build the object.
 
         Raises:
             ConfigError: the class refuses its arguments; the message names the key.
@@ -271,7 +272,7 @@ class ConfiguredObject:
 
 
 def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind: TargetKind) -> ConfiguredObject:
-    """Parse a mapping with a `_target_`. Nothing is called.
+    """Parse a mapping with a `_target_`, without calling anything.
 
     Raises:
         ConfigError: it names what none may, or what is not there; the message says where.
@@ -315,12 +316,12 @@ def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind:
 
 
 def check_unbuilt_node(key: str, node: Any, kinds: Sequence[TargetKind]) -> None:
-    """Refuse what none may name in a mapping or list, however deep, that is handed on as it stands."""
+    """Refuse forbidden names in a mapping or list, however deep, that is passed on as it is."""
     _parse_value(key, node, kinds)
 
 
 def check_remote_code(key: str, node: Mapping[str, Any]) -> None:
-    """Refuse arguments by which a library runs code of a repository."""
+    """Refuse arguments by which a library would run code from a repository."""
     if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().trusted_packages):
         raise ConfigError(
             f"{key}.{REMOTE_CODE_ARGUMENT}={node[REMOTE_CODE_ARGUMENT]} runs code of a repository; "
@@ -329,7 +330,8 @@ def check_remote_code(key: str, node: Mapping[str, Any]) -> None:
 
 
 def argument_kinds_of(factory: Any, parameter_name: str, expected_kind: TargetKind) -> tuple[TargetKind, ...]:
-    """The kinds of objects that an argument takes: of the user's own code `argument_kinds`, else what is annotated."""
+    """Return the kinds of objects that an argument takes: for user-defined classes `argument_kinds`, otherwise by
+    annotation."""
     if parameter_name in expected_kind.argument_kinds_by_name:
         return (expected_kind.argument_kinds_by_name[parameter_name],)
     if _trust_label(_defining_module(factory).partition(".")[0]) != "built in":
@@ -343,7 +345,7 @@ def argument_kinds_of(factory: Any, parameter_name: str, expected_kind: TargetKi
 
 
 def _parse_value(config_key: str, config_value: Any, expected_kinds: Sequence[TargetKind]) -> Any:
-    """The same with parts in the place of mappings that have a `_target_`."""
+    """Return the same value with objects in place of mappings that have a `_target_`."""
     if isinstance(config_value, (list, tuple)):
         return [_parse_value(config_key, item, expected_kinds) for item in config_value]
     if not isinstance(config_value, Mapping):
@@ -382,7 +384,7 @@ def _build_value(value: Any) -> Any:
 
 
 def _walk_path(config_key: str, dotted_path: str, path_segments: list[str], trust_label: str) -> Any:
-    """What stands at the end of the path, where all that lies on the way is trusted as its root is.
+    """Return the object at the end of the path, if everything on the way is as trusted as its root.
 
     On the way lie modules; of the user's own code also classes that hold the last one.
     """
@@ -413,7 +415,7 @@ def _walk_path(config_key: str, dotted_path: str, path_segments: list[str], trus
 
 
 def _module_member(module: types.ModuleType, name: str, is_last_segment: bool) -> Any:
-    """An attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
+    """Return an attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
     submodule = f"{module.__name__}.{name}"
     if not is_last_segment or not hasattr(module, name):
         try:
@@ -428,7 +430,7 @@ def _module_member(module: types.ModuleType, name: str, is_last_segment: bool) -
 
 
 def _defining_module(candidate: Any) -> str:
-    """The module where a class or function was defined; of another object, its class."""
+    """Return the module where a class or function was defined; for another object that of its class."""
     if isinstance(candidate, types.ModuleType):
         return candidate.__name__
     definition = (
@@ -439,7 +441,7 @@ def _defining_module(candidate: Any) -> str:
 
 
 def _trust_label(root: str) -> str | None:
-    """'named' by the user, 'built in', the user's 'own', or None."""
+    """Return 'named' by the user, 'built in', the user's 'own', or None."""
     trust = _current_trust.get()
     if root in trust.trusted_packages:
         return "named"
@@ -476,7 +478,7 @@ def _is_below(path: str, prefixes: Sequence[str]) -> bool:
 
 
 def _annotated_classes(call: Any, parameter_name: str) -> Iterator[type]:
-    """The classes of fedsim's in the annotation of an argument, which a base class may have."""
+    """Return the fedsim classes in the annotation of an argument, which may be that of a base class."""
     for definition in inspect.getmro(call) if isinstance(call, type) else (call,):
         function = vars(definition).get("__init__") if isinstance(definition, type) else definition
         if not isinstance(function, types.FunctionType):
@@ -505,7 +507,7 @@ def _classes_in_hint(type_hint: Any) -> Iterator[type]:
 
 
 def _is_installed(root: str) -> bool | None:
-    """Is it Python's own, or among the installed packages? None where nothing of the name is found."""
+    """Return whether a module is part of Python or of an installed package; None if no module has this name."""
     try:
         spec = importlib.util.find_spec(root)
     except (ImportError, ValueError):

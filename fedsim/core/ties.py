@@ -1,4 +1,4 @@
-"""Ranks of clients in which neither rounding nor a client's number decides between equals.
+"""Ranks of clients in which equal values are ordered neither by rounding nor by client number.
 
 The same value comes out with other last bits from another executor, device or chunk. Values that are equal up to these
 are ordered by random numbers, which are keyed by seed, round and client.
@@ -16,23 +16,24 @@ MAX_TIE_STEPS = 64  # times that: how far values can be apart that are connected
 
 
 def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:
-    """[k] int64 random numbers, a function of seed, client and round: the smaller goes first."""
+    """Return [k] int64 random numbers, a function of seed, client and round; of equal values the one with the
+    smaller number comes first."""
     return rng.row_keys_host(np.full(len(clients), seed, dtype=np.int64), rng.Purpose.TIE, clients, t)
 
 
 def relative_tolerance(dtype: torch.dtype) -> float:
-    """How far apart, relative to the values, equal values may be; 0 for whole numbers."""
+    """Return how far apart, relative to the values, equal values may be; 0 for integers."""
     return ROUNDING_TOLERANCE_STEPS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def tie_slack(value: float, values: np.ndarray, relative: float) -> float:
-    """How far from this one of the values an equal one may be: rounding also comes from what cancels in a small one."""
+    """Return how far from this value an equal one may be; rounding errors of cancelled terms count."""
     largest_magnitude = np.abs(values[np.isfinite(values)]).max(initial=0.0)
     return float(max(relative * abs(value), relative / 32 * largest_magnitude))
 
 
 def largest_positions(scores: np.ndarray, k: int, breakers: np.ndarray, tolerance: float) -> np.ndarray:
-    """Positions of the k largest values; NaN counts as the smallest.
+    """Return the positions of the k largest values; NaN counts as the smallest.
 
     Those that are tied with the k-th largest are admitted by their breakers. Values are tied with it if steps of
     at most the `slack` lead to it from one to the next, the first of them at most `MAX_TIE_STEPS` steps away.
@@ -50,7 +51,7 @@ def largest_positions(scores: np.ndarray, k: int, breakers: np.ndarray, toleranc
 
 
 def _tied_range(sorted_scores: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
-    """The range of places that are tied with this one, in descending values."""
+    """Return the range of places that are tied with this one, in descending values."""
     rank_score = sorted_scores[rank]
     if not np.isfinite(rank_score):
         return int((sorted_scores > rank_score).sum()), int((sorted_scores >= rank_score).sum())

@@ -330,7 +330,7 @@ def _check_counter(
     first_answers: dict[int, dict[str, np.ndarray]],
 ) -> None:
     """Refuse a process whose answers depend on an attribute that counts its queries. Four rounds may be too few to show
-    it, as for a process that changes at the hundredth call; the counter is therefore increased by much."""
+    it, as for a process that changes at the hundredth call; therefore the counter is also set to a large value."""
     present_value = vars(tried_copy)[counter_name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round

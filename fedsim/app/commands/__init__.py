@@ -1,4 +1,4 @@
-"""Words that follow `fedsim` where no run is wanted; Hydra's overrides all have a `=`, so none is mistaken for them."""
+"""The commands that follow `fedsim`. Hydra's overrides all contain a `=`, so that none is mistaken for a command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ COMMAND_MODULES = {
 
 
 def run_command(command: str, arguments: list[str]) -> None:
-    """Carry out one of `COMMAND_DESCRIPTIONS`. Its module is imported now: most need PyTorch, which takes seconds."""
+    """Execute one of `COMMAND_DESCRIPTIONS`. Its module is imported only now, since most need PyTorch, which takes
+    seconds."""
     try:
         importlib.import_module(COMMAND_MODULES.get(command, f"fedsim.app.commands.{command}")).main(arguments)
     except ConfigError as error:

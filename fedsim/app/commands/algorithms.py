@@ -1,4 +1,4 @@
-"""`fedsim algorithms`: strategies, local rules, columns, stages of the uplink; by what their classes say and do.
+"""`fedsim algorithms`: a catalogue of strategies, local rules, columns and uplink stages, generated from their classes.
 
 Nothing here is a list to keep: papers stand in docstrings, what is remembered is what a class makes for three clients
 and a model of five numbers, and what it assumes is what it refuses.
@@ -49,7 +49,7 @@ NON_ALGORITHMS = ("none", "custom", "all", "by_name")  # no algorithms
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One choice of a group.
+    """One choice of a configuration group.
 
     Attributes:
         group, name: as on the command line.
@@ -64,12 +64,12 @@ class Algorithm:
 
     @property
     def summary(self) -> str:
-        """The choice in a line, as its file has it."""
+        """The description of the choice in one line, from its file."""
         return first_comment(config_folder() / self.group / f"{self.name}.yaml")
 
     @property
     def paper(self) -> str:
-        """The first source that is named: by the choice's file, the class's first paragraph, its module, or below."""
+        """The first paper that is named: in the choice's file, the class's first paragraph, its module, or below."""
         docstring, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
         for text in (self.summary, docstring.split("\n\n")[0], (module and module.__doc__) or "", docstring):
             if match := PAPER_PATTERN.search(text):
@@ -78,13 +78,14 @@ class Algorithm:
 
     @property
     def memory_text(self) -> str:
-        """The tensors that are kept from round to round, beside the server's model."""
+        """Describe the tensors that are kept between rounds in addition to the server's model."""
         tensors = [(name, list(value.shape), value.dtype) for name, value in _remembered_tensors(self).items()]
         return ", ".join(f"{name}: {_tensor_size_text(shape, kind)}" for name, shape, kind in tensors) or "nothing"
 
     @property
     def traffic_text(self) -> str:
-        """The numbers sent in a round for a client that participates, d the numbers of a model; in float32."""
+        """Describe the numbers sent per participating client and round; d is the number of model parameters, in
+        float32."""
         if self.group == "strategy":
             vectors_down_text, vectors_up_text = (
                 _vector_count_text(getattr(self.instance, f"vectors_{direction}")) for direction in ("down", "up")
@@ -100,7 +101,7 @@ class Algorithm:
 
     @property
     def assumptions_text(self) -> str:
-        """The requirements without which it refuses to run."""
+        """Describe the requirements without which the algorithm refuses to run."""
         if self.group == "strategy":
             assumptions = [
                 *_availability_laws(self.instance),
@@ -127,7 +128,7 @@ class Algorithm:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the catalogue, or all that is said of those that are named."""
+    """Print the catalogue, or all details of the named algorithms."""
     parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {COMMAND_DESCRIPTIONS['algorithms']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="choices, such as fedawe or uplink=topk")
     options = parser.parse_args(arguments)
@@ -153,19 +154,19 @@ def main(arguments: list[str]) -> None:
 
 
 def algorithm_line(algorithm: Algorithm) -> str:
-    """One algorithm in a line."""
+    """Return one line about an algorithm."""
     names_paper = algorithm.paper and algorithm.paper not in algorithm.summary
     return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if names_paper else ''}"
 
 
 def algorithm_details(algorithm: Algorithm) -> str:
-    """The details of an algorithm beside its docstring."""
+    """Return the details of an algorithm in addition to its docstring."""
     facts = {"remembers": algorithm.memory_text, "sends": algorithm.traffic_text, "assumes": algorithm.assumptions_text}
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
 
 
 def allowed_values_text(algorithm: Algorithm) -> str:
-    """The allowed values of its parameters, as its constructor declares them."""
+    """Describe the allowed values of its parameters, as its constructor declares them."""
     lines = [f"{name}: {describe_allowed_values(hint)}" for name, hint in declared_type_hints(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
 
@@ -179,7 +180,7 @@ def algorithms() -> tuple[Algorithm, ...]:
 
 
 def _algorithm_of(group: str, name: str) -> Algorithm:
-    """A choice as its file has it; what the file takes from elsewhere is the class's own default."""
+    """Return a choice as its file describes it; values that the file takes from elsewhere are the class's defaults."""
     node = OmegaConf.to_container(OmegaConf.load(config_folder() / group / f"{name}.yaml"), resolve=False)
     assert isinstance(node, dict)
     subnode = node.get(name)
@@ -194,12 +195,12 @@ def _example_federation() -> Federation:
 
 
 def _empty_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
-    """The gradients that clients without data report for models."""
+    """Return the gradients that clients without data report for models."""
     return FullDataGradients(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
 
 
 def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
-    """Names and tensors of all that it keeps."""
+    """Return names and tensors of everything that the algorithm stores."""
     federation, model = _example_federation(), torch.zeros(1, COLUMNS)
     if algorithm.group == "columns":
         return {OWN_COLUMNS_ENTRY: federation.zeros(0)}  # how much depends on the model
@@ -219,7 +220,7 @@ def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
 
 @functools.cache
 def _example_models() -> dict[str, nn.Module]:
-    """Model feature → an example model that has little more, in ascending order of features."""
+    """Return model feature → a small example model that has it, in ascending order of features."""
     first_layer, second_layer = (nn.Linear(2, 2) for _ in range(2))
     return {
         "any model": first_layer,
@@ -237,7 +238,7 @@ def _selector_fits(selector: Selector, module: nn.Module) -> bool:
 
 
 def _tensor_size_text(shape: list[int], kind: torch.dtype) -> str:
-    """The size of a tensor of this shape in words, for three clients and a model of five numbers."""
+    """Describe the size of a tensor of this shape, for three clients and a model of five numbers."""
     quantity, owner = (
         ("number" if len(shape) < 2 else "row"),
         {CLIENTS: "each client", 1: "the server"}.get(shape[0], ""),
@@ -254,7 +255,7 @@ def _vector_count_text(count: int) -> str:
 
 
 def _availability_laws(strategy: Any) -> Iterator[str]:
-    """Availability processes under which it runs, where it does not under all."""
+    """Return the availability processes under which the algorithm runs, unless it runs under all of them."""
     runs: list[str] = []
     refusing_processes: list[str] = []
     for name, process in _availability_processes().items():
@@ -277,7 +278,7 @@ def _availability_laws(strategy: Any) -> Iterator[str]:
 
 @functools.cache
 def _availability_processes() -> dict[str, Any]:
-    """Availability processes that need no files; of those that are one class with others, one."""
+    """Return the availability processes that need no files; one of those that share a class."""
     processes: dict[str, Any] = {}
     for name in groups()["availability"]:
         if name != "custom":
@@ -290,14 +291,14 @@ def _availability_processes() -> dict[str, Any]:
 
 
 class UnknownProbabilityAvailability(Full):
-    """Nobody knows its probabilities."""
+    """An availability process whose probabilities are unknown."""
 
     law = "unknown"
     unknown_reason = "is a record"
 
 
 def _columns(strategy: Any) -> Iterator[str]:
-    """The partition of columns that its model must have."""
+    """Describe the partition of columns that its model must have."""
     try:
         strategy.check_columns(ColumnNames())
     except ConfigError as error:
@@ -306,8 +307,8 @@ def _columns(strategy: Any) -> Iterator[str]:
 
 
 def _compatible_rules(strategy: Any) -> Iterator[str]:
-    """Local rules with which it runs, where it does not with all: those it refuses, and those that do not use what it
-    hands to clients."""
+    """Return the local rules with which the algorithm runs, unless it runs with all: it refuses some, and some do
+    not use what it passes to clients."""
     empty_cohort = _example_federation().make_cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
     state = strategy.initial(torch.zeros(1, COLUMNS), _example_federation())
     start = strategy.start(state, empty_cohort)

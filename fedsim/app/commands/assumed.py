@@ -1,4 +1,4 @@
-"""The requirements of local rules: the first of several small runs, with ever more features, that a rule accepts."""
+"""The requirements of local rules: of several small runs with more and more features, the first that a rule accepts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedsim.shift import Location, Players
 
 
 def labelled_dataset() -> Dataset:
-    """Two samples of each of three clients, of two classes."""
+    """Return a data set of three clients with two samples each, of two classes."""
     return Dataset("few", torch.zeros(6, 2), torch.arange(6) % 2, classes=2, owners=torch.arange(6) % 3)
 
 
 def shifting_dataset(**options: object) -> Simulation:
-    """Means that react to the deployed model."""
+    """Return a data set of means that react to the deployed model."""
     return Simulation(GaussianMean(3), Mean, clients=3, shift=Location(references="none", **options))  # type: ignore[arg-type]
 
 
 def _hidden_layer(shape: tuple[int, ...], classes: int = 1, outputs: int | None = None) -> MLP:
-    """Two hidden units."""
+    """Return a model with two hidden units."""
     return MLP(shape, outputs or classes, hidden=(2,))
 
 
@@ -47,7 +47,7 @@ RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed â†
 
 
 def assumptions_of(rule: LocalRule) -> str:
-    """The requirements in words; what a rule refuses even with all features is in its docstring."""
+    """Describe the requirements of a rule; requirements beyond all these features are in its docstring."""
     for description in RUN_BY_ASSUMPTION:
         run = _build_component(description)
         try:

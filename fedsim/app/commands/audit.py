@@ -1,4 +1,4 @@
-"""`fedsim audit`: the ε that a run claims, beside a lower bound that an adversary reaches with canary clients."""
+"""`fedsim audit`: the ε that a run claims, and a lower bound from simulated attacks with canary clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_AUDITED_EPSILON = {
 
 
 def main(arguments: list[str]) -> None:
-    """Audit a run, or the run that overrides describe; ends with 1 where the claim is wrong."""
+    """Audit a run, or the run that overrides describe; exit with status 1 if the claim is refuted."""
     parser = argparse.ArgumentParser("fedsim audit", description=f"Compute {COMMAND_DESCRIPTIONS['audit']}.")
     parser.add_argument(
         "what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides as for a run (KEY=VALUE …)"
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 def audited_configuration(arguments: list[str]) -> DictConfig:
-    """The configuration of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
+    """Return the configuration of a run folder or of overrides, on the CPU. Values may follow a folder, KEY=VALUE."""
     run_argument, config_path = arguments[0], Path(arguments[0]) / CONFIG_FILE
     if Path(run_argument).is_dir():
         try:
@@ -82,7 +82,7 @@ def audited_configuration(arguments: list[str]) -> DictConfig:
 
 
 def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
-    """The claim after the rounds that are audited, and their number: as asked for, else as many as show most.
+    """Return the claim after the audited rounds, and their number: as requested, or the number that shows most.
 
     A bound from a few thousand worlds cannot be large, so one of few rounds shows more where each costs much.
     """
@@ -111,7 +111,7 @@ def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, 
 
 
 def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds: float) -> list[str]:
-    """The printed report of an audit."""
+    """Return the printed report of an audit."""
     full_claim = simulation.privacy(simulation.rounds)
     assert full_claim is not None
     lines = [f"claimed: {full_claim.statement}"]

@@ -1,4 +1,4 @@
-"""`fedsim data`: what each data set needs, whether it is there, and getting it where a network is at hand."""
+"""`fedsim data`: the files that each data set needs, whether they are available, and their download."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USER_DATA_CLASSES = (OwnData, Text)  # what is read from a user's own files, nam
 
 
 def main(arguments: list[str]) -> None:
-    """List all data sets, or look after those that are named."""
+    """List all data sets, or check the named ones and download what is missing."""
     parser = argparse.ArgumentParser("fedsim data", description=f"Show {COMMAND_DESCRIPTIONS['data']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to download, and to read as a check")
     parser.add_argument(
@@ -44,23 +44,23 @@ def main(arguments: list[str]) -> None:
 
 @functools.cache
 def datasets() -> dict[str, type[Dataset]]:
-    """The choices of the group `dataset`, and their classes."""
+    """Return the choices of the group `dataset` and their classes."""
     return {name: get_class(choice_target("dataset", name)) for name in groups()["dataset"] if name != "custom"}
 
 
 def root_and_origin(root: str | None) -> tuple[Path, str]:
-    """The folder of all data sets, and who says so."""
+    """Return the folder of all data sets, and which setting determines it."""
     origin = "--root" if root else "FEDSIM_DATA" if os.environ.get("FEDSIM_DATA") else "FEDSIM_DATA is not set"
     return data_root(root).resolve(), origin
 
 
 def availability_note(name: str) -> str:
-    """One data set in a line."""
+    """Return one line about the availability of a data set."""
     return first_comment(config_folder() / "dataset" / f"{name}.yaml")
 
 
 def dataset_line(name: str, root: Path) -> str:
-    """One data set in the list."""
+    """Return the line of a data set in the list."""
     files = datasets()[name].files
     if issubclass(datasets()[name], USER_DATA_CLASSES):
         return f"  {name:20} your files          {availability_note(name)}"
@@ -78,14 +78,14 @@ def dataset_line(name: str, root: Path) -> str:
 
 
 def total_file_size(paths: list[Path]) -> str:
-    """The total size of the files; folders, which may hold 100,000 files, are not walked through."""
+    """Return the total size of the files; folders, which may hold 100,000 files, are not searched."""
     if any(path.is_dir() for path in paths):
         return "a folder"
     return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"
 
 
 def fetch_and_read(name: str, root: Path) -> None:
-    """Fetch a data set if it is absent, and read it.
+    """Download a data set if it is missing, and read it.
 
     Raises:
         MissingDataError: where it cannot be had; the message says what to do.

@@ -1,4 +1,4 @@
-"""`fedsim info`: what a report of a problem should begin with."""
+"""`fedsim info`: facts that a bug report should begin with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DISTRIBUTION_NAME = "fedsim-torch"
 
 
 def main(arguments: list[str]) -> None:
-    """Print versions, devices, threads, extras and the data that were found."""
+    """Print versions, devices, threads, extras and the folders of data."""
     argparse.ArgumentParser("fedsim info", description=f"Show {COMMAND_DESCRIPTIONS['info']}.").parse_args(arguments)
     for name, value in environment_facts():
         print(f"{name:12} {value}")
 
 
 def environment_facts() -> Iterator[tuple[str, str]]:
-    """Name and value of every line."""
+    """Yield name and value of each line."""
     import torch
 
     import fedsim
@@ -62,7 +62,7 @@ def environment_facts() -> Iterator[tuple[str, str]]:
 
 
 def usable_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -71,7 +71,7 @@ def gigabytes_text(number: int) -> str:
 
 
 def missing_packages_by_extra() -> dict[str, list[str]]:
-    """Every extra of the package, and those of its distributions that are absent."""
+    """Return each extra of the package, and which of its distributions are missing."""
     try:
         extra_names = importlib.metadata.metadata(DISTRIBUTION_NAME).get_all("Provides-Extra") or []
         requirements = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION_NAME) or []]
@@ -89,7 +89,7 @@ def missing_packages_by_extra() -> dict[str, list[str]]:
 
 
 def is_installed(requirement: Requirement) -> bool:
-    """Whether a distribution is installed in a suitable version."""
+    """Return whether a distribution is installed in a suitable version."""
     try:
         return requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
     except importlib.metadata.PackageNotFoundError:

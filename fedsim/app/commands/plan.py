@@ -69,7 +69,7 @@ def plan_of_overrides(overrides: list[str], seconds: float, start: float) -> Pla
 
 
 def report(plan: Plan) -> list[str]:
-    """The lines that are printed."""
+    """Return the printed lines of a plan."""
     if plan.measured_rounds == plan.rounds:
         basis = "all rounds"
     else:
@@ -92,12 +92,12 @@ def report(plan: Plan) -> list[str]:
 
 
 def milliseconds_text(seconds: float) -> str:
-    """A short duration with three digits."""
+    """Format a short duration with three digits."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes in a suitable unit."""
+    """Format a number of bytes in a suitable unit."""
     for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 1000**exponent:
             return f"{count / 1000**exponent:.3g} {unit}"
