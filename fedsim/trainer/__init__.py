@@ -1,4 +1,4 @@
-"""Runs a local rule on all active rows: how, never what."""
+"""Runs a local rule on all active rows, by one of several executors."""
 
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.full_data_query import FullDataQuery

@@ -1,4 +1,5 @@
-"""Does an executor give what plain PyTorch gives? A user's module and loss are tried before anything is written.
+"""Whether an executor gives the same numbers as plain PyTorch: a user's module and loss are tried before anything is
+written.
 
 The reference is the way one would write it by hand: a fresh copy of the module for each client, `loss.backward()`, a
 step along the gradients, batches without padding. An executor takes the same clients through the same batches; where it
@@ -43,7 +44,7 @@ TrialRunner = Callable[["Trial", RowModel], Tensor]
 
 
 def is_model_built_in(model: RowModel) -> bool:
-    """Is the module one of this package's or torchvision's, and the loss one of this package's?"""
+    """Return whether the module is one of this package's or torchvision's, and the loss one of this package's."""
     return is_built_in(model.training_module) and model.loss in LOSSES.values()
 
 
@@ -65,16 +66,16 @@ class Trial:
 
     @property
     def steps(self) -> np.ndarray:
-        """[3] local steps of each client, descending."""
+        """The number of local steps of each client, [3], descending."""
         steps: np.ndarray = np.count_nonzero(self.sizes, axis=1)
         return steps
 
     def active_rows(self) -> list[int]:
-        """How many clients take each of the steps."""
+        """The number of clients that take each of the steps."""
         return [int(np.count_nonzero(self.sizes[:, step])) for step in range(self.sizes.shape[1])]
 
     def batch(self, step: int, first_row: int, stop: int, dtype: torch.dtype) -> Batch:
-        """The batch of clients first…stop−1 at a step, padded to the largest, as `samples.Chunk.batch` gives it."""
+        """Return the batch of clients first…stop−1 at a step, padded to the largest, as `samples.Chunk.batch` does."""
         batch_sizes = self.sizes[first_row:stop, step]
         batch_width = int(batch_sizes.max())
         clients = torch.arange(first_row, stop, device=self.rows.device)
@@ -88,16 +89,16 @@ class Trial:
         return batch
 
     def contaminate(self, batch: Batch, step: int, first_row: int, stop: int) -> Batch:
-        """The samples are clean."""
+        """Return the batch unchanged: samples are not contaminated."""
         return batch
 
     def batch_of_client(self, client: int, step: int, dtype: torch.dtype) -> Batch:
-        """The batch of one client, without padding."""
+        """Return the batch of one client, without padding."""
         return {name: value[0] for name, value in self.batch(step, client, client + 1, dtype).items()}
 
 
 def make_trial(model: RowModel, samples: Batch, batch_sizes: tuple[int, ...]) -> Trial:
-    """Clients whose batches have these sizes in turn, on models that differ."""
+    """Return clients with batches of these sizes in turn, and with different models."""
     row = model.initial([0])[0]
     sine_values = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
     rows = row.repeat(3, 1)
@@ -109,12 +110,12 @@ def make_trial(model: RowModel, samples: Batch, batch_sizes: tuple[int, ...]) ->
 
 
 def reference_end_rows(trial: Trial, model: RowModel) -> Tensor:
-    """[3, d] where plain PyTorch ends, client by client."""
+    """Return the rows [3, d] at which plain PyTorch ends, client by client."""
     return torch.stack([_reference_end_row(trial, model, client) for client in range(len(trial.rows))])
 
 
 def is_loss_repeatable(trial: Trial, model: RowModel) -> bool:
-    """Does the loss return one value twice, for the same output and batch?"""
+    """Return whether the loss gives the same value twice for the same output and batch."""
     batch, module = trial.batch_of_client(0, 0, model.dtype), copy_module(model.training_module)
     with torch.no_grad(), model.random_context(batch):
         output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
@@ -154,8 +155,8 @@ def _copy_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_no_writes_in_backward(module: nn.Module, buffers_before: dict[str, Tensor]) -> None:
-    """Refuse buffers that a hook or a `torch.autograd.Function` writes in the backward pass: the moved statistics of a
-    client are those that its forward pass leaves."""
+    """Refuse buffers that a hook or a `torch.autograd.Function` writes in the backward pass, since a client's
+    statistics are those after its forward pass."""
     for name, value in _copy_buffers(module).items():
         if name in buffers_before and not torch.equal(value.nan_to_num(), buffers_before[name].nan_to_num()):
             raise ConfigError(
@@ -165,7 +166,7 @@ def _check_no_writes_in_backward(module: nn.Module, buffers_before: dict[str, Te
 
 
 def executor_trial_runner(make_executor: Callable[[RowModel], Any]) -> TrialRunner:
-    """[3, d] where an executor ends."""
+    """Return the function that computes the rows [3, d] at which an executor ends."""
 
     def run(trial: Trial, model: RowModel) -> Tensor:
         rates = torch.full((TRIAL_STEPS, len(trial.rows)), TRIAL_LEARNING_RATE, dtype=model.dtype, device=model.device)
@@ -176,7 +177,7 @@ def executor_trial_runner(make_executor: Callable[[RowModel], Any]) -> TrialRunn
 
 
 class Agreement:
-    """Which executors give what plain PyTorch gives, for one model and its loss; tried once each.
+    """Which executors give the same numbers as plain PyTorch for one model and its loss; each is tried once.
 
     Args:
         model: of the run.
@@ -231,7 +232,7 @@ class Agreement:
         return expected
 
     def _trial_batch_sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
-        """Batch sizes that are tried: 7 and 2, and the run's largest and smallest, where the module takes them."""
+        """Return the batch sizes to try: 7 and 2, and the run's largest and smallest, if the module takes them."""
         occurring_sizes = [size for size in batches.sizes if size <= MAX_TRIED_BATCH_SIZE] or [
             min(batches.largest, MAX_TRIED_BATCH_SIZE)
         ]
@@ -265,7 +266,7 @@ class Agreement:
         return tuple(accepted_sizes[:TRIAL_STEPS])
 
     def disagreement_reason(self, executor_name: str, traits: ForwardTraits) -> str | None:
-        """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
+        """Return why this executor cannot be used, in a few words; None if it gives the same numbers."""
         key = executor_name, traits.mixes_samples, traits.isolation_reason is not None
         if key not in self._verdict_by_case:
             self._verdict_by_case[key] = self._try_executor(executor_name, traits)
@@ -290,7 +291,7 @@ class Agreement:
         )
 
     def _moves_agree(self, expected: Tensor, end_rows: Tensor, tolerance: float) -> bool:
-        """Relative to the largest move of each client, of parameters and of statistics apart."""
+        """Compare moves relative to the largest move of each client, separately for parameters and statistics."""
         trained = self.trial.num_trained_columns
         for columns in (slice(0, trained), slice(trained, None)):
             expected_moves, actual_moves = (
@@ -312,7 +313,7 @@ _agreement_by_model: OrderedDict[Hashable, Agreement] = OrderedDict()
 
 
 def cached_agreement(model: RowModel, batches: Batches, make_executor: Callable[..., Any]) -> Agreement | None:
-    """What a model and its loss agree with, remembered within the process; None where they are trusted."""
+    """Return the agreement of a model and its loss, cached within the process; None for trusted ones."""
     if is_model_built_in(model):
         return None
     model_snapshot = snapshot(

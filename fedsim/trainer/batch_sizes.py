@@ -1,4 +1,4 @@
-"""Batches that are too small for the model, or too large for the machine, are refused before anything runs."""
+"""Refuses batches that are too small for the model, or too large for the machine, before anything runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BATCH_COPIES = 2  # of a batch, at the least: drawn or gathered, and what the fi
 
 
 def check_batch_memory(batches: Batches, model: RowModel, numbers: int) -> None:
-    """Can every client's batches be trained on?
+    """Check that the batches of all clients fit into memory.
 
     Args:
         batches: of the run.

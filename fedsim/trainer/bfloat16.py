@@ -1,4 +1,4 @@
-"""Whether `trainer.precision=bf16` pays: on a processor without units for it, products are slower than in float32.
+"""Whether `trainer.precision=bf16` pays: on a processor without bfloat16 units, products are slower than in float32.
 
 Experimental: no machine with such units, and no GPU, has been measured yet. Without a gain there bfloat16 goes.
 """
@@ -28,7 +28,7 @@ def warn_if_slower(
     batch_plan: Plan,
     rows: trial.TimedRows,
 ) -> None:
-    """Say so where a step of the round's rows takes longer, as it was chosen, than it would in full precision."""
+    """Log a warning if a step of the round's rows takes longer with the chosen precision than in full precision."""
     row_count = min(len(batch_plan.load.steps), executor_choice.chunk)
     timing_key = (
         "precision",

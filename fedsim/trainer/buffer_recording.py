@@ -1,4 +1,4 @@
-"""The objective that a local rule meets, for one client or, where its methods are lifted, for a whole chunk."""
+"""The objective that a local rule receives, for one client or, with its methods vmapped, for a whole chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTIVE_METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixe
 
 
 class BufferRecordingObjective:
-    """The objective that a rule meets: it keeps what each forward pass left in the columns of statistics.
+    """An objective that records what each forward pass left in the columns of statistics.
 
     Args:
         inner_objective: `FunctionalObjective` or `PlainObjective`.
@@ -83,7 +83,7 @@ class BufferRecordingObjective:
             self.recorded_buffers += forward_passes
 
     def step(self, local_rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
-        """The rule's step; its models' statistics are carried along."""
+        """Take the rule's step; the statistics of its models are carried along."""
         if not self.model.statistics:
             return local_rule.step(carry, batch, lr, self)
         self.recorded_buffers = []
@@ -91,14 +91,14 @@ class BufferRecordingObjective:
         return self._carry_statistics(local_rule, carry, carry_after), loss
 
     def on_round_start(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
-        """What the rule does before its first step, likewise."""
+        """Call the rule's `on_round_start` before its first step; statistics are carried along."""
         if not self.model.statistics:
             return rule.on_round_start(carry, batch, lr, self)
         self.recorded_buffers = []
         return self._carry_statistics(rule, carry, rule.on_round_start(carry, batch, lr, self))
 
     def _carry_statistics(self, local_rule: LocalRule, carry_before: Carry, carry_after: Carry) -> Carry:
-        """The carry with the statistics that the last forward pass of each of its models left.
+        """Return the carry with the statistics that the last forward pass of each of its models left.
 
         A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)
         to the models that have none of their own. A model that a step sets to 'params' is that model, statistics

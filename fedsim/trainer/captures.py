@@ -1,4 +1,4 @@
-"""Recorded steps that a device has taken down whole (`trainer.compile=graph`): one launch for all kernels of a step.
+"""Steps that a device has captured as a whole (`trainer.compile=graph`): one launch for all kernels of a step.
 
 A graph reads and writes the same memory every time. So arguments are copied into tensors of its own, and results out of
 them; what is handed through is the caller's. The memory that is held so is bounded: what has not been asked for longest
@@ -26,7 +26,7 @@ MAX_CAPTURE_BYTES = 2**30  # of arguments and results of one function
 
 
 class RecordedGraph:
-    """A recording on tensors of its own.
+    """A captured graph with its own input and output tensors.
 
     Args:
         recording: of these arguments.
@@ -52,14 +52,14 @@ class RecordedGraph:
 
     @property
     def num_bytes(self) -> int:
-        """Of its arguments and results."""
+        """Bytes of its arguments and results."""
         return tensor_bytes(self.inputs) + tensor_bytes(
             [o for o, p in zip(self.outputs, self._passed_input_indices, strict=True) if p is None]
         )
 
 
 class GraphReplay(Replay):
-    """As `Replay`, of what the device captures.
+    """As `Replay`, for graphs that the device captures.
 
     Args:
         capture: see `RecordedGraph`.
@@ -96,7 +96,7 @@ class GraphReplay(Replay):
     def _fall_back_to_replay(
         self, argument_form: Any, tensors: list[Tensor], reason: str
     ) -> Callable[[list[Tensor]], Any]:
-        """Operation by operation; it is said once."""
+        """Replay operation by operation from now on; logged once."""
         if not self._has_warned:
             log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
         self._has_warned = True

@@ -1,4 +1,4 @@
-"""The stated rule by which `executor: auto` and `chunk: auto` decide, and what else may be tried.
+"""The rule by which `executor: auto` and `chunk: auto` decide, and the executors that may be tried in addition.
 
 - Plain descents (local=sgd, momentum, adam, and local=apfl whose α rests during a round; without clipping, on data that
   do not react to the model): `fused` for models of linear layers and, in a line with them, convolutions; for any
@@ -61,7 +61,7 @@ CHUNK_ROWS_BY_EXECUTOR = {
 
 @dataclass(frozen=True)
 class ExecutorChoice:
-    """What was chosen, and why."""
+    """A chosen executor, and why it was chosen."""
 
     executor: str
     chunk: int  # rows handed to the executor together
@@ -71,7 +71,7 @@ class ExecutorChoice:
     compile: str = "replay"
 
     def describe(self) -> str:
-        """One line for the log."""
+        """Describe the choice in one line for the log."""
         row_count = self.chunk if self.executor == "vmap" else self.rows_per_stack
         mode = f"up to {row_count} rows at once" if row_count > 1 else f"row by row in {self.workers} threads"
         if self.executor == "grouped":
@@ -91,7 +91,7 @@ def candidate_executors(
     ranks: int = 1,
     agreement: Agreement | None = None,
 ) -> list[ExecutorChoice]:
-    """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
+    """Resolve 'auto' settings: the choice of the rule first, then those that may be tried in addition.
 
     Args:
         requested_execution: of which these are looked at.
@@ -153,7 +153,7 @@ def candidate_executors(
 def _isolated_rows_choice(
     requested_execution: Execution, model: RowModel, local_rule: LocalRule, shift: Shift, batch_numbers: int
 ) -> ExecutorChoice:
-    """Rows one by one, the only way for a model of which each client needs a fresh copy."""
+    """Choose rows one by one, the only way for a model of which each client needs a new copy."""
     if requested_execution.executor not in ("auto", "loop"):
         raise ConfigError(
             f"trainer.executor={requested_execution.executor} cannot run this model, since "
@@ -164,7 +164,7 @@ def _isolated_rows_choice(
 
 
 def _executor_to_compile(requested: Execution) -> str:
-    """The executor that is requested for; `vmap` in place of 'auto' where steps are compiled, which no other can."""
+    """Return the requested executor; `vmap` in place of 'auto' if steps are compiled, which no other executor can."""
     if requested.compile in UNCOMPILED_MODES:
         return requested.executor
     if requested.executor not in ("auto", "vmap"):
@@ -197,7 +197,8 @@ def _check_executor_possible(
 def _agreeing_choices(
     executor_choices: list[ExecutorChoice], agreement: Agreement | None, requested_execution: Execution, model: RowModel
 ) -> list[ExecutorChoice] | None:
-    """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
+    """Return the choices that give the same numbers as plain PyTorch; None after a trait of the model has changed, so
+    that other choices are possible.
 
     Raises:
         ConfigError: there are none.
@@ -245,7 +246,7 @@ def _model_name(model: RowModel) -> str:
 def _ordered_executors(
     has_plain_descents: bool, stackable: bool, has_convolutions: bool, can_vmap: bool, groupable: bool
 ) -> dict[str, str]:
-    """Executors, and why each: the rule's first. `has_convolutions`: on a CPU."""
+    """Return executors and reasons, the rule's first; `has_convolutions`: on a CPU."""
     if has_plain_descents and stackable:
         return {"fused": "plain descents"}
     is_possible = {"fused": has_plain_descents, "grouped": groupable, "vmap": can_vmap, "loop": True}
@@ -265,7 +266,8 @@ def _ordered_executors(
 
 @functools.cache  # said once
 def resolve_num_workers(requested_workers: int) -> int:
-    """As many threads as are requested for, each with a model of its own, as long as processors have a use for them."""
+    """Return the number of threads: as many as requested, each with its own model, as long as there are processors
+    for them."""
     max_workers = MAX_WORKERS * (os.cpu_count() or 1)
     if requested_workers > max_workers:
         log.warning(
@@ -286,7 +288,7 @@ def _choice_with_chunk(
     shift: Shift,
     batch: int,
 ) -> ExecutorChoice:
-    """The executor with its chunk and workers; `batch`: numbers in a row's."""
+    """Return the executor with its chunk and workers; `batch`: numbers in a row's batch."""
     is_cpu = model.device.type == "cpu"
     threads = (
         torch.get_num_threads()

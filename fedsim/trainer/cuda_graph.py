@@ -1,4 +1,4 @@
-"""CUDA graphs: all that is said to a GPU about them. What they are used for is in `fedsim.trainer.captures`."""
+"""The interface to CUDA graphs; `fedsim.trainer.captures` uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CapturedGraph = tuple[Callable[[], None], list[Tensor]]
 
 
 def check_graph_capture(local_rule: LocalRule, model: RowModel, shift: Shift) -> None:
-    """Raise where a step of these cannot be captured."""
+    """Raise an error if a step of these cannot be captured."""
     if model.device.type != "cuda":
         raise ConfigError(
             f"trainer.compile=graph needs a GPU, and the device is {model.device}; use trainer.compile=replay"

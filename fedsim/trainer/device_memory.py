@@ -1,4 +1,4 @@
-"""Memory of the device: how glibc keeps what is freed, and what a device says when it has no more."""
+"""Memory of the device: glibc's thresholds for freed memory, and errors of a full device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OUT_OF_MEMORY_MESSAGES = (
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Is it a lack of memory on the device?"""
+    """Return whether an error is due to a lack of memory on the device."""
     return isinstance(error, torch.OutOfMemoryError) or any(
         message_part in str(error) for message_part in OUT_OF_MEMORY_MESSAGES
     )
 
 
 def single_row_memory_error(device: torch.device) -> RunError:
-    """Even a chunk of a single row does not fit."""
+    """Return the error for a chunk of a single row that does not fit."""
     return RunError(
         f"out of memory on {device}: there is no room for a single client's local steps; lower batch_size or the "
         "model's size, put per-client memory elsewhere with trainer.memory=host, or choose another device"
@@ -34,7 +34,7 @@ def single_row_memory_error(device: torch.device) -> RunError:
 
 
 def device_memory_error(device: str) -> str:
-    """What does not run in chunks does not fit."""
+    """Return the error for work that does not run in chunks and does not fit."""
     return (
         f"out of memory on device={device} outside local training; lower clients, len(seeds) or the model's size, put "
         "per-client memory elsewhere with trainer.memory=host, or choose another device"

@@ -1,4 +1,4 @@
-"""Where and how a run is computed."""
+"""Options of where and how a run is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Execution(Validated):
-    """All but `dtype` and `precision` leave the numbers as they are, to rounding.
+    """Options that change results only by rounding, except for `dtype` and `precision`.
 
     Attributes:
         executor, chunk, workers, trial, compile: see `fedsim.trainer.choose`. `compile='graph'` is experimental.

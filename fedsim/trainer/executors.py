@@ -1,4 +1,4 @@
-"""What takes the rows of a chunk through their local steps, made as it was chosen."""
+"""Build the executor that takes the rows of a chunk through their local steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Executor = FusedExecutor | LoopExecutor | VmapExecutor
 def make_executor(
     executor_choice: ExecutorChoice, local_rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool
 ) -> Executor:
-    """The chosen one; `contaminated`: foreign samples are mixed into the batches."""
+    """Build the chosen executor; `contaminated`: foreign samples are mixed into the batches."""
     if executor_choice.executor == "loop":
         return LoopExecutor(local_rule, model, shift, executor_choice.workers, contaminated)
     if executor_choice.executor == "vmap":

@@ -1,5 +1,5 @@
-"""Rows whose local steps raise, since a numerical routine refuses their numbers: they end as NaN, and the others of
-their chunk as they would have beside rows that do not fail."""
+"""Rows whose local steps raise an error because a numerical routine refuses their numbers: they end as NaN, and the
+other rows of their chunk as they would without failing rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RowRunner = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
 def run_without_failing_rows(
     run_rows: RowRunner, rows: np.ndarray, diverged_mask: np.ndarray
 ) -> tuple[Carry, Tensor] | None:
-    """What `run_rows` gives for these rows, where it raises for some of them.
+    """Return the results of `run_rows` for these rows, of which some raise an error.
 
     A row that fails is computed as its neighbour, so that the chunk keeps its size, and the numbers of the other rows
     do not depend on how many fail.
@@ -43,7 +43,7 @@ def run_without_failing_rows(
 
 
 def _try_rows(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
-    """None where a numerical routine refuses some row."""
+    """Return the results; None if a numerical routine refuses some row."""
     try:
         return run(rows)
     except Exception as error:
@@ -53,7 +53,7 @@ def _try_rows(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
 
 
 def _failing_positions(run_rows: RowRunner, rows: np.ndarray, row_positions: np.ndarray) -> list[int]:
-    """Which of these positions fail, by halves."""
+    """Return which of these positions fail, by bisection."""
     if not len(row_positions) or _try_rows(run_rows, rows[row_positions]) is not None:
         return []
     if len(row_positions) == 1:
@@ -65,7 +65,7 @@ def _failing_positions(run_rows: RowRunner, rows: np.ndarray, row_positions: np.
 
 
 def _replace_failing_rows(rows: np.ndarray, failing_mask: np.ndarray) -> np.ndarray:
-    """Positions with the nearest one that does not fail instead of each that does: the order by steps is kept."""
+    """Replace each failing position by the nearest one that does not fail, which keeps the order by steps."""
     good_positions = np.flatnonzero(~failing_mask)
     next_good_index = np.searchsorted(good_positions, np.arange(len(rows))).clip(max=len(good_positions) - 1)
     replaced_rows: np.ndarray = rows[good_positions[next_good_index]]
@@ -73,14 +73,14 @@ def _replace_failing_rows(rows: np.ndarray, failing_mask: np.ndarray) -> np.ndar
 
 
 def _mark_failed_rows(carry: Carry, losses: Tensor, failing_mask: np.ndarray) -> tuple[Carry, Tensor]:
-    """NaN where a row failed."""
+    """Set the failed rows to NaN."""
     failed_mask = torch.as_tensor(failing_mask, device=losses.device)
     marked_carry = {name: set_nan(failed_mask, value) for name, value in carry.items()}
     return marked_carry, set_nan(failed_mask, losses)
 
 
 def set_nan(failed_mask: Tensor, values: Tensor) -> Tensor:
-    """[c, …] with NaN in the rows that are bad [c]; whole numbers stay."""
+    """Return [c, …] with NaN in the bad rows [c]; integers are unchanged."""
     if not values.is_floating_point():
         return values
     return torch.where(failed_mask.reshape(-1, *[1] * (values.dim() - 1)), math.nan, values)

@@ -1,4 +1,4 @@
-"""What a strategy may ask of clients beside their training: loss and gradient of all their data at a model."""
+"""A query of a strategy to clients in addition to training: loss and gradient of all their data at a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL_GRADIENT_NAME = "gradient of all data"
 
 
 class FullGradientRule(LocalRule):
-    """One look at all the client's data, from which nothing moves."""
+    """A local rule that computes loss and gradient on all of the client's data and changes nothing."""
 
     supported_keys = frozenset({FULL_GRADIENT_NAME})
 
@@ -27,7 +27,7 @@ class FullGradientRule(LocalRule):
 
 
 class FullDataQuery:
-    """Asks clients as they are in the middle of a run: with the columns that stay with them, and data that react.
+    """Queries clients in the middle of a run, with their private columns and with data that react.
 
     All of a client's samples are one batch, as a pass would meet them (augmented, under the shift, contaminated); of a
     stream it is one of the batches that training draws.
@@ -42,12 +42,12 @@ class FullDataQuery:
 
     @classmethod
     def beside_trainer(cls, trainers: TrainerFactory, trainer: Trainer) -> FullDataQuery:
-        """The query beside a trainer that `trainers` made; they make another one for it."""
+        """Build the query next to a trainer that `trainers` made; they make another trainer for it."""
         size = trainer.local_rule.work.batch_size if trainers.data.dataset.stream else None
         return cls(trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size)))
 
     def __call__(self, cohort: Cohort, models: Tensor) -> FullDataGradients:
-        """Of the cohort's clients at their replicate's model [R, d]."""
+        """Return losses and gradients of the cohort's clients at their replicate's model [R, d]."""
         model = self.trainer.model
         rows = cohort.broadcast(models)
         start: dict[str, Any] = {"params": rows, FULL_GRADIENT_NAME: rows.new_zeros(len(cohort), model.dimension)}

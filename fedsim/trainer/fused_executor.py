@@ -1,4 +1,4 @@
-"""Plain descents with as little beside the model's own arithmetic as can be: rows step in place, in the backward pass.
+"""Plain gradient descent with little overhead: rows are updated in place, inside the backward pass.
 
 Rows of models whose layers can be stacked go through them together (`fedsim.trainer.stepping`), as many as stay in the
 cache; rows of other models, and convolutions on a CPU, one by one, by worker threads of which each has its own module.
@@ -32,7 +32,8 @@ FUSED_EXECUTORS = ("fused", "grouped")  # the names under which it is chosen
 
 
 def fusible_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
-    """The plain descents of which a step consists; none where it is more than that, or the data ask for x."""
+    """Return the gradient descents of which a step consists; none if it contains anything else, or if the data
+    depend on x."""
     if shift.active:
         return ()
     steps = rule.descents()
@@ -43,22 +44,22 @@ def fusible_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[Gr
 
 
 def num_models_in_use(steps: tuple[GradientStep, ...]) -> int:
-    """How many rows of a client are at hand while it steps: its models, mixtures, and what optimisers remember."""
+    """Return how many rows of a client are in memory during a step: its models, mixtures, and optimiser states."""
     return sum((2 if step.mix_with and not step.outputs else 1) + len(step.state) for step in steps)
 
 
 def is_model_stackable(model: RowModel) -> bool:
-    """Can several rows of the model go through one forward pass?"""
+    """Return whether several rows of the model can go through one forward pass."""
     return _keeps_rows_independent(model) and is_stackable(model.training_module, not prefers_channels_last(model))
 
 
 def is_model_groupable(model: RowModel) -> bool:
-    """Can the convolutions of several rows of the model become one grouped convolution on a CPU?"""
+    """Return whether the convolutions of several rows of the model can become one grouped convolution on a CPU."""
     return prefers_channels_last(model) and _keeps_rows_independent(model) and is_groupable(model.training_module)
 
 
 def _keeps_rows_independent(model: RowModel) -> bool:
-    """Do samples, and losses of samples, not depend on what else is in the batch?"""
+    """Return whether samples, and losses of samples, are independent of the rest of the batch."""
     independent = not (model.statistics or model.mixes_samples or model.traits.random)
     return independent and model.loss in LOSSES.values()
 
@@ -74,7 +75,7 @@ def backpropagate(outputs: Tensor, gradient: Tensor) -> None:
 
 
 class ClientStack:
-    """All models of up to `stack` clients, for one thread at a time."""
+    """All models of up to `stack` clients, used by one thread at a time."""
 
     def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...], grouped: bool) -> None:
         self.local_rule, self.model, self.steps = rule, model, steps
@@ -84,7 +85,7 @@ class ClientStack:
         self.mixing_weights_by_model: dict[str, Tensor] = {}
 
     def start_round(self, carry: Carry, batch: Batch, learning_rates: Tensor) -> Carry:
-        """What the rule does with rows [c, …] before their first step, on its batch [c, B, …] at its rates [c]."""
+        """Call the rule before the first step of rows [c, …], on its batch [c, B, …] at its rates [c]."""
         assert self.objective is not None
         carries_of_clients = []
         for row, rate in enumerate(learning_rates):
@@ -93,7 +94,7 @@ class ClientStack:
         return {name: torch.stack([entries[name] for entries in carries_of_clients]) for name in carry}
 
     def load(self, carry: Carry, output_carry: Carry) -> None:
-        """Take over rows of the carry [c, …], which `store` will have written to `output_carry`."""
+        """Load rows of the carry [c, …]; `store` will have written them to `output_carry`."""
         self.mixing_weights_by_model = {step.name: carry[step.mixing] for step in self.steps if step.mixing}
         for step in reversed(self.steps):
             other_parameters = (
@@ -104,12 +105,13 @@ class ClientStack:
             self.model_stack_by_name[step.name].load(carry, other_parameters, output_carry)
 
     def store(self) -> None:
-        """Have the rows written."""
+        """Finish writing the rows."""
         for stack in self.model_stack_by_name.values():
             stack.store()
 
     def step(self, batch: Batch, learning_rates: Tensor) -> Tensor:
-        """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
+        """Take one step of the first rows on their batches [c, B, …] at rates [c]; return their losses [c] before
+        it."""
         row_count = len(learning_rates)
         mixing_weights = {name: share[:row_count] for name, share in self.mixing_weights_by_model.items()}
         keys = batch["key"] if self.model.dropout_keys else None
@@ -145,7 +147,7 @@ class ClientStack:
 
 
 class FusedExecutor:
-    """Rows of a chunk in stacks.
+    """Runs the rows of a chunk in stacks.
 
     Args:
         local_rule: whose steps are descents.

@@ -1,4 +1,4 @@
-"""Convolutions of several rows as one grouped convolution, which take their step inside the backward pass.
+"""Convolutions of several rows as one grouped convolution whose step is taken inside the backward pass.
 
 On a CPU, a convolution of few channels spends much of its time outside of arithmetic. The images of c rows, side by
 side in the channel dimension, go through one convolution with c groups in channels-last layout: the same products in
@@ -37,7 +37,7 @@ CHANNELWISE_LAYERS = tuple(kind for kind in SAMPLEWISE_LAYERS if kind not in (nn
 
 @dataclass(frozen=True)
 class ConvolutionTrunk:
-    """The stretch of convolutions of a network.
+    """The part of a network that contains its convolutions.
 
     Attributes:
         sequential_name: name of the `nn.Sequential` that it lies in; '' is the module itself.
@@ -57,12 +57,12 @@ class ConvolutionTrunk:
         return list(self.sequential)[self.first_position : self.flatten_position]
 
     def layer_name(self, position: int) -> str:
-        """The name of a layer of the sequence in the whole module."""
+        """Return the name of a layer of the sequence within the whole module."""
         return f"{self.sequential_name}.{position}" if self.sequential_name else str(position)
 
 
 def find_trunk(module: nn.Module) -> ConvolutionTrunk | None:
-    """The stretch that contains all convolutions of a module and can be grouped; None if there is no such stretch."""
+    """Return the part that contains all convolutions of a module and can be grouped; None if there is none."""
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     if not convolutions or module is convolutions[0] or not is_sequential(module):
         return None
@@ -79,7 +79,7 @@ def find_trunk(module: nn.Module) -> ConvolutionTrunk | None:
 
 
 def is_groupable(module: nn.Module) -> bool:
-    """Can the samples of several rows go through the module together, its convolutions as grouped ones?"""
+    """Return whether samples of several rows can go through the module together, with grouped convolutions."""
     trunk = find_trunk(module)
     if trunk is None:
         return False
@@ -94,7 +94,7 @@ def _is_layer_groupable(layer: nn.Module) -> bool:
 
 
 def with_grouped_trunk(module: nn.Module, make_step: Callable[[], InPlaceStep]) -> list[SteppingLayer]:
-    """Exchange the layers of the module's trunk in place; those that have parameters."""
+    """Replace the layers of the module's trunk in place; return those that have parameters."""
     trunk = find_trunk(module)
     assert trunk is not None
     replaced_layers: list[SteppingLayer] = []
@@ -207,7 +207,7 @@ class GroupedGroupNorm(SteppingLayer):
 
 
 class UngroupedFlatten(nn.Module):
-    """The end of a trunk: [B, c·C, H, W] → [c·B, C·H·W], the rows' samples one row behind the other again.
+    """The end of a trunk: [B, c·C, H, W] → [c·B, C·H·W], with the samples of each row contiguous again.
 
     Args:
         layer: a layer of the trunk, which knows how many rows there are.

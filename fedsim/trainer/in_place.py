@@ -1,4 +1,4 @@
-"""Steps that parameters of several rows take where they lie: SGD's, momentum's, Adam's.
+"""Optimiser steps of several rows, taken in place: SGD, momentum, Adam.
 
 A row's step is what `fedsim.local.rule.Descent` tells. The product of which a weight's gradient is made, dYᵀX, is added
 to the weight itself, or to its velocity, and never stored; Adam, which needs its square, stores one parameter's at a
@@ -18,13 +18,13 @@ from fedsim.local.rule import HeavyBall, Moments
 
 
 def broadcast_rows(numbers: Tensor, rows: Tensor) -> Tensor:
-    """[c'] as [c', 1, …], to meet rows [c, …]."""
+    """Return [c'] as [c', 1, …], to be combined with rows [c, …]."""
     return numbers.view(-1, *[1] * (rows.dim() - 1))
 
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step of the first c' rows that is to come.
+    """A step of the first c' rows that has not been taken yet.
 
     Attributes:
         learning_rates: [c'] η.
@@ -44,7 +44,7 @@ NO_PENDING_STEP = PendingStep(torch.empty(0))
 
 @dataclass
 class ParameterRows:
-    """Rows of some parameters: lists in one order, [c, …] each.
+    """Rows of some parameters: lists in the same order, [c, …] each.
 
     Attributes:
         parameters: the parameters.
@@ -57,13 +57,13 @@ class ParameterRows:
     optimiser_state: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def map_views(self, view_of: Callable[[Tensor], Tensor]) -> ParameterRows:
-        """Views of all."""
+        """Return views of all."""
         state = {name: list(map(view_of, rows)) for name, rows in self.optimiser_state.items()}
         return ParameterRows(list(map(view_of, self.parameters)), list(map(view_of, self.gradient_terms)), state)
 
 
 class InPlaceStep(ABC):
-    """Parameters of c rows, which take every step that `begin` announces once, also where no sample meets them.
+    """Parameters of c rows. Each step that `begin` announces is taken once, also if no sample uses the parameters.
 
     Attributes:
         scales_by_rate: gradients come multiplied by the negative of their rows' rates already, which is done once for
@@ -77,21 +77,21 @@ class InPlaceStep(ABC):
         self._is_applied, self._ones_buffer = True, torch.empty(0)
 
     def load(self, rows: ParameterRows) -> None:
-        """Take over parameters of some rows."""
+        """Load parameters of some rows."""
         self.rows = rows
 
     def begin(self, step: PendingStep) -> None:
-        """A step of the first rows is to come."""
+        """Announce a step of the first rows."""
         self.pending_step, self._is_applied = step, False
 
     def apply_remaining(self) -> None:
-        """The step, where it has not been taken: no sample met the parameters."""
+        """Take the step if it has not been taken, because no sample used the parameters."""
         if not self._is_applied:
             self.descend([None] * len(self.rows.parameters))
 
     def descend(self, gradients: list[Tensor | None]) -> None:
-        """The step by the gradients [c', …] of the parameters, which may be written to; None where no sample met
-        them."""
+        """Take the step by the gradients [c', …] of the parameters, which may be overwritten; None if no sample
+        used them."""
         for index, gradient in enumerate(gradients):
             self._step(index, gradient)
         self._is_applied = True
@@ -106,14 +106,14 @@ class InPlaceStep(ABC):
 
     @abstractmethod
     def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
-        """That of one of the parameters."""
+        """Take the step of one of the parameters."""
 
     def _active_rows(self, rows: list[Tensor], index: int) -> Tensor:
-        """A parameter's rows that take the step."""
+        """Return the rows of a parameter that take the step."""
         return rows[index][: len(self.pending_step.learning_rates)]
 
     def _sample_ones(self, outputs: Tensor) -> Tensor:
-        """[c', 1, N], of which the product with outputs [c', N, out] is their sum over the samples."""
+        """Return [c', 1, N] of ones, whose product with outputs [c', N, out] is their sum over the samples."""
         shape = (len(outputs), 1, outputs.shape[1])
         if self._ones_buffer.shape != shape or self._ones_buffer.dtype != outputs.dtype:
             self._ones_buffer = outputs.new_ones(shape)
@@ -130,7 +130,7 @@ class PlainStep(InPlaceStep):
     scales_by_rate = True
 
     def _combine_gradient_terms(self, parameter_index: int) -> Tensor:
-        """The parameter after what does not depend on the samples."""
+        """Return the parameter after the terms that do not depend on the samples."""
         parameter, drift, step = (
             self._active_rows(self.rows.parameters, parameter_index),
             self._gradient_term(parameter_index),
@@ -171,7 +171,7 @@ class MomentumStep(InPlaceStep):
         self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
     def _apply_drift(self, parameter_index: int) -> Tensor:
-        """The velocity after what does not depend on the samples."""
+        """Return the velocity after the terms that do not depend on the samples."""
         parameter, velocity = (
             self._active_rows(self.rows.parameters, parameter_index),
             self._active_rows(self.rows.optimiser_state["velocity"], parameter_index),
@@ -268,7 +268,7 @@ class AdamStep(InPlaceStep):
 
 
 def make_in_place_step(optimiser: HeavyBall | Moments | None) -> InPlaceStep:
-    """Of a `Descent.optimiser`."""
+    """Build the step of a `GradientStep.optimiser`."""
     if optimiser is None:
         return PlainStep()
     return MomentumStep(optimiser) if isinstance(optimiser, HeavyBall) else AdamStep(optimiser)

@@ -1,4 +1,4 @@
-"""The works of several runs in one: their rows become one matrix for one trainer.
+"""Computes the local tasks of several runs at once: their rows become one matrix for one trainer.
 
 Runs fit together where a step of the one is a step of the other: the same model, samples, shift, contamination and
 local work, and rules that differ in nothing but learning rates, which are a number per step and row anyway. Everything
@@ -27,7 +27,7 @@ MAX_JOINT_BYTES = 2**31  # of the rows that are laid side by side on a GPU
 
 
 class JointExecutor:
-    """Does the works of runs that go together, those that fit in one call of a trainer.
+    """Runs the local tasks of runs in lockstep; compatible ones in one call of a trainer.
 
     Args:
         most_bytes: of the rows of one call; more are done in several. None: 2 GiB on a GPU; on a CPU, where nothing is
@@ -42,7 +42,7 @@ class JointExecutor:
         self._has_warned = False
 
     def __call__(self, local_tasks: Sequence[LocalTask]) -> list[LocalResult | Exception]:
-        """Each one's rows after their local steps, in the order of the works; or why there are none.
+        """Return the rows of each task after its local steps, in the order of the tasks, or the error that it raised.
 
         Where several rows together fail, each run has its own try, and its own failure.
         """
@@ -71,7 +71,7 @@ class JointExecutor:
             return error
 
     def _groups(self, local_tasks: Sequence[LocalTask]) -> list[list[int]]:
-        """Places of those that fit together, none with more bytes than are allowed."""
+        """Return positions of compatible tasks, in groups whose bytes do not exceed the limit."""
         task_groups: list[list[int]] = []
         for index, local_task in enumerate(local_tasks):
             fitting_groups = (group for group in task_groups if self._can_join(local_tasks[group[0]], local_task))
@@ -138,7 +138,7 @@ class JointExecutor:
         return split_results(result, [len(local_task) for local_task in local_tasks])
 
     def _shared_data(self, local_tasks: list[LocalTask]) -> ClientData:
-        """The clients of them all, kept for as long as the same go together."""
+        """Return the combined clients of the tasks, cached as long as the same tasks go together."""
         client_data = [local_task.batch_plan.batches.data for local_task in local_tasks]
         key = tuple(map(id, client_data))
         if key not in self._joint_data_by_group:
@@ -149,7 +149,7 @@ class JointExecutor:
 
 
 def are_trainers_compatible(first_trainer: Trainer, second_trainer: Trainer) -> bool:
-    """Is a local step of the one a local step of the other, but for its learning rate?"""
+    """Return whether a local step of one trainer is a local step of the other, except for its learning rate."""
     first_batches, second_batches = first_trainer.batches, second_trainer.batches
     if first_batches.data.drift.active or second_batches.data.drift.active:
         return False  # a drift looks its clients up in the federation of its own run
@@ -169,7 +169,7 @@ def are_trainers_compatible(first_trainer: Trainer, second_trainer: Trainer) -> 
 
 
 def are_models_equal(first_model: RowModel, second_model: RowModel) -> bool:
-    """Is a row of the one a row of the other? Modules may differ in the values of what they train."""
+    """Return whether two models have equal rows. Modules may differ in the values of trained tensors."""
     if first_model is second_model:
         return True
     attributes = (
@@ -191,7 +191,7 @@ def are_models_equal(first_model: RowModel, second_model: RowModel) -> bool:
 
 
 def concatenate_tasks(local_tasks: Sequence[LocalTask], data: ClientData) -> LocalTask:
-    """The rows of works that fit, one after another; `data` holds their clients likewise."""
+    """Concatenate the rows of compatible tasks; `data` holds their clients in the same order."""
     first_task = local_tasks[0]
     carry = {name: torch.cat([local_task.carry[name] for local_task in local_tasks]) for name in first_task.carry}
     step_count = max(len(local_task.learning_rates) for local_task in local_tasks)
@@ -209,12 +209,12 @@ def concatenate_tasks(local_tasks: Sequence[LocalTask], data: ClientData) -> Loc
 
 
 def _pad_steps(rates: Tensor, steps: int) -> Tensor:
-    """[steps, n] with nothing behind a run's last step."""
+    """Return [steps, n] padded with zeros after a run's last step."""
     return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
 
 
 def split_results(joint_result: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
-    """What each of the works gets of it; rows of its own, which outlive the company's."""
+    """Return each task's own rows of the result, copied so that they outlive the joint one."""
     local_results, first_row = [], 0
     for count in counts:
         row_slice = slice(first_row, first_row + count)

@@ -1,4 +1,4 @@
-"""What a round asks of a trainer, and what comes back: whoever holds several works may do them together."""
+"""The local work of a round and its result; tasks of several runs can be computed together."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class LocalResult:
 
 
 class TaskRunner(Protocol):
-    """A trainer, seen from whoever holds its work."""
+    """The interface of a trainer for the holder of its task."""
 
     def run_local_steps(self, local_task: LocalTask) -> LocalResult:
-        """All rows through their local steps."""
+        """Take all rows through their local steps."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ TaskGenerator = Generator[LocalTask, LocalResult, T]
 
 
 def run_to_completion(steps: TaskGenerator[T]) -> T:
-    """What comes out of it where every work is done on its own, by the trainer whose it is."""
+    """Run a generator to its result, computing each task by its own trainer."""
     try:
         local_task = next(steps)
         while True:
@@ -81,7 +81,7 @@ def run_to_completion(steps: TaskGenerator[T]) -> T:
 
 
 def is_row_finite(loss: Tensor, carry: Carry) -> Tensor:
-    """[n] bool: are loss [n] and everything that the row carries [n, …] finite? A sum is the quickest look at a row."""
+    """Return whether loss [n] and everything in the row's carry [n, …] are finite, [n] bool, judged by sums."""
     for value in carry.values():
         if value.is_floating_point():
             sums = value.reshape(len(value), math.prod(value.shape[1:])).sum(1)

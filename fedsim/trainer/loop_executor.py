@@ -1,4 +1,5 @@
-"""Row by row through plain modules: for models whose batched kernels lose, such as convolutions on a CPU.
+"""Runs rows one by one through plain modules: for models whose batched kernels are slower, such as convolutions on a
+CPU.
 
 functorch transforms and `functional_call` are not thread-safe; plain modules with plain autograd are. Each worker
 thread owns a copy of the module.
@@ -22,17 +23,17 @@ from fedsim.trainer.workers import map_threads
 
 
 def unstack_first_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The first row of every entry."""
+    """Return the first row of each entry."""
     return {name: value[0] for name, value in rows.items()}
 
 
 def stack_single_row(row: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One row as a chunk of one."""
+    """Return one row as a chunk of one."""
     return {name: value[None] for name, value in row.items()}
 
 
 class LoopExecutor:
-    """Rows one by one, on a CPU by `workers` threads. A row's numbers do not depend on who ran it."""
+    """Runs rows one by one, on a CPU in `workers` threads. Results do not depend on the thread."""
 
     def __init__(
         self, local_rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1, contaminated: bool = False
@@ -90,14 +91,14 @@ class LoopExecutor:
     def _step(
         self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective
     ) -> tuple[Carry, Tensor]:
-        """One step of one client; a batched rule meets it as a chunk of one."""
+        """Take one step of one client; a batched rule gets it as a chunk of one."""
         if not self.local_rule.batched:
             return objective.step(self.local_rule, carry, batch, lr)
         carry, loss = objective.step(self.local_rule, stack_single_row(carry), stack_single_row(batch), lr[None])
         return unstack_first_row(carry), loss[0]
 
     def _start_round(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
-        """Before the first step, likewise."""
+        """Call the rule before the first step."""
         if not self.local_rule.batched:
             return objective.on_round_start(self.local_rule, carry, batch, lr)
         return unstack_first_row(

@@ -1,4 +1,4 @@
-"""One model of several clients in one module, stepped in place by descents (`fedsim.local.rule.Descent`)."""
+"""One model of several clients in one module, updated in place by gradient steps (`fedsim.local.rule.GradientStep`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ NamedParameters = dict[str, Tensor]  # parameters by name, [c, …] each
 
 
 def prefers_channels_last(model: RowModel) -> bool:
-    """Are convolutions fastest row by row, in this layout? On a CPU; elsewhere they are stacked."""
+    """Return whether convolutions are fastest row by row in channels-last layout: on a CPU. Elsewhere they are
+    stacked."""
     return model.convolutional and model.device.type == "cpu"
 
 
 @dataclass
 class StackedParameters:
-    """Rows that a module has taken over.
+    """Rows that a module has loaded.
 
     Attributes:
         parameters: those that are stepped in place.
@@ -54,7 +55,7 @@ class StackedParameters:
     write_backs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def select_rows(self, names: Sequence[str]) -> ParameterRows:
-        """Those of some names."""
+        """Return the entries of some names."""
         parameters, drift = (
             [tensor_by_name[name] for name in names if tensor_by_name]
             for tensor_by_name in (self.parameters, self.gradient_terms)
@@ -67,7 +68,7 @@ class StackedParameters:
 
 
 class ModelStack:
-    """One model of up to `stack` clients in one module, for one thread at a time.
+    """One model of up to `stack` clients in one module, used by one thread at a time.
 
     Args:
         model: of the run.
@@ -101,12 +102,12 @@ class ModelStack:
         self.statistics = torch.empty(0)  # where those of the row are to be written
 
     def forward(self, inputs: Inputs) -> Any:
-        """The module's output for the samples of the rows, one row's behind the other's."""
+        """Return the module's output for the samples of all rows, concatenated."""
         with self._write_guard:
             return self.model.call(self.module, inputs)
 
     def load(self, carry: Carry, mixed_with: NamedParameters | None, output_carry: Carry) -> None:
-        """Take over rows of the carry [c, …], which `store` will have written to `output_carry`; `mixed_with` are
+        """Load rows of the carry [c, …], which `store` will have written to `output_carry`; `mixed_with` are
         parameters [c, …] to mix them with."""
         loaded_parameters = self.loaded_parameters = StackedParameters(mixed_parameters=mixed_with or {})
         loaded_parameters.proximal_weights, loaded_parameters.gradient_terms = self._strategy_terms(carry)
@@ -139,8 +140,8 @@ class ModelStack:
     def _parameter_views(
         self, rows: Tensor, output_carry: Tensor, plain_parameters: NamedParameters
     ) -> NamedParameters:
-        """The parameters' columns of rows [c, d], where they are stepped: in `output_carry` [c, d] if it is one row,
-        else in tensors of their own, or in those of the module."""
+        """Return the parameters of rows [c, d] where they are updated: in `output_carry` [c, d] if it is one row,
+        otherwise in separate tensors or those of the module."""
         out_views = self._views_by_name(output_carry)
         parameters = (
             out_views
@@ -158,7 +159,7 @@ class ModelStack:
         return parameters
 
     def store(self) -> None:
-        """Write what does not lie there."""
+        """Write the rows that are not in place already."""
         if self.loaded_parameters.write_backs:
             rows, output_carry = zip(*self.loaded_parameters.write_backs, strict=True)
             torch._foreach_copy_(output_carry, rows)
@@ -166,8 +167,8 @@ class ModelStack:
             self.statistics.copy_(updated_statistics(self.model, self.module, self.statistics))
 
     def _strategy_terms(self, carry: Carry) -> tuple[Tensor | None, NamedParameters]:
-        """What a strategy adds to its own model's gradient: μ [c] of a proximal term, and the rest, which does not
-        depend on x: its correction and −μ·anchor."""
+        """Return what a strategy adds to its model's gradient: μ [c] of a proximal term, and the part that does not
+        depend on x, which is its correction and −μ·anchor."""
         strategy_entries = carry if self.gradient_step.name == "params" else {}
         proximal, drift = strategy_entries.get("proximal"), strategy_entries.get("correction")
         if proximal is not None:
@@ -176,13 +177,13 @@ class ModelStack:
         return proximal, {} if drift is None else self._views_by_name(drift)
 
     def _views_by_name(self, rows: Tensor) -> NamedParameters:
-        """[c, d] → parameters [c, …], views."""
+        """Return [c, d] → parameters [c, …], as views."""
         columns = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
         shapes = self.model.shapes.items()
         return {name: column.unflatten(1, shape) for (name, shape), column in zip(shapes, columns, strict=True)}
 
     def begin(self, keys: Tensor | None, learning_rates: Tensor, mixing_weights: Tensor | None) -> None:
-        """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
+        """Announce a step of the first c rows at rates [c], with dropout keys [c] and shares [c] in the mixture."""
         loaded_parameters, scale = self.loaded_parameters, self.gradient_step.scale
         learning_rates = learning_rates if scale == 1 else learning_rates * scale
         pending_step = self._pending_step(learning_rates)
@@ -207,7 +208,7 @@ class ModelStack:
             dropout.key = keys  # type: ignore[assignment]
 
     def _pending_step(self, learning_rates: Tensor) -> PendingStep:
-        """The step at these rates."""
+        """Return the pending step at these rates."""
         loaded_parameters, optimiser, row_count = (
             self.loaded_parameters,
             self.gradient_step.optimiser,
@@ -231,7 +232,7 @@ class ModelStack:
         )
 
     def finish(self) -> None:
-        """What of the step the backward pass has left to do."""
+        """Finish the step with the parameters that the backward pass did not update."""
         for layer in self.layers:
             layer.in_place_step.apply_remaining()
         gradients = [parameter.grad for parameter in self.plain_parameters.values()]
@@ -240,7 +241,7 @@ class ModelStack:
             parameter.grad = None
 
     def penalty(self, rows: int) -> Tensor:
-        """[c] the ridge of the first c rows as they are."""
+        """Return the ridge penalty of the first c rows, [c]."""
         squares = [
             parameter[:rows].flatten(1).square().sum(1) for parameter in self.loaded_parameters.parameters.values()
         ]

@@ -1,4 +1,4 @@
-"""A client's loss and its gradients, as local rules ask for them (`fedsim.local.Objective`).
+"""A client's loss and its gradients, in the form that local rules use (`fedsim.local.Objective`).
 
 Two classes differentiate one client's loss: `FunctionalObjective` by torch.func, safe under vmap, `PlainObjective` by
 ordinary autograd through an own module, safe in a thread. Their methods end with what the forward passes left in the
@@ -28,7 +28,7 @@ Penalty = Callable[[ForwardPass, Batch], Tensor]
 
 
 def check_per_sample_gradients(model: RowModel) -> None:
-    """Raise where single samples have no gradient of their own: a dropout mask belongs to a whole batch."""
+    """Raise an error if single samples have no gradient of their own: a dropout mask belongs to a whole batch."""
     rule = "but this local rule takes gradients sample by sample"
     if model.dropout_keys:
         raise ConfigError(
@@ -50,13 +50,13 @@ def check_per_sample_gradients(model: RowModel) -> None:
 
 
 def flatten_gradients(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
-    """[d] gradients by parameters, in their order; zero in so many columns of statistics."""
+    """Return gradients [d] of the parameters, in their order, with zeros for the columns of statistics."""
     columns = [(g.to_dense() if g.layout != torch.strided else g).reshape(-1) for g in gradients]  # sparse embeddings
     return torch.cat([*columns, columns[0].new_zeros(statistics)] if statistics else columns)
 
 
 def per_sample_entries(batch: Batch) -> Batch:
-    """What a batch holds of each of its samples; their weights are the caller's."""
+    """Return the entries of a batch that have one value per sample; weights are handled by the caller."""
     return {name: value for name, value in batch.items() if value.dim() and name != "weight"}
 
 
@@ -68,7 +68,7 @@ class FunctionalObjective:
         self.num_statistics = model.dimension - model.trained
 
     def _predict(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
-        """Output with these parameters and the statistics of the row [d], and the columns these become."""
+        """Return the output with these parameters and the statistics of the row [d], and the updated statistics."""
         statistics = self.model.statistics_of(params)
         output = self.model.predict(parameters, batch, statistics)
         return output, self.model.flatten_statistics(statistics) if statistics else params[self.model.trained :]
@@ -154,7 +154,7 @@ class FunctionalObjective:
 
 
 class PlainObjective:
-    """A client's loss through an own copy of the module, with ordinary autograd. For one thread at a time."""
+    """A client's loss through its own copy of the module, with ordinary autograd; used by one thread at a time."""
 
     def __init__(self, model: RowModel) -> None:
         self.model = model
@@ -162,7 +162,7 @@ class PlainObjective:
         self.renew_module()
 
     def renew_module(self) -> None:
-        """Take a fresh copy of the module, without what earlier forward passes left in its attributes."""
+        """Replace the module by a new copy, without what earlier forward passes left in its attributes."""
         self.module = copy_module(self.model.training_module)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in self.model.dropout_keys]
@@ -170,7 +170,7 @@ class PlainObjective:
         self._evaluation_module: nn.Module | None = None  # a copy in evaluation mode, made when it is first asked for
 
     def _output(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
-        """Of the module as it is with these parameters, from now on; and what its statistics become."""
+        """Set these parameters in the module; return its output and the updated statistics."""
         self._load(params, batch)
         return self._forward(params, batch)
 
@@ -187,8 +187,8 @@ class PlainObjective:
         return output, updated_statistics(self.model, self.module, params)
 
     def _gradients(self, value: Tensor, *extra_inputs: Tensor, create_graph: bool = False) -> tuple[Tensor, ...]:
-        """Of the value by all parameters as a row, and by whatever else is given; `create_graph`: it will be
-        differentiated once more."""
+        """Return the gradients of a value by all parameters, as a row, and by other given tensors; `create_graph`:
+        for a second derivative."""
         gradients = torch.autograd.grad(
             value, [*self.parameters, *extra_inputs], create_graph=create_graph, materialize_grads=True
         )
@@ -267,14 +267,15 @@ class PlainObjective:
 
 
 def updated_statistics(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
-    """The columns of statistics as the module holds them; none, of a row [d] without."""
+    """Return the columns of statistics as the module holds them; empty if a row [d] has none."""
     if not model.statistics:
         return row[model.trained :]
     return model.flatten_statistics({name: tensor_of(module, name).detach() for name in model.statistics})
 
 
 def vmap_by_loop(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `vmap` makes of a function of tensors and dictionaries of them, row by row: results are stacked."""
+    """Return what `vmap` makes of a function of tensors and dictionaries of tensors, computed row by row and
+    stacked."""
 
     def of_row(argument: Tensor | Batch, row: int) -> Tensor | Batch:
         return {k: v[row] for k, v in argument.items()} if isinstance(argument, dict) else argument[row]

@@ -1,4 +1,4 @@
-"""The learning rates of a round: of every local step and row, and what they add up to."""
+"""The learning rates of a round, for each local step and row, and their sums."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedsim.local import LocalRule
 
 
 def learning_rates_of_steps(local_rule: LocalRule, of_rows: Tensor, batch_plan: Plan, t: int) -> Tensor:
-    """[S, n] the learning rate of every step and row, from that of each row [n] in round t; a row's schedule counts its
-    own steps, all of those that a round asks."""
+    """Return the learning rates of each step and row, [S, n], given those of rows [n] in round t; a row's schedule
+    counts the row's own planned steps of the round."""
     if batch_plan.rounds is not None:
         return _learning_rates_of_rounds(local_rule, of_rows, batch_plan, batch_plan.rounds)
     workload = batch_plan.load if batch_plan.planned_work is None else batch_plan.planned_work
@@ -35,7 +35,7 @@ def learning_rates_of_steps(local_rule: LocalRule, of_rows: Tensor, batch_plan: 
 
 
 def schedule_factor(local_rule: LocalRule, t: int, k: int, steps: int, per_pass: int = 1) -> float:
-    """The schedule's factor.
+    """Return the factor of the schedule.
 
     Raises:
         ConfigError: it is no finite number.
@@ -52,7 +52,7 @@ def schedule_factor(local_rule: LocalRule, t: int, k: int, steps: int, per_pass:
 
 
 def _learning_rates_of_rounds(local_rule: LocalRule, of_rows: Tensor, batch_plan: Plan, rounds: np.ndarray) -> Tensor:
-    """The same where rows [n] began in different rounds."""
+    """Return the learning rates of each step for rows [n] that were started in different rounds."""
     step_count = int(batch_plan.load.steps.max(initial=0))
     learning_rates = of_rows.new_zeros(step_count, len(of_rows))
     for t in np.unique(rounds):
@@ -67,7 +67,8 @@ def _learning_rates_of_rounds(local_rule: LocalRule, of_rows: Tensor, batch_plan
 def learning_rate_sums(
     local_rule: LocalRule, learning_rates: Tensor, load: Workload
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """[n] the sum of every row's rates [S, n], that with what steps weigh gradients, and how many there are."""
+    """Return, for each row [n]: the sum of its rates [S, n], the sum of rates times gradient weights, and the
+    number of steps."""
     step_counts = torch.as_tensor(load.steps, dtype=learning_rates.dtype).to(learning_rates.device, non_blocking=True)
     if len(load.steps) and np.ptp(load.steps):
         learning_rates = learning_rates * (

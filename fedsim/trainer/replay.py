@@ -44,14 +44,15 @@ CONSTANT_TENSOR_OPERATIONS = (
 
 
 def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
-    """Is a step of these the same operations every time?"""
+    """Return whether a step of these objects is the same sequence of operations each time."""
     return not model.traits.random and all(
         map(_is_replayable_object, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
     )
 
 
 def _is_replayable_object(component: Any) -> bool:
-    """Is it, with what it is made of, of a class (or a function) whose steps read no Python state that changes?"""
+    """Return whether an object and its members are of classes (or functions) whose steps read no Python state that
+    changes."""
     if isinstance(component, nn.Module):
         hooks = any(value for name, value in vars(component).items() if name.endswith("_hooks"))
         if hooks or "forward" in vars(component):
@@ -103,7 +104,7 @@ class Replay:
     def _record_call(
         self, key: Hashable, argument_form: Any, tensors: list[Tensor]
     ) -> Callable[[list[Tensor]], Any] | None:
-        """Of these arguments, kept; None, now and for ever, where tracing meets what it does not know."""
+        """Record a call with these arguments; return None, now and later, if tracing fails."""
         try:
             recording = self._recordings[key] = self._build(argument_form, tensors)
         except Exception as error:  # if the step itself is wrong it will say so
@@ -117,13 +118,13 @@ class Replay:
         return Recording(self.function, argument_form, tensors)
 
     def _drop_oldest(self) -> None:
-        """What has not been asked for longest, where too much is kept."""
+        """Drop the recordings that have not been used for longest, if too many are kept."""
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)
 
 
 class Recording:
-    """The operations of a function on arguments of one form and these shapes."""
+    """The operations of a function on arguments of one structure with these shapes."""
 
     def __init__(self, function: Callable[..., Any], argument_form: Any, tensors: list[Tensor]) -> None:
         result_forms: list[Any] = []
@@ -143,12 +144,12 @@ class Recording:
         return self.rebuild_result(self.operations(*tensors))
 
     def rebuild_result(self, results: list[Tensor]) -> Any:
-        """What the function returns, of these tensors."""
+        """Return the function's result, rebuilt from these tensors."""
         return _rebuild_arguments(self._result_form, iter(results))
 
 
 def _argument_form(argument: Any, tensors: list[Tensor]) -> Any:
-    """How it is made of tensors, which are appended in their order: hashable."""
+    """Return the structure of an argument, hashable, and append its tensors in their order."""
     if isinstance(argument, Tensor):
         tensors.append(argument)
         return Tensor
@@ -158,7 +159,7 @@ def _argument_form(argument: Any, tensors: list[Tensor]) -> Any:
 
 
 def _rebuild_arguments(argument_form: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same of other tensors."""
+    """Return an argument of the same structure with other tensors."""
     if argument_form is Tensor:
         return next(tensors)
     if argument_form is None:
@@ -172,7 +173,7 @@ def _rebuild_arguments(argument_form: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def simplify_graph(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
-    """Without what need not be done again: numbers that depend on shapes alone, views of the shape that there is."""
+    """Remove operations that need not be repeated: numbers that depend only on shapes, and views of the same shape."""
     graph = traced.graph
     for graph_node in graph.nodes:
         if graph_node.target in RESHAPING_OPERATIONS or graph_node.target in ALIASING_OPERATIONS:
@@ -225,7 +226,7 @@ def replace_with_torch_functions(graph: fx.Graph, value_by_node: dict[fx.Node, A
 
 
 def reproduces_result(function: Callable[..., Any], arguments: Any, expected_result: Any) -> bool:
-    """Does it return the same tensor, or tensors, laid out likewise?"""
+    """Return whether a graph gives the same tensors in the same layout."""
     positional_arguments, keyword_arguments = arguments
     try:
         results = function(*positional_arguments, **keyword_arguments)
@@ -244,7 +245,8 @@ def reproduces_result(function: Callable[..., Any], arguments: Any, expected_res
 
 
 def _constant_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """What depends on shapes alone, in order; nothing where anything is written in place, or if it is handed out."""
+    """Return the nodes that depend only on shapes, in order; none if anything is written in place, or if they are
+    returned."""
     constant_nodes: dict[fx.Node, None] = {}
     for graph_node in graph.nodes:
         if graph_node.op == "output" and any(input_node in constant_nodes for input_node in graph_node.all_input_nodes):
@@ -262,7 +264,7 @@ def _constant_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 
 class _ValueRecorder(fx.Interpreter):
-    """Notes what every node is."""
+    """Records the value of each node."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)

@@ -1,4 +1,5 @@
-"""What data react to at a local step: what the server deployed, or the model at which the rule has the client be."""
+"""The model that data react to at a local step: the one that the server deployed, or the one that the rule deploys
+at the client."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from fedsim.shift.shift import LAG_ENTRIES
 
 
 class ShiftedBatches:
-    """The shift's `answers_to` under a rule that may deploy other models than the client's own.
+    """The shift's `answers_to` for a rule that may deploy other models than the client's own.
 
     Args:
         local_rule, shift: of the run.
@@ -34,14 +35,15 @@ class ShiftedBatches:
             )[0]
 
     def __call__(self, carry: Carry, deployed: Tensor | None) -> tuple[Carry, Tensor]:
-        """The carry with what is remembered, and θ: as the server deployed it, or the client's own, by the rule."""
+        """Return the carry with its memory, and θ: the model that the server deployed, or the client's own,
+        depending on the rule."""
         if deployed is not None or not self.rule_deploys_own_model:
             return self.shift.answers_to(carry, deployed)
         new_carry, theta = self.shift.answers_to(carry | {"params": self._deployed_model(carry)}, None)
         return new_carry | {"params": carry["params"]}, theta
 
     def shifted_batch(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:
-        """The batch as it reacts to θ, and what was deployed last, [d] or [c, d]."""
+        """Return the batch as it reacts to θ, and the model that was deployed last, [d] or [c, d]."""
         if self.shift.mixture is None:
             return self._shift_rows(batch, theta), theta
         mixing_state = {name: carry[name] for name in LAG_ENTRIES & carry.keys()}

@@ -1,4 +1,4 @@
-"""Linear and convolutional layers of several rows at once that take their step inside the backward pass.
+"""Linear and convolutional layers of several rows at once, whose step is taken inside the backward pass.
 
 The gradient of a weight is a matrix product, dYᵀX. Where the step is a descent (`fedsim.local.rule.Descent`), that
 product can write −η dYᵀX onto the weight instead of beside it (`fedsim.trainer.in_place`): no gradient is stored, none
@@ -50,13 +50,13 @@ class _LinearStep(torch.autograd.Function):
 
 
 def cast_for_autocast(x: Tensor) -> Tensor:
-    """x in the type in which a linear layer of PyTorch would take it: autocast's, within one."""
+    """Return x in the type in which a linear layer of PyTorch would use it, that of autocast within its context."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class SteppingLayer(nn.Module):
-    """A layer of c rows, whose samples pass it together, and which steps its own parameters in the backward pass.
+    """A layer of c rows, whose samples go through it together; it updates its own parameters in the backward pass.
 
     Attributes:
         parameter_names: of its parameters in the whole module.
@@ -76,16 +76,16 @@ class SteppingLayer(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """How many of the rows take the step that is to come."""
+        """The number of rows that take the pending step."""
         return len(self.in_place_step.pending_step.learning_rates)
 
     def as_parameter_view(self, parameters: Tensor) -> Tensor:
-        """A parameter of all rows [c, …] in the shape in which the layer uses it."""
+        """Return a parameter of all rows [c, …] in the shape in which the layer uses it."""
         return parameters
 
     def load(self, rows: Callable[[Sequence[str]], ParameterRows], points: dict[str, Tensor]) -> None:
-        """Take over parameters [c, …] of some rows: those which are stepped in place, by their names, and those at
-        which the gradient is taken, the same ones or others."""
+        """Load parameters [c, …] of some rows: those that are updated in place, by name, and those at which the
+        gradient is taken, the same ones or others."""
         self.in_place_step.load(rows(self.parameter_names).map_views(self.as_parameter_view))
         self.weight = self.as_parameter_view(points[self.parameter_names[0]]).detach().requires_grad_()
         self.bias = self.as_parameter_view(points[self.parameter_names[1]]) if len(self.parameter_names) > 1 else None
@@ -126,13 +126,13 @@ class SteppingConv2d(SteppingLinear):
 
 
 def _as_matrices(parameters: Tensor) -> Tensor:
-    """Weights [c, out, …] or biases [c, out] as matrices [c, out, in] or [c, 1, out], a view."""
+    """Return weights [c, out, …] or biases [c, out] as matrices [c, out, in] or [c, 1, out], as views."""
     return parameters.flatten(2) if parameters.dim() > 2 else parameters[:, None]
 
 
 def is_sequential(module: nn.Module) -> bool:
-    """Is every layer used once, one after another? So it is in `nn.Sequential`s, and in modules whose class says so by
-    `samplewise = True` (which also promises to treat every sample on its own)."""
+    """Return whether each layer is used once, one after another. This holds for `nn.Sequential`, and for modules
+    whose class declares it by `samplewise = True` (which also promises that samples are independent)."""
     container_modules = [m for m in module.modules() if next(m.children(), None) is not None]
     layers = [m for _, m in module.named_modules(remove_duplicate=False)]
     parameters = [p for _, p in module.named_parameters(remove_duplicate=False)]
@@ -141,27 +141,28 @@ def is_sequential(module: nn.Module) -> bool:
 
 
 def is_stackable(module: nn.Module, convolutions: bool) -> bool:
-    """Can the samples of several rows go through together? Linear layers and what treats every sample on its own;
-    `convolutions` says whether theirs may."""
+    """Return whether samples of several rows can go through together: linear layers, and layers that treat samples
+    independently; `convolutions`: whether convolutions may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
     return is_sequential(module) and all(is_stackable_layer(m, convolutions) for m in leaves)
 
 
 def is_stackable_layer(layer: nn.Module, convolutions: bool) -> bool:
-    """Can the samples of several rows go through this layer together?"""
+    """Return whether samples of several rows can go through this layer together."""
     samplewise = type(layer) in SAMPLEWISE_LAYERS and getattr(layer, "start_dim", 1) == 1
     return samplewise or make_stepping_layer(layer, convolutions) is not None
 
 
 def has_plain_parameters(layer: nn.Module) -> bool:
-    """Has the layer no parameters but a weight and a bias, all of them trained, and no hooks?"""
+    """Return whether a layer has no parameters except a weight and a bias, all of them trained, and no hooks."""
     parameter_names = {name for name, _ in layer.named_parameters()}
     hooked = layer._forward_hooks or layer._forward_pre_hooks  # such as those of nn.utils.spectral_norm
     return parameter_names <= {"weight", "bias"} and not hooked and all(p.requires_grad for p in layer.parameters())
 
 
 def make_stepping_layer(module: nn.Module, step_convolutions: bool) -> type[SteppingLinear] | None:
-    """What can take the place of this layer: a plain linear one, or a plain convolution, all of it trained."""
+    """Return a layer that can replace this one: for a plain linear layer or a plain convolution whose parameters
+    are all trained."""
     if not has_plain_parameters(module):
         return None
     if type(module) is nn.Linear:

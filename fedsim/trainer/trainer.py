@@ -95,7 +95,7 @@ class Trainer:
         self.last_initial_memory: Memory | None = None  # the last `memory` it made, that of the run
 
     def restrict_to_loop(self, reason: str) -> None:
-        """Train one client at a time, on batches that are never padded; `reason` says why, for the log.
+        """Train one client at a time, on unpadded batches; `reason` is for the log.
 
         Raises:
             ConfigError: another executor was asked for.
@@ -111,13 +111,13 @@ class Trainer:
         self.executor, self._general_executor = self._make_executor(self.executor_choice), None
 
     def restrict_to_one_worker(self) -> None:
-        """Let no two threads take local steps at once, since a part uses PyTorch's global stream for a while."""
+        """Take local steps in one thread only, since a part temporarily uses PyTorch's global stream."""
         self.candidate_choices = [dataclasses.replace(choice, workers=1) for choice in self.candidate_choices]
         self.executor_choice = dataclasses.replace(self.executor_choice, workers=1)
         self.executor, self._general_executor = self._make_executor(self.executor_choice), None
 
     def _trial_executor(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
-        """The executor of this name for another rule and a model in another precision."""
+        """Return the executor of this name for another rule and a model in another precision."""
         execution = dataclasses.replace(
             self.execution, executor=name, chunk=64, workers=1, compile="never", trial=False
         )
@@ -127,7 +127,7 @@ class Trainer:
         return make_executor(choice, self.local_rule, self.model, self.shift, self.batches.contamination.active)
 
     def _executor_for(self, carry: Carry) -> Executor:
-        """The executor of such rows: some carries ask for more than the fused one can."""
+        """Return the executor for such rows: some carries need more than the fused one can do."""
         if not needs_general_executor(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general_executor is None:
@@ -139,11 +139,11 @@ class Trainer:
 
     @property
     def executor_label(self) -> str:
-        """Under which name the choice of its executor is kept."""
+        """The name under which the choice of its executor is stored."""
         return type(self.local_rule).__name__
 
     def choose_executor(self, local_task: LocalTask) -> None:
-        """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
+        """Choose among the candidates, once: a stored choice, or the one that is fastest on this round's rows."""
         carry, deployed = local_task.carry, local_task.deployed_models
         names = [choice.executor for choice in self._suitable_candidates(carry)]
         timing_key = (self.model.timing_key(), type(self.local_rule), type(self.shift))
@@ -168,7 +168,7 @@ class Trainer:
         log.info("trainer: %s", self.executor_choice.describe())
 
     def use_executor(self, name: str, carry: Carry) -> None:
-        """From now on that executor, of those which can run such rows."""
+        """Use this executor from now on, if it can run the rows."""
         self.executor_cache[self.executor_label], self._executor_chosen = name, True
         if name != self.executor_choice.executor:
             self.executor_choice = self._candidate(name, carry)
@@ -178,7 +178,7 @@ class Trainer:
         return next(choice for choice in self._suitable_candidates(carry) if choice.executor == name)
 
     def _suitable_candidates(self, carry: Carry) -> list[ExecutorChoice]:
-        """The candidates that can run such rows; all of them, where none of them can as it is."""
+        """Return the candidates that can run such rows; all of them if none can without changes."""
         able_choices = [
             choice
             for choice in self.candidate_choices
@@ -187,7 +187,7 @@ class Trainer:
         return able_choices or self.candidate_choices
 
     def initial_memory(self, model: Tensor) -> Memory:
-        """What rule and shift remember before round 0, from the initial models [R, d]."""
+        """Return what rule and shift store before round 0, given the initial models [R, d]."""
         rule, shift, federation = self.local_rule, self.shift, self.batches.federation
         of_rule = unshared_tensors(f"local={type(rule).__name__}", rule.memory(federation, self.model.dimension))
         of_shift = unshared_tensors(f"shift={type(shift).__name__}", shift.memory(federation, model))
@@ -222,7 +222,7 @@ class Trainer:
         memory: Memory | None = None,
         accept_rows: AcceptRows | None = None,
     ) -> Report:
-        """A round's local work, done here; the arguments are those of `steps`."""
+        """Do a round's local work; the arguments are those of `round_steps`."""
         return run_to_completion(self.round_steps(start, cohort, t, deployed_models, memory, accept_rows))
 
     @torch.no_grad()
@@ -236,7 +236,7 @@ class Trainer:
         accept_rows: AcceptRows | None = None,
         rounds: np.ndarray | None = None,
     ) -> TaskGenerator[Report]:
-        """A round's local work: what is to be done is handed out, and what was done taken in.
+        """Yield a round's local task, and receive its result.
 
         Args:
             start: [n, d] start rows, or a carry whose 'params' are the start rows.
@@ -286,8 +286,8 @@ class Trainer:
     def _initial_carry(
         self, start_carry: Carry, cohort: Cohort, t: int, memory: Memory, rounds: np.ndarray | None
     ) -> tuple[Carry, tuple[str, ...]]:
-        """The carry of the first step: start rows, memory and state of the round; and the names of what is of the
-        round."""
+        """Return the carry of the first step: start rows, memory and state of the round; and the names of its
+        entries that belong to the round."""
         columns = self.model.columns
         carry = columns.expand_carry(start_carry, cohort, memory) if columns.has_hidden_columns else start_carry
         carry = carry | memory.gather(cohort)
@@ -303,7 +303,7 @@ class Trainer:
     def _store_end(
         self, end_carry: Carry, start_carry: Carry, cohort: Cohort, memory: Memory, round_names: tuple[str, ...]
     ) -> Carry:
-        """Write what clients remember after the last step into the memory; return the carry that a strategy sees."""
+        """Write what clients store after the last step into the memory; return the carry that a strategy sees."""
         columns, rows = self.model.columns, end_carry["params"]
         memory.scatter(cohort, end_carry)
         if columns.has_hidden_columns:
@@ -316,12 +316,12 @@ class Trainer:
         return end_carry
 
     def learning_rate(self, t: int) -> Tensor:
-        """[R] learning rate of the first local step of round t."""
+        """Return the learning rates [R] of the first local step of round t."""
         return self.base_learning_rates * self.local_rule.schedule.factor(t, 0, *self.batches.longest)
 
     @torch.no_grad()
     def run_local_steps(self, local_task: LocalTask) -> LocalResult:
-        """All rows through their local steps, by the executor that was chosen in the first round."""
+        """Take all rows through their local steps, by the executor that was chosen in the first round."""
         with self._rename_user_errors(local_task):
             if not self._executor_chosen and len(local_task):
                 self.choose_executor(local_task)
@@ -330,8 +330,8 @@ class Trainer:
 
     @contextlib.contextmanager
     def _rename_user_errors(self, local_task: LocalTask) -> Iterator[None]:
-        """What a user's module, loss or rule raises in the middle of a run, with the round it happened in. A user's
-        shift, contamination or rule may not draw from a global stream either."""
+        """Within the block errors of a user's module, loss or rule name the round in which they happened. A user's
+        shift, contamination or rule may not draw from a global stream."""
         user_components = [
             component
             for component in (self.local_rule, self.shift, self.batches.contamination)
@@ -366,8 +366,8 @@ class Trainer:
             )
 
     def _local_steps(self, local_task: LocalTask) -> LocalResult:
-        """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
-        again in halves."""
+        """Run the local steps chunk by chunk. Nothing that outlives the round is written here, so that a chunk that
+        does not fit into memory can be repeated in halves."""
         batch_plan, carry, row_order = local_task.batch_plan, local_task.carry, local_task.batch_plan.load.order
         row_positions = np.arange(len(local_task)) if row_order is None else row_order
         end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
@@ -414,7 +414,7 @@ class Trainer:
         return LocalResult(end_carry, loss, samples)
 
     def _run(self, local_task: LocalTask, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
-        """The rows at these positions, which may repeat, through their local steps; `chunk` is theirs."""
+        """Run the local steps of the rows at these positions, which may repeat, with this chunk size."""
         neighbours = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
         row_selection = (
             slice(rows[0], rows[0] + len(rows)) if neighbours else torch.as_tensor(rows, device=self.model.device)
@@ -431,7 +431,7 @@ class Trainer:
         )
 
     def _run_without_failing(self, local_task: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
-        """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
+        """Run the local steps if a numerical routine refuses rows: these end as NaN, which counts as divergence."""
         if not self._is_refusal_logged:
             reason = " ".join(str(error).split())
             log.warning("a local step of some clients failed (%s); their rows are treated as non-finite", reason)
@@ -447,7 +447,7 @@ class Trainer:
         return {name: set_nan(all_finite, value) for name, value in start.items()}, loss
 
     def _halve_chunk(self, rows: int) -> None:
-        """Chunks of half so many rows from now on; it is said once."""
+        """Halve the chunk size from now on; logged once."""
         if (device := self.model.device).type == "cuda":
             torch.cuda.empty_cache()
         self.executor_choice = dataclasses.replace(self.executor_choice, chunk=rows // 2)
@@ -463,7 +463,7 @@ class Trainer:
 
 
 def unshared_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a rule or shift remembers of clients, each in memory of its own: entries that share some are copied.
+    """Return what a rule or shift stores per client, with copies of entries that share memory.
 
     Raises:
         ConfigError: it is no dictionary of tensors.
@@ -485,6 +485,6 @@ def unshared_tensors(label: str, memory: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def needs_general_executor(carry: Carry) -> bool:
-    """Does the strategy ask for what the fused executor does not know: a proximal term for some columns only, scaled
-    steps, the last gradient?"""
+    """Return whether the strategy needs what the fused executor lacks: a proximal term for some columns only,
+    scaled steps, the last gradient."""
     return bool({"scale", "gradient"} & carry.keys()) or ("proximal" in carry and carry["proximal"].dim() == 2)

@@ -1,4 +1,4 @@
-"""The trainers of a run: one for each local rule, all of them on the same clients."""
+"""The trainers of a run: one for each local rule, all of them with the same clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.trainer.trainer import Trainer
 
 
 class TrainerFactory:
-    """Makes a trainer of these clients for any local rule.
+    """Makes a trainer of these clients for a local rule.
 
     Args:
         client_data: the clients' samples.
@@ -38,11 +38,11 @@ class TrainerFactory:
         self._one_worker = False
 
     def setup_shift(self) -> None:
-        """Set the shift up for data and model: once, before the first trainer is made."""
+        """Set up the shift for data and model, once before the first trainer is made."""
         self.shift.setup(self.data.federation, self.data, self.model)
 
     def __call__(self, local_rule: LocalRule) -> Trainer:
-        """The rule's, which learns what it will meet."""
+        """Return the trainer of a rule, which is bound to data, shift and model."""
         batches = Batches(self.data, local_rule.work, self.contamination, self.model.needs_keys, self.shift.redraw)
         local_rule.setup(self.data, self.shift, self.model)
         trainer = Trainer(local_rule, self.model, self.shift, batches, self.execution, self.executor_cache)
@@ -55,13 +55,14 @@ class TrainerFactory:
         return trainer
 
     def restrict_to_one_worker(self) -> None:
-        """`Trainer.restrict_to_one_worker` of all trainers; of later ones too."""
+        """Call `Trainer.restrict_to_one_worker` of all trainers, including later ones."""
         self._one_worker = True
         for trainer in self._created_trainers:
             trainer.restrict_to_one_worker()
 
     def restrict_to_loop(self, reason: str, rule: LocalRule | None = None) -> None:
-        """`Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules; of later ones too."""
+        """Call `Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules, including later
+        ones."""
         if (reason, rule) not in self._full_data_reasons:
             self._full_data_reasons.append((reason, rule))
         for trainer in self._created_trainers:

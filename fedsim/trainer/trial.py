@@ -1,4 +1,4 @@
-"""Which of several executors is fastest on rows of the run itself, timed in its first round.
+"""Times several executors on rows of the run itself in its first round, and chooses the fastest.
 
 All executors give the same numbers to rounding; a trial only looks at the clock. What it found is remembered in the
 process, and kept in checkpoints, so that a resumed run goes on as it was.
@@ -37,7 +37,8 @@ TimedStep = Callable[[int], None]
 def fastest_contender(
     contenders: Mapping[str, TimedStep], rows: int, device: torch.device, min_count: int = 1, per_thread: bool = False
 ) -> str:
-    """The name of the quickest; the first where it takes next to no time, or no other is quicker by `MAX_TIME_RATIO`.
+    """Return the name of the fastest; the first one if it takes next to no time, or if no other is faster by
+    `MAX_TIME_RATIO`.
 
     Args:
         contenders: name → what takes so many rows through a local step; the one of the stated rule first.
@@ -75,8 +76,8 @@ def fastest_contender(
 
 
 def _time_contender(contender: TimedStep, count: int, device: torch.device, clock: Callable[[], float]) -> float:
-    """What it takes for so many rows; infinite where the numbers or the memory do not allow it, since another one may
-    still be able to."""
+    """Return the time of a contender for so many rows; infinite if its numbers or its memory do not allow it, since
+    another one may still work."""
     start_time = clock()
     try:
         contender(count)
@@ -90,7 +91,8 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
 
 
 def _rows_to_time(seconds: Callable[[int], float], start_count: int, max_rows: int) -> tuple[int, float]:
-    """How many rows a look takes, and what the stated one needs for them: more, until a look is long enough to tell."""
+    """Return the number of rows to time, and the time of the first contender for them; more rows are taken until
+    the time is long enough to measure."""
     row_count = start_count
     seconds(row_count)  # warms up
     elapsed = seconds(row_count)
@@ -101,7 +103,8 @@ def _rows_to_time(seconds: Callable[[int], float], start_count: int, max_rows: i
 
 
 def _time_repeatedly(best_seconds: dict[str, float], seconds: Callable[[str], float]) -> None:
-    """Lower the best times by `TIMING_REPEATS` looks in turn, so that a slow moment of the machine meets them all."""
+    """Lower the best times by `TIMING_REPEATS` rounds of measurements in turn, so that a slow moment of the machine
+    affects all contenders."""
     for repetition in range(TIMING_REPEATS):
         limit = HOPELESS_RATIO * min(best_seconds.values())
         for name in best_seconds:
@@ -119,7 +122,7 @@ class TimedRows:
 
 
 def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> TimedStep:
-    """One step of the first rows of a round, of which nothing is kept."""
+    """Take one step of the first rows of a round, without keeping results."""
     order, rates, deployed = plan.load.order, all_rows.learning_rates, all_rows.deployed_models
     positions = np.arange(len(plan.load.steps)) if order is None else order
 
@@ -139,7 +142,7 @@ def fastest_executor(
     rows: TimedRows,
     timing_key: Hashable,
 ) -> str:
-    """The executor that takes the round's rows through a step in the least time.
+    """Return the executor that takes the round's rows through a step in the least time.
 
     Args:
         executor_candidates: the stated rule's choice first.
@@ -162,7 +165,7 @@ def fastest_executor(
 
 
 def fastest_of_contenders(contenders: Mapping[str, TimedStep], rows: TimedRows, count: int, workers: int) -> str:
-    """The quickest of those that work in so many threads on so many rows."""
+    """Return the fastest of those that use so many threads on so many rows."""
     device = rows.learning_rates.device
     single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1
     return fastest_contender(contenders, count, device, workers, single_thread)

@@ -1,4 +1,4 @@
-"""Chunks of rows through one vmapped step: for models whose batched kernels are good."""
+"""Runs chunks of rows through one vmapped step: for models with good batched kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 
 
 def copy_results(step: Step) -> Step:
-    """What CUDA graphs return lies in memory that the next replay writes to: keep copies."""
+    """Return copies of results: CUDA graphs return memory that the next replay overwrites."""
 
     def step_with_copies(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         carry, loss = step(carry, batch, lr)
@@ -41,7 +41,7 @@ def copy_results(step: Step) -> Step:
 
 
 class VmapExecutor:
-    """All rows of a chunk take a step together; a row that has finished leaves the chunk."""
+    """All rows of a chunk take a step together; a row that has finished its steps leaves the chunk."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class VmapExecutor:
             )
 
     def padded_size(self, rows: int) -> int:
-        """How many rows to hand over where there are so many, the last one more than once: of small models only every
-        fourth number between two powers of two, so that few recordings serve whoever comes."""
+        """Return how many rows to pass for so many, with the last one repeated: for small models only every fourth
+        number between two powers of two, so that few recordings suffice."""
         if not isinstance(self._shift_and_step_function, Replay) or rows * self.dimension > SMALL_MODEL_NUMBERS:
             return rows
         spacing: int = max(1, 2 ** (rows.bit_length() - 3))
@@ -124,7 +124,7 @@ class VmapExecutor:
         return carry, losses
 
     def _shifted_batch(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
-        """The batch after the data have reacted, and the carry with what they remember."""
+        """Return the batch after the data have reacted, and the carry with their memory."""
         if not self.shift.active:
             return carry, batch
         carry, theta = self._shifted_batches(carry, deployed)
@@ -137,7 +137,7 @@ class VmapExecutor:
         return step(*self._shifted_batch(carry, batch, deployed), lr)
 
     def _run_step(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
-        """One step of all rows at hand, after what the rule does before the first."""
+        """Take one step of all rows, after what the rule does before the first."""
         if step == 0 and self.local_rule.has_round_start:
             carry = self._on_round_start(carry, batch, lr)
         step_result: tuple[Carry, Tensor] = self._step(carry, batch, lr)
@@ -146,7 +146,8 @@ class VmapExecutor:
     def _step_by_batch_size(
         self, batch_sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor
     ) -> tuple[Carry, Tensor]:
-        """The same; where samples see their neighbours, rows with batches of equal size together, none padded."""
+        """Take one step; if samples depend on their batch, rows with batches of equal size together, without
+        padding."""
         if not (self._mixes_samples and np.ptp(batch_sizes)):
             return self._run_step(step, carry, batch, lr)
         end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
