@@ -1,4 +1,4 @@
-"""Prediction and loss: any `nn.Module`, seen as a function of one row of parameters."""
+"""Models and losses: a `nn.Module` as a function of one row of parameters."""
 
 from fedsim.models.cnn import CIFAR10CNN, CINIC10CNN, SVHNCNN
 from fedsim.models.dense import MLP, Linear, Mean

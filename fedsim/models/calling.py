@@ -1,4 +1,4 @@
-"""How a user's module is called, and which tensor of what it returns is its output."""
+"""Calls of a user's module, and selection of the output among what it returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs = Tensor | dict[str, Tensor]  # x, or x and further inputs by name
 
 
 class ModuleCaller:
-    """Calls modules on inputs, and makes outputs alike.
+    """Calls modules on inputs, and brings their outputs into one form.
 
     Args:
         output: where the module returns a mapping or an object, the name of its output, such as 'logits'; where it
@@ -39,18 +39,18 @@ class ModuleCaller:
         self.watches_streams = False
 
     def inputs(self, batch: Mapping[str, Tensor]) -> Inputs:
-        """What of a batch the module gets: x, or where there is more, x and that by name."""
+        """Return the inputs of the module: x, or a dictionary of x and further inputs by name."""
         return batch["x"] if not self.extra_inputs else {name: batch[name] for name in ("x", *self.extra_inputs)}
 
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
-        """[B, …], or [B, …, C] for classes."""
+        """Return the output [B, …], or [B, …, C] for classes."""
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
         with self._checked_call(module, inputs):
             module_output = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
         return self._selected_output(module_output)
 
     def functional(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
-        """The same with these parameters and buffers in the place of the module's own."""
+        """Return the output with these parameters and buffers in place of the module's own."""
         x, keywords = inputs, {}
         if not isinstance(inputs, Tensor):
             x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
@@ -64,7 +64,7 @@ class ModuleCaller:
 
     @contextlib.contextmanager
     def _checked_call(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
-        """Refuses a pass that writes to its inputs, which other passes read too, or the stored data set is.
+        """Refuse a forward pass that writes to its inputs, which other passes or the stored data set share.
 
         PyTorch counts in-place operations, so that also a pass that wrote the values that were there already is
         refused: other samples may not stay as they are.
@@ -94,7 +94,7 @@ class ModuleCaller:
             self.watches_streams = False
 
     def _selected_output(self, module_output: Any) -> Any:
-        """The output among what a module returned: a tensor, unless a loss takes it whole.
+        """Return the output among what a module returned: a tensor, unless the loss takes everything.
 
         Heads that exist in training only (GoogLeNet) leave a tensor in evaluation.
         """
@@ -114,7 +114,7 @@ class ModuleCaller:
         return output.movedim(1, -1) if self.classes_second else output
 
     def _named_output(self, module_output: Any) -> Any:
-        """By name or number; None where there is no such thing."""
+        """Return an output by name or number; None if there is none."""
         if isinstance(module_output, Mapping):
             return module_output.get(self.output)
         if isinstance(self.output, int):
@@ -126,7 +126,7 @@ class ModuleCaller:
 
     @staticmethod
     def _output_names(module_output: Any) -> list[Any]:
-        """What `output` could be."""
+        """Return the possible values of `output`."""
         if isinstance(module_output, Mapping):
             return [name for name, value in module_output.items() if isinstance(value, Tensor)]
         if hasattr(module_output, "_fields"):
@@ -147,7 +147,7 @@ def refuse_random_evaluation(module: Callable[..., Any]) -> NoReturn:
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Names of parameters and buffers that hold another one's tensor, in another layer → the first one's name.
+    """Return the names of parameters and buffers that hold the tensor of another layer → the first name of that tensor.
 
     A layer that is used in two places is one layer: `functional_call` would exchange its tensors twice, and put back
     what it had put in itself.
@@ -167,7 +167,8 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 
 def cast_output(output: Any, dtype: torch.dtype) -> Any:
-    """A module's output in the run's dtype: a tensor as a whole; of a structure its floating-point tensors."""
+    """Return a module's output in the run's dtype: a tensor, or a structure with its floating-point tensors
+    converted."""
     if isinstance(output, Tensor):
         return output.to(dtype)
     return tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, output)

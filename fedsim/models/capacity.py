@@ -1,4 +1,4 @@
-"""How much of the model each client holds: clients with weaker devices train narrower networks."""
+"""Capacities: how much of the model each client holds. Clients with weaker devices train narrower networks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Capacity(Validated, ABC):
     active = True
 
     def setup(self, federation: Federation) -> None:
-        """Fix how much each client can hold."""
+        """Determine how much each client can hold."""
 
     @abstractmethod
     def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
-        """The channels that a cohort's clients hold in round t.
+        """Return the channels that a cohort's clients hold in round t.
 
         Args:
             cohort: n rows.
@@ -44,7 +44,7 @@ class Capacity(Validated, ABC):
 
 
 class FullCapacity(Capacity):
-    """Every client holds the whole model."""
+    """All clients hold the whole model."""
 
     active = False
 
@@ -110,16 +110,16 @@ class Widths(Capacity):
         return [self._channel_windows(width, first_channel).to(level.device) for width in widths], level
 
     def _held_counts(self, width: int) -> list[int]:
-        """How many of so many channels a client of each width holds."""
+        """Return how many of so many channels a client of each width holds."""
         return [math.ceil(round(share * width, 9)) for share in self.ascending]
 
     def _channel_windows(self, width: int, first_channel: int) -> Tensor:
-        """[k, width] of each width the channels from `first_channel` on, around the end."""
+        """Return [k, width]: for each width the channels from `first_channel` on, cyclically."""
         position = (torch.arange(width) - first_channel) % width
         return position[None] < torch.tensor(self._held_counts(width))[:, None]
 
     def _random_channels(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
-        """[n, width] of each row as many channels as it holds, drawn without replacement."""
+        """Return [n, width]: for each row as many channels as it holds, drawn without replacement."""
         keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client_index, *counters)
         uniform_numbers = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
         ranks = uniform_numbers.argsort(dim=1, stable=True).argsort(dim=1)
@@ -127,7 +127,7 @@ class Widths(Capacity):
 
 
 def levels_of_clients(federation: Federation, shares: Sequence[float], assign: str, purpose: rng.Purpose) -> Tensor:
-    """[R·m] int64 the level of each client, of levels with these shares of the clients, up to a factor.
+    """Return the level of each client, [R·m] int64, for levels with these shares of the clients, up to a factor.
 
     Args:
         federation: the clients.

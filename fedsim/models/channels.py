@@ -36,7 +36,7 @@ class ChannelLayer:
 
 
 class ChannelChain:
-    """Which channels the columns of a row [d] belong to.
+    """Maps the columns of a row [d] to channels.
 
     Args:
         layers: module name → layer, in the order of execution.
@@ -51,7 +51,7 @@ class ChannelChain:
 
     @classmethod
     def trace_model(cls, model: RowModel, samples: Mapping[str, Tensor]) -> ChannelChain:
-        """That of a model, whose layers are followed through one evaluation of these samples.
+        """Trace the chain of a model by following its layers through one evaluation of these samples.
 
         Raises:
             ConfigError: it is no chain of linear and convolutional layers, or has no hidden channels.
@@ -108,7 +108,7 @@ class ChannelChain:
         return cls(layers, widths, model.shapes)
 
     def masks(self, held_channels: Sequence[Tensor]) -> Tensor:
-        """The columns of clients that hold these channels.
+        """Return the columns of clients that hold these channels.
 
         Args:
             held_channels: of each hidden layer [k, channels] bool.
@@ -132,7 +132,7 @@ class ChannelChain:
         return torch.cat(column_masks, 1)
 
     def incoming_column_mask(self, held_channels: Sequence[Tensor]) -> Tensor:
-        """[k, d] bool: the columns that lead into channels which are not held."""
+        """Return [k, d] bool: the columns that lead into channels which are not held."""
         column_masks = []
         for name, shape in self.shapes.items():
             outputs = self._held_outputs(name.rpartition(".")[0], shape[0], held_channels)
@@ -140,7 +140,7 @@ class ChannelChain:
         return torch.cat(column_masks, 1)
 
     def _held_outputs(self, path: str, width: int, held_channels: Sequence[Tensor]) -> Tensor:
-        """[k, width] bool: which of a layer's outputs are held; all outputs of the network are."""
+        """Return [k, width] bool: which of a layer's outputs are held; all outputs of the network are."""
         output_channels = self.layers[path].outputs
         return (
             held_channels[0].new_ones(len(held_channels[0]), width)
@@ -150,7 +150,7 @@ class ChannelChain:
 
 
 def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
-    """The names of the layers with parameters of their own, as they are executed."""
+    """Return the names of the layers with their own parameters, in the order of execution."""
     order: list[str] = []
     hook_handles = [
         module.register_forward_hook(lambda _module, _inputs, _output, name=name: order.append(name))
@@ -166,15 +166,15 @@ def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str
 
 
 def _has_odd_parameters(module: nn.Module) -> bool:
-    """Does it hold others than a weight and a bias, as a parametrisation does?"""
+    """Return whether a layer has parameters other than a weight and a bias, as a parametrisation does."""
     return bool(module._parameters.keys() - {"weight", "bias"}) or bool(list(module.children()))
 
 
 def check_chain(
     model: RowModel, chain: ChannelChain, held_channels: Sequence[Tensor], samples: Mapping[str, Tensor]
 ) -> None:
-    """Refuse a model in which channels that a client does not hold take part: their incoming columns must not matter to
-    its output, and the columns that it lacks must get no gradient.
+    """Refuse a model that uses channels which a client does not hold: their incoming columns must not affect its
+    output, and the columns that it lacks must get no gradient.
 
     Args:
         model: tried at a random row.

@@ -51,15 +51,15 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def _plain_tensor_of_transform(value: Tensor) -> Tensor:
-    """A plain tensor for one that a pass under torch.func left in an attribute: its value, or 0 where it is that of
-    several clients at once, which is of no use to any of them."""
+    """Return a plain tensor for one that a pass under torch.func left in an attribute: its value, or 0 if it holds
+    values of several clients, which none of them can use."""
     while torch._C._functorch.is_gradtrackingtensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     return torch.zeros(()) if torch._C._functorch.is_functorch_wrapped_tensor(value) else value.detach().clone()
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor:
-    """The parameter or buffer of this dotted name."""
+    """Return the parameter or buffer with this dotted name."""
     parent, _, leaf = name.rpartition(".")
     value = getattr(module.get_submodule(parent), leaf)
     assert isinstance(value, Tensor)
@@ -67,7 +67,7 @@ def tensor_of(module: nn.Module, name: str) -> Tensor:
 
 
 def put_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Make these tensors the module's buffers and frozen parameters."""
+    """Set these tensors as the module's buffers and frozen parameters."""
     for name, value in tensors.items():
         parent, _, leaf = name.rpartition(".")
         layer = module.get_submodule(parent)
@@ -78,7 +78,7 @@ def put_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def refuse_parameter_hooks(module: nn.Module) -> None:
-    """Refuse hooks on parameters: a deep copy, and so each client's model, has none of them.
+    """Refuse hooks on parameters, since deep copies, and so the models of clients, lack them.
 
     Raises:
         ConfigError: naming the parameter and what to use instead.
@@ -93,7 +93,7 @@ def refuse_parameter_hooks(module: nn.Module) -> None:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Tells tensors that share memory from those that do not."""
+    """Return a key that is equal for tensors that share memory."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, or without memory of its own

@@ -1,4 +1,4 @@
-"""Features: what a layer of the module computes on the way to the output, for local rules that ask for it."""
+"""Features: the output of a chosen layer of the module, for local rules that use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class FeatureLayer:
-    """The layer whose output are the features, or whose input.
+    """The layer whose output, or input, are the features.
 
     Attributes:
         name: of the layer in the module.
@@ -28,7 +28,7 @@ class FeatureLayer:
 
     @classmethod
     def choose(cls, module: nn.Module, name: str | None, key: str) -> FeatureLayer:
-        """The output of the named layer; without a name, the input of the module's last linear layer.
+        """Choose the output of the named layer; without a name, the input of the module's last linear layer.
 
         Args:
             module: that has the layer.
@@ -56,7 +56,7 @@ class FeatureLayer:
 
     @contextlib.contextmanager
     def recorded(self, module: nn.Module) -> Iterator[list[Tensor]]:
-        """Within the block, what passes through this layer of the module is appended to the list."""
+        """Within the block, the features of this layer of the module are appended to the list."""
         recorded_tensors: list[Tensor] = []
 
         def record_tensor(layer: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
@@ -74,13 +74,13 @@ class FeatureLayer:
             hook_handle.remove()
 
     def describe(self) -> str:
-        """For messages."""
+        """Describe the layer, for messages."""
         return f"the {'input' if self.of_input else 'output'} of layer {self.name!r}"
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What a forward pass of a batch computes.
+    """The results of a forward pass of a batch.
 
     Attributes:
         output: [B, …] of the module.
@@ -92,10 +92,10 @@ class ForwardPass:
 
     @classmethod
     def from_recording(cls, output: Tensor, recorded: list[Tensor], dtype: torch.dtype) -> ForwardPass:
-        """From what was recorded, in the run's type."""
+        """Build from recorded tensors, in the run's type."""
         return cls(output, recorded[-1].flatten(1).to(dtype) if recorded else output.new_zeros(len(output), 0))
 
 
 def recorded_features(module: nn.Module, layer: FeatureLayer | None) -> contextlib.AbstractContextManager[list[Tensor]]:
-    """The features of a forward pass of the module within the block; an empty list, where no layer was chosen."""
+    """Return the features of a forward pass of the module within the block; an empty list if no layer was chosen."""
     return layer.recorded(module) if layer is not None else contextlib.nullcontext([])

@@ -1,4 +1,5 @@
-"""Gives a model's constructor what the data say of it: shape, number of classes, and whether positions have labels."""
+"""Passes properties of the data to a model's constructor: shape, number of classes, and whether positions have
+labels."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def fit_constructor(
     classes: int | None,
     per_position: bool | None,
 ) -> Callable[[], nn.Module] | nn.Module:
-    """The model's constructor with `shape`, `classes` and `per_position` (labels at each position), as far as it takes
-    them and they are not set; None: it is not known.
+    """Return the model's constructor with `shape`, `classes` and `per_position` (labels at each position) set, if it
+    takes them and they are not set; None for an unknown constructor.
 
     Raises:
         ConfigError: its arguments cannot be known.

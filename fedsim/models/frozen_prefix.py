@@ -29,13 +29,13 @@ METADATA = (  # what may be read of the input of a stage that returns a tensor o
 
 
 def return_input(x: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-    """What a skipped layer computes."""
+    """Return the input, in place of a skipped layer."""
     return x
 
 
 @dataclass(frozen=True)
 class FrozenPrefix:
-    """The stages of a module that are computed first, and on the input alone.
+    """The first stages of a module, which have no trained parameters and depend only on the input.
 
     Attributes:
         stages: in the order in which they are computed: names of layers, or of methods that the module lists in its
@@ -48,7 +48,7 @@ class FrozenPrefix:
     def find(
         cls, training: nn.Module, evaluation: nn.Module, x: Tensor, excluded: Callable[[str], bool]
     ) -> FrozenPrefix:
-        """The longest one; without stages where no frozen parameter comes before the first trained one.
+        """Find the longest prefix; it has no stages if no frozen parameter comes before the first trained one.
 
         A stage is the only one that computes with the input, has no trained parameters and gives each sample the same
         output in training and in evaluation, whatever the random numbers and the other samples are.
@@ -71,19 +71,19 @@ class FrozenPrefix:
         return cls(tuple(stages[:kept]))
 
     def skipped(self, module: nn.Module) -> nn.Module:
-        """The module without these stages; changes it."""
+        """Return the module without these stages, changed in place."""
         for name in self.stages:
             setattr(*_place(module, name), return_input)
         return module
 
     def contains(self, module: nn.Module, layer: str) -> bool:
-        """Is the layer, by its name, one of these or a part of one?"""
+        """Return whether a layer, given by name, is one of the stages or part of one."""
         methods = getattr(module, "first_stages", {})
         owners = [owner for stage in self.stages for owner in methods.get(stage, (stage,))]
         return any(layer == owner or layer.startswith(f"{owner}.") for owner in owners)
 
     def outputs(self, module: nn.Module, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """[B, …] inputs → [B, …] what the last stage returns for them, batch by batch."""
+        """Return the output of the last stage for inputs [B, …], batch by batch."""
         module_copy = copy_module(module)
         for x in batches:
             yield _stage_call(module_copy, self.stages[-1], x, ends=True).output
@@ -95,7 +95,7 @@ Modules = tuple[nn.Module, nn.Module, nn.Module]  # in training, likewise with o
 def _next_stage(
     modules: Modules, stages: list[str], x: Tensor, excluded: Callable[[str], bool]
 ) -> tuple[str, Tensor] | None:
-    """Name and output of the stage that comes after these, which the modules skip already."""
+    """Return name and output of the stage that follows these, which the modules skip already."""
     training = modules[0]
     for name in _called_with(training, x):
         names = set(_tensor_names(training, name))
@@ -112,7 +112,7 @@ def _next_stage(
 
 
 def _called_with(module: nn.Module, x: Tensor) -> list[str]:
-    """Names of the methods that may be stages, and of the layers that are called with the input itself."""
+    """Return the names of methods that may be stages, and of layers that are called with the input itself."""
     names: list[str] = list(getattr(module, "first_stages", {}))
 
     def note(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -132,13 +132,13 @@ def _called_with(module: nn.Module, x: Tensor) -> list[str]:
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The object and its attribute that computes a stage."""
+    """Return the object and its attribute that computes a stage."""
     is_method = name in getattr(module, "first_stages", {})
     return (module, name) if is_method else (module.get_submodule(name), "forward")
 
 
 def _tensor_names(module: nn.Module, stage: str, parameters_only: bool = False) -> Iterator[str]:
-    """Names of the parameters and buffers of a stage."""
+    """Return the names of the parameters and buffers of a stage."""
     owners = getattr(module, "first_stages", {}).get(stage, (stage,))
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     names += [] if parameters_only else [name for name, _ in module.named_buffers(remove_duplicate=False)]
@@ -148,11 +148,11 @@ def _tensor_names(module: nn.Module, stage: str, parameters_only: bool = False) 
 
 
 class _StageComputedError(Exception):
-    """Ends a forward pass whose later layers are not needed."""
+    """Ends a forward pass whose remaining layers are not needed."""
 
 
 class _StageCall(TorchFunctionMode):
-    """Watches a stage in a forward pass within the block.
+    """Watches a stage during a forward pass within the block.
 
     Args:
         module: whose stage is replaced by a watched one within the block.
@@ -177,7 +177,7 @@ class _StageCall(TorchFunctionMode):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the block, calls of the stage and uses of the input are noted."""
+        """Within the block, calls of the stage and uses of the input are recorded."""
         own_value = vars(self._owner).get(self._attribute)
         setattr(self._owner, self._attribute, self._called)
         try:
@@ -218,7 +218,7 @@ def _stage_call(module: nn.Module, stage: str, x: Tensor, ends: bool = False) ->
 
 
 def _stage_output(modules: Modules, name: str, x: Tensor) -> Tensor | None:
-    """What a stage returns for the inputs; None where it depends on more than each sample."""
+    """Return the output of a stage for the inputs; None if it depends on more than each sample."""
     owner = _place(modules[0], name)[0]
     if owner._forward_hooks or owner._forward_pre_hooks or isinstance(owner, torch.jit.ScriptModule):
         return None
@@ -247,7 +247,7 @@ def _stage_output(modules: Modules, name: str, x: Tensor) -> Tensor | None:
 
 
 def _other_parameters(module: nn.Module) -> nn.Module:
-    """A copy of the module with other trained parameters."""
+    """Return a copy of the module with other trained parameters."""
     module_copy = copy_module(module)
     for parameter in module_copy.parameters():
         if parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""Models of images: LEAF's network for handwriting, a small vision transformer, and whatever torchvision has."""
+"""Models of images: LEAF's network for handwriting, a small vision transformer, and torchvision's classifiers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def from_torchvision(
     weights: str | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A classifier of torchvision's by its name.
+    """Build a classifier of torchvision by its name.
 
     Args:
         name: such as 'resnet18', 'mobilenet_v3_small', 'efficientnet_b0'.
@@ -130,14 +130,14 @@ def from_torchvision(
 
 
 def _replace_last_layer(module: nn.Module, classes: int) -> None:
-    """Another last linear layer, in place."""
+    """Replace the last linear layer in place."""
     name, last_layer = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)][-1]
     parent, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(parent), leaf, nn.Linear(last_layer.in_features, classes))
 
 
 def _replace_normalisation(module: nn.Module, norm: str) -> nn.Module:
-    """With something else in the place of every batch normalisation."""
+    """Replace all batch normalisations."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             parent, _, leaf = name.rpartition(".")

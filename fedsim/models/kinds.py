@@ -1,4 +1,4 @@
-"""The classes and functions that a configuration may name where a model, or a loss, is wanted."""
+"""The classes and functions that a configuration may name as a model or a loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUNCTIONAL_LOSSES = frozenset((
 
 
 def _builds_model(candidate: Any) -> bool:
-    """`from_torchvision`, or a function by which torchvision registers a model."""
+    """Return whether a function builds a model: `from_torchvision`, or a function registered by torchvision."""
     if candidate is from_torchvision:
         return True
     models = import_torchvision().models

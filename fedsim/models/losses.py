@@ -38,7 +38,7 @@ def _fused_cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def without_vmap(loss: LossFunction) -> LossFunction:
-    """The same loss in the fewest kernels, for whoever does not vmap it."""
+    """Return the same loss with fewer kernels, for use without vmap."""
     return _fused_cross_entropy if loss is cross_entropy else loss
 
 

@@ -1,4 +1,4 @@
-"""What a module's own names are in a row: how rows become a `state_dict` that the module takes strictly."""
+"""Names of a module's tensors in a row, by which rows become a `state_dict` that the module accepts strictly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.models.copying import tensor_of
 
 @dataclass
 class Naming:
-    """The entries of a module's `state_dict`, and where each is found.
+    """The entries of a module's `state_dict`, and where each is in a row.
 
     Attributes:
         names: of all entries, in the module's order.
@@ -45,7 +45,7 @@ class Naming:
         kinds: Mapping[str, torch.dtype],
         private_parameters: set[str],
     ) -> Naming:
-        """Those of the module whose rows have these columns."""
+        """Build the naming of a module whose rows have these columns."""
         entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
         names_by_id = {id(tensor_of(module, name)): name for name in shapes}
         names_by_id |= {id(tensor_of(module, name)): name for name in statistics}
@@ -69,12 +69,13 @@ class Naming:
 
     @property
     def columns(self) -> ParameterPartition:
-        """Which columns of a row travel."""
+        """The columns of a row that are sent."""
         sizes = {name: math.prod(shape) for name, shape in (self.shapes | self.statistics).items()}
         return ParameterPartition.from_sizes(sizes, set(self.statistics), set(self.private_parameters))
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """[d] a row → what the module's `load_state_dict` takes: copies of its own shapes and types."""
+        """Return a row [d] as a `state_dict` for the module's `load_state_dict`: copies in the module's shapes and
+        types."""
         tensors = {name: value.clone() for name, value in named_views(row, self.shapes | self.statistics).items()}
         for name, kind in self.kinds.items():
             dtype = getattr(torch, kind)
@@ -83,12 +84,12 @@ class Naming:
         return {name: tensors[self.aliases.get(name, name)] for name in self.names}
 
     def as_json(self) -> dict[str, Any]:
-        """All but the constants' values."""
+        """Return everything except the constants' values, for JSON."""
         return asdict(self) | {"constants": sorted(self.constants)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], constants: Mapping[str, Tensor]) -> Naming:
-        """As `as_json` told it; `constants` holds the values.
+        """Return the naming from the result of `as_json`; `constants` holds the values.
 
         Raises:
             KeyError: for one that is missing there.
@@ -97,7 +98,7 @@ class Naming:
 
 
 def named_views(row: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The first entries of a row by name, as views."""
+    """Return the first entries of a row by name, as views."""
     views, start = {}, 0
     for name, shape in shapes.items():
         stop = start + math.prod(shape)

@@ -1,4 +1,4 @@
-"""In what precision models are trained: `trainer.precision`."""
+"""The precision in which models are trained: `trainer.precision`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_precision(precision: str, device: torch.device, dtype: torch.dtype) ->
 
 @contextlib.contextmanager
 def tensor_cores(precision: str) -> Iterator[None]:
-    """Within the block float32 products may be TF32 ones, where that is the precision; cuDNN and cuBLAS are told."""
+    """Within the block float32 products may use TF32, if that is the precision; cuDNN and cuBLAS are configured."""
     if precision != "tf32":
         yield
         return
@@ -45,7 +45,7 @@ def tensor_cores(precision: str) -> Iterator[None]:
 
 @functools.cache
 def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None:
-    """What the processor has for products in bfloat16; None where no such file says it."""
+    """Return the processor's units for products in bfloat16; None if the system does not say."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -58,6 +58,6 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
 
 
 def bfloat16_units_text() -> str:
-    """The same in words."""
+    """Describe the processor's bfloat16 units in words."""
     units = bfloat16_units()
     return "unknown" if units is None else ", ".join(units) or f"none of {', '.join(BF16_CPU_FLAGS)}"

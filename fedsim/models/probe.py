@@ -1,4 +1,4 @@
-"""What a user's module does in a forward pass, found out on a few samples before anything is written.
+"""Traits of a user's module, measured in forward passes on a few samples before anything is written.
 
 A row is a client's: whatever else a forward pass reads or writes would pass between clients. So the probe looks for
 buffers and frozen parameters that move (they become columns of the row), for state outside of them, for parameters that
@@ -62,7 +62,7 @@ class ForwardTraits:
 
 
 def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> ForwardTraits:
-    """Look at the module in training and in evaluation.
+    """Probe the module in training and in evaluation.
 
     Args:
         module: as it begins; it is not changed.
@@ -81,7 +81,7 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
 
 
 def _probe_training(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
-    """Set the traits of forward passes in training."""
+    """Determine the traits of forward passes in training."""
     pair = _first_samples(x, 2)
     training = copy_module(module).train()
     layer_classes_before = snapshot(_layer_classes(training))
@@ -110,7 +110,8 @@ def _changed_buffers(
     first_output: Any,
     layer_classes_before: Node,
 ) -> list[str]:
-    """Names of the buffers that a pass in training changes; `training` has done the pass with this first output.
+    """Return the names of the buffers that a pass in training changes; `training` has done the pass with this first
+    output.
 
     Raises:
         ConfigError: a second pass gives another output or other buffers, or changes what lies outside of the module.
@@ -138,7 +139,7 @@ def _changed_buffers(
 
 
 def _probe_evaluation(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
-    """Set the traits of forward passes in evaluation."""
+    """Determine the traits of forward passes in evaluation."""
     pair = _first_samples(x, 2)
     evaluation = copy_module(module).eval()
     evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
@@ -156,7 +157,7 @@ def _probe_evaluation(call: ModuleCaller, module: nn.Module, x: Any, traits: For
 def _mixes_samples(
     call: ModuleCaller, make_module: Callable[[], nn.Module], pair_output: Any, larger_inputs: list[Any], pair: Any
 ) -> bool:
-    """Whether a sample's output depends on the other samples of its batch, or on their number."""
+    """Return whether a sample's output depends on the other samples of its batch, or on their number."""
     return (
         _depends_on_others(call, make_module(), pair_output, pair)
         or any(_depends_on_others(call, make_module(), output_of(call, make_module(), y), y) for y in larger_inputs[1:])
@@ -166,7 +167,7 @@ def _mixes_samples(
 
 @contextlib.contextmanager
 def name_forward_errors(module: nn.Module) -> Iterator[None]:
-    """Errors of the user's forward pass in one sentence."""
+    """Within the block errors of the user's forward pass are raised as one sentence."""
     try:
         yield
     except (ConfigError, MemoryError):
@@ -187,7 +188,7 @@ def _num_samples(x: Any) -> int:
 
 
 def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
-    """The first two samples and, where the module takes them and there are so many, more of them."""
+    """Return the first two samples and, if the module takes them and there are enough, more of them."""
     pair, larger_batch = _first_samples(x, 2), _first_samples(x, LARGER_BATCH_SIZE)
     if _num_samples(larger_batch) == 2:
         return [pair]
@@ -200,7 +201,7 @@ def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
 
 
 def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
-    """Does a sample's output change with the number of samples in the batch?"""
+    """Return whether a sample's output changes with the number of samples in the batch."""
     if len(batches) < 2:
         return False
     pair_output, larger_output = (output_of(call, module(), batch) for batch in batches)
@@ -209,8 +210,8 @@ def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batche
 
 @dataclass
 class _RecordedWrites:
-    """What passes in training were seen to write: `assigns` to tensor.data, these `frozen_names` parameters and
-    `buffers`."""
+    """The tensors that passes in training wrote: whether `tensor.data` was assigned, the `frozen_names` of
+    parameters, and `buffers`."""
 
     assigns: bool = False
     frozen_names: set[str] = field(default_factory=set)
@@ -218,7 +219,7 @@ class _RecordedWrites:
 
 
 def _record_writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) -> _RecordedWrites:
-    """What passes write, from several models and on inputs of several kinds.
+    """Record what passes write, with several models and on inputs of several kinds.
 
     Raises:
         ConfigError: they write to a trained parameter, in training or in evaluation.
@@ -243,7 +244,7 @@ def _record_writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) ->
 def _watch_pass(
     call: ModuleCaller, module: nn.Module, x: Any, training: bool, writes: _RecordedWrites, number: int
 ) -> None:
-    """Add what one pass writes; inputs of another kind may be refused by the module."""
+    """Add what one pass writes; the module may refuse inputs of another kind."""
     parameters = dict(module.named_parameters())
     storages = {name: storage_of(value) for name, value in parameters.items()}
     values = {name: value.detach().clone() for name, value in parameters.items()}
@@ -291,7 +292,7 @@ def _refuse_new_parameters(module: nn.Module, new_parameters: Set[str]) -> None:
 
 
 def _refuse_state_outside(module: nn.Module, snapshot_before: Node) -> None:
-    """Refuse what a pass has changed outside of the module since the snapshot `snapshot_before`."""
+    """Refuse changes of a pass outside of the module since the snapshot `snapshot_before`."""
     changed_paths = differing_paths(snapshot_before, snapshot(_layer_classes(module)))
     if changed_paths:
         raise ConfigError(
@@ -303,7 +304,7 @@ def _refuse_state_outside(module: nn.Module, snapshot_before: Node) -> None:
 
 @contextlib.contextmanager
 def state_outside_refused(module: nn.Module) -> Iterator[None]:
-    """Refuses passes within the block that change what lies outside of the module.
+    """Within the block, passes that change anything outside of the module are refused.
 
     Raises:
         ConfigError: naming it.
@@ -322,13 +323,13 @@ def _tensors_identical(first_output: Tensor, second_output: Tensor) -> bool:
 
 
 def _varied_inputs(x: Any, number: int) -> Any:
-    """Inputs of another kind: larger, smaller, of the other sign, shifted. Whole numbers stay."""
+    """Return inputs of another kind: larger, smaller, of the opposite sign, shifted. Integers are unchanged."""
     scale, shift = ((3.0, 1.0), (-1.0, 0.0), (0.1, 0.0), (1.0, -2.0))[number % 4]
     return tree_map(lambda value: scale * value + shift if value.is_floating_point() else value, x)
 
 
 def _copy_with_other_parameters(module: nn.Module) -> nn.Module:
-    """A copy in training mode, somewhere else."""
+    """Return a copy in training mode with other parameters."""
     perturbed_module = copy_module(module).train()
     for parameter in perturbed_module.parameters():
         count = torch.arange(parameter.numel(), device=parameter.device)
@@ -337,7 +338,7 @@ def _copy_with_other_parameters(module: nn.Module) -> nn.Module:
 
 
 def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
-    """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
+    """Return why two ways of computing differ; None if they agree. The second one is the reference."""
     try:
         right = expected()
         with streams.suppress_trial_effects():
@@ -348,23 +349,24 @@ def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -
 
 
 def vmapped_second_result(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """What the function gives, vmapped, of its arguments when they are the second of two alike."""
+    """Return the result of the vmapped function for its arguments as the second of two equal rows."""
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
 def output_of(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
-    """The module's output, random calls keyed where it trains; `tensors` replace parameters and buffers."""
+    """Return the module's output, with keyed random calls in training; `tensors` replace parameters and buffers."""
     with KeyedRandomness(_probe_key_on_device(x)) if module.training else contextlib.nullcontext():
         return call(module, x) if tensors is None else call.functional(module, tensors, x)
 
 
 def _probe_key_on_device(x: Any) -> Tensor:
-    """A client's, where x is."""
+    """Return the key of a client, on the device of x."""
     return torch.tensor(PROBE_KEY, device=tree_leaves(x)[0].device)
 
 
 def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
-    """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
+    """Return the output of a pass that must leave inputs and random streams unchanged, and whether it made random
+    calls."""
     input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.global_rng_state()
     parameters = dict(module.named_parameters()).keys()
@@ -393,7 +395,7 @@ def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "
 
 
 def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
-    """Name the innermost layer that gives another output from the same input and key under another seed."""
+    """Name the innermost layer whose output, for the same input and key, depends on the global seed."""
     outputs: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
     for number, record in enumerate(outputs):
@@ -418,7 +420,7 @@ def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
 
 
 def _layer_text(name: str, layers: dict[str, nn.Module]) -> str:
-    """A layer as a user knows it."""
+    """Describe a layer by its name and class."""
     kind = type(layers[name]).__name__
     return f"layer {name!r} ({kind})" if name else kind
 
@@ -434,7 +436,7 @@ def _record_outputs(record: dict[str, Any], name: str, order: list[str]) -> Call
 def _hidden_state_reason(
     call: ModuleCaller, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
 ) -> str | None:
-    """Why each client needs a fresh copy of the module: state in attributes that accumulates from pass to pass.
+    """Return why each client needs a new copy of the module: state in attributes that accumulates from pass to pass.
 
     Attributes that hold what the last pass computed are harmless, and counters that nothing reads are kept apart by
     fresh copies.
@@ -488,13 +490,13 @@ def _refuse_state(module: nn.Module, attribute: str) -> None:
 
 
 def _layer_and_attribute(path: str) -> tuple[str, str]:
-    """The name of a layer and of its attribute, from a path in a snapshot of `_attributes`."""
+    """Return the name of a layer and of its attribute, from a path in a snapshot of `_attributes`."""
     match = re.match(r"""\[(['"])(.*?)\|(.*?)\1\](.*)""", path, re.DOTALL)
     return (match[2], match[3] + match[4]) if match else ("", path)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """The plain attributes of all layers, private ones included."""
+    """Return the plain attributes of all layers, private ones included."""
     return {
         f"{name}|{attribute}": value
         for name, layer in module.named_modules()
@@ -507,12 +509,13 @@ _MODULE_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
 
 
 def _layer_classes(module: nn.Module) -> list[type]:
-    """The classes of all layers: a snapshot of them holds class attributes, and globals that their methods refer to."""
+    """Return the classes of all layers: a snapshot of them holds class attributes, and globals that their methods
+    refer to."""
     return sorted({type(layer) for layer in module.modules()}, key=repr)
 
 
 def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
-    """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
+    """Return the size of the smallest batch that the module trains on: some normalisations refuse a single sample."""
     try:
         output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
     except Exception:  # some normalisations refuse it, each with an error of its own
@@ -521,20 +524,20 @@ def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
 
 
 def _depends_on_others(call: ModuleCaller, module: nn.Module, output: Any, x: Any) -> bool:
-    """Does the first sample's output change with the others?"""
+    """Return whether the first sample's output changes with the other samples."""
     other_output = output_of(call, module, tree_map(_replace_other_samples, x))
     return not same_output(_first_samples(output, 1), _first_samples(other_output, 1))
 
 
 def _replace_other_samples(x: Tensor) -> Tensor:
-    """[n, …] with other inputs behind the first, of the same kind."""
+    """Return [n, …] with the first input, followed by other inputs of the same kind."""
     if x.dtype == torch.bool:  # a mask that hides everything is none
         return x[:1].expand_as(x).clone()
     return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 
 
 def same_output(first_output: Any, second_output: Any, tolerance: float = 1e-6) -> bool:
-    """Equal tensors (but for rounding), numbers, or collections of them."""
+    """Return whether two outputs are equal up to rounding: tensors, numbers, or collections of them."""
     if isinstance(first_output, Tensor) and isinstance(second_output, Tensor):
         if first_output.shape != second_output.shape or first_output.dtype != second_output.dtype:
             return False

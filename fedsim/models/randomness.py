@@ -1,4 +1,4 @@
-"""Random calls inside a forward pass, answered as a function of (client, round, step, call, position).
+"""Random calls inside a forward pass, answered by a function of (client, round, step, call, position).
 
 `F.dropout`, `torch.rand`, `bernoulli_` and their like draw from a global stream: a client's numbers would depend on who
 was computed before it. While a model trains, this mode answers them from the counter-based hash of `fedsim.core.rng`
@@ -50,11 +50,11 @@ class KeyedRandomness(TorchFunctionMode):
         return func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
 
     def uniform(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """The next call's uniform numbers on [0, 1)."""
+        """Return the uniform numbers on [0, 1) of the next call."""
         return self._draw_numbers(rng.uniform, shape, dtype)
 
     def normal(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """The next call's standard normal numbers."""
+        """Return the standard normal numbers of the next call."""
         return self._draw_numbers(rng.normal, shape, dtype)
 
     def _draw_numbers(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
@@ -65,8 +65,8 @@ class KeyedRandomness(TorchFunctionMode):
         return law(key[..., None], counters, draw_dtype).reshape(shape).to(dtype)
 
     def dropout(self, x: Tensor, p: float, shape: Iterable[int] | None = None) -> Tensor:
-        """x with entries, or whatever `shape` broadcasts to, zeroed with probability p, the rest scaled to keep the
-        mean."""
+        """Return x with entries, or groups that `shape` broadcasts to, zeroed with probability p; the others are
+        scaled to keep the mean."""
         if p >= 1:
             return x * 0
         keep_mask = self.uniform(x.shape if shape is None else shape, x.dtype) >= p
@@ -80,7 +80,7 @@ def _uniform_or_normal(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: A
 
 
 def _empty_client_tensor(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """A tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
+    """Return a tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
     if args and isinstance(args[0], Tensor) and func.__name__.endswith("_like"):
         meta_tensor = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
     else:
@@ -152,12 +152,12 @@ def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: 
 
 
 def _dropout_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of torch.dropout as those of F.dropout."""
+    """Return the keywords of torch.dropout as those of F.dropout."""
     return {"training" if name == "train" else name: value for name, value in kwargs.items()}
 
 
 def _in_place_or_new(x: Tensor, random_values: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """In the place of x, where the call says so."""
+    """Write the result into x if the call is in place, or return a new tensor."""
     return x.copy_(random_values) if arguments.get("inplace") else random_values
 
 
@@ -277,7 +277,7 @@ DRAWS = (RANDOM_CALL_HANDLERS.keys() | REFUSED_RANDOM_CALLS) - {
 
 
 class GlobalDraws(TorchFunctionMode):
-    """Notes whether anything draws from PyTorch's global stream, also where the stream is put back afterwards.
+    """Detects draws from PyTorch's global stream, even if the stream is restored afterwards.
 
     Attributes:
         draws_seen: whether something has.

@@ -57,12 +57,13 @@ log = logging.getLogger(__name__)
 
 
 def is_built_in(component: object) -> bool:
-    """Is it of a class of this package or of torchvision, whose modules and parts the tests try once for all runs?"""
+    """Return whether a class belongs to this package or to torchvision, whose modules the tests try once for all
+    runs."""
     return type(component).__module__.partition(".")[0] in TRUSTED_PACKAGES
 
 
 def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
-    """Are these outputs scores of the classes, as an accuracy needs them?"""
+    """Return whether outputs are scores of the classes, as an accuracy needs them."""
     if not isinstance(output, Tensor) or y is None or classes is None:
         return False
     if y.is_floating_point():
@@ -71,15 +72,15 @@ def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
 
 
 def _classes_may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
-    """May these outputs be [B, C, …] for labels of positions [B, …], as convolutions give them?"""
+    """Return whether outputs may be [B, C, …] for labels of positions [B, …], as convolutions give them."""
     if not isinstance(output, Tensor) or y is None or y.is_floating_point() or y.dim() < 2:
         return False
     return output.dim() > 2 and output.movedim(1, -1).shape == (*y.shape, classes)
 
 
 def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
-    """Are they? Where there are as many classes as positions, the dimension is that in which a larger score of the
-    label lowers the user's loss more."""
+    """Return whether classes are in the second dimension. If there are as many classes as positions, it is the
+    dimension in which a larger score of the label lowers the user's loss more."""
     y = batch.get("y")
     if not _classes_may_be_second(output, y, classes):
         return False
@@ -97,7 +98,7 @@ def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Ten
 
 
 class RowModel:
-    """Wraps how a module is built; the module itself stays stateless.
+    """Wraps the constructor of a module; the module itself stays stateless.
 
     Args:
         build: returns a freshly initialised module; called once per replicate, each time from the replicate's seed. Or
@@ -199,7 +200,7 @@ class RowModel:
         return copy_module(template).to(self.device, self.dtype)
 
     def _build_module(self) -> nn.Module:
-        """A module of the user's, its lazy layers' parameters drawn."""
+        """Build a user's module; parameters of lazy layers are initialised."""
         module = self._build()
         lazy = isinstance(module, nn.Module) and any(map(is_lazy, [*module.parameters(), *module.buffers()]))
         if lazy and self._two_samples is not None:
@@ -213,25 +214,26 @@ class RowModel:
 
     @property
     def needs_keys(self) -> bool:
-        """Do batches carry a 'key' for random numbers in the forward pass?"""
+        """Whether batches contain a 'key' for random numbers in the forward pass."""
         return bool(self.dropout_keys) or self.traits.random or (isinstance(self.loss, UserLoss) and self.loss.random)
 
     @property
     def loss_mixes_samples(self) -> bool:
-        """Does a sample's loss depend on the others of its batch?"""
+        """Whether a sample's loss depends on the other samples of its batch."""
         return isinstance(self.loss, UserLoss) and self.loss.mixes_samples
 
     @property
     def mixes_samples(self) -> bool:
-        """Must a batch in training be without padding, since the module or the loss sees the batch as a whole?"""
+        """Whether batches in training must not be padded, since the module or the loss depends on the batch as a
+        whole."""
         return self.traits.mixes_samples or self.loss_mixes_samples
 
     def timing_key(self) -> tuple[Hashable, ...]:
-        """What the time of a step depends on."""
+        """The properties on which the time of a step depends."""
         return str(self.training_module), *self.shapes.values(), self.device, self.dtype, self.precision
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
-        """[R, d] one freshly initialised row per replicate."""
+        """Return one newly initialised row per replicate, [R, d]."""
         rows: dict[int, Tensor] = {}
         for seed in dict.fromkeys(seeds):
             with torch.random.fork_rng(devices=[]):
@@ -258,7 +260,7 @@ class RowModel:
         return double_model
 
     def skipping(self, prefix: FrozenPrefix, pair: Mapping[str, Tensor]) -> RowModel:
-        """The same model without its frozen prefix, for the prefix's outputs as inputs; not checked yet.
+        """Return the same model without its frozen prefix, for the prefix's outputs as inputs; not checked yet.
 
         Args:
             prefix: of the module.
@@ -270,7 +272,7 @@ class RowModel:
         )  # fmt: skip
 
     def _take_findings(self, traits: ForwardTraits) -> None:
-        """Take the probe's findings: statistics become columns."""
+        """Apply the probe's findings: statistics become columns."""
         self.traits = traits
         buffers = {name: tensor_of(self.training_module, name) for name in traits.statistics}
         self.statistics = {name: buffer.shape for name, buffer in buffers.items()}
@@ -286,7 +288,7 @@ class RowModel:
         )
 
     def set_private_parameters(self, selector: Selector) -> None:
-        """Let a selector say what stays with the client; after `check`."""
+        """Let a selector choose the private parameters, which stay with the client; after `check`."""
         names = [*self.shapes, *self.statistics]
         private_names = selector.private_parameters(self.training_module, list(names))
         label = f"columns={type(selector).__name__}: private_parameters"
@@ -306,22 +308,22 @@ class RowModel:
 
     @property
     def column_names(self) -> ColumnNames:
-        """Where each tensor lies in the rows that strategies see."""
+        """The columns of each tensor in the rows that strategies see."""
         return ColumnNames.from_shapes(self.shapes, self.statistics, self.private_parameters, self.received_parameters)
 
     @property
     def naming(self) -> Naming:
-        """How a row is the module's `state_dict`."""
+        """The names by which a row becomes the module's `state_dict`."""
         return Naming.from_module(
             self.evaluation_module, self.shapes, self.statistics, self._kinds, self.private_parameters
         )
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
-        """[d] → the named trained parameters, as views."""
+        """Return the named trained parameters of a row [d], as views."""
         return named_views(row, self.shapes)
 
     def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
-        """[d] → the named statistics, copies of the buffers' types."""
+        """Return the named statistics of a row [d], as copies of the buffers' types."""
         statistics = named_views(row[self.trained :], self.statistics) if self.statistics else {}
         return {
             name: value.clone() if (kind := self._kinds[name]).is_floating_point else value.round().to(kind)
@@ -329,13 +331,13 @@ class RowModel:
         }
 
     def flatten_statistics(self, statistics: Mapping[str, Tensor]) -> Tensor:
-        """The named statistics → their columns of a row, [d − trained]."""
+        """Return the named statistics as columns of a row, [d − trained]."""
         return torch.cat([statistics[name].reshape(-1).to(self.dtype) for name in self.statistics])
 
     def predict(
         self, parameters: dict[str, Tensor], batch: Mapping[str, Tensor], statistics: dict[str, Tensor] | None = None
     ) -> Any:
-        """Training-mode output [B, …] of one client, stateless.
+        """Return the training-mode output [B, …] of one client, without state.
 
         Random numbers are keyed by batch['key']. `statistics` of the client's row are replaced by the moved ones.
         """
@@ -350,7 +352,7 @@ class RowModel:
         return output
 
     def random_context(self, batch: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """The context of a forward pass in training that answers its calls for random numbers."""
+        """Return the context of a forward pass in training that answers its calls for random numbers."""
         return KeyedRandomness(batch["key"]) if self.traits.random else contextlib.nullcontext()
 
     @functools.cached_property
@@ -358,34 +360,35 @@ class RowModel:
         return self.guard(self.training_module)
 
     def guard(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """The context of a forward pass in training through this copy of the module; built-in ones are not watched."""
+        """Return the context of a forward pass in training through this copy of the module; built-in modules are
+        not watched."""
         if is_built_in(module):
             return contextlib.nullcontext()
         return WriteGuard(module, self.statistics)
 
     def training_context(self) -> torch.autocast:
-        """The context of a forward pass in training; nothing is cached in it: threads share that cache."""
+        """Return the context of a forward pass in training; it caches nothing, since threads share that cache."""
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
     def evaluate(self, row: Tensor, x: Inputs) -> Any:
-        """Evaluation-mode output [B, …] of the row [d] for inputs, see `ModuleCaller.inputs`."""
+        """Return the evaluation-mode output [B, …] of the row [d] for inputs, see `ModuleCaller.inputs`."""
         module = (
             self.evaluation_module if self.traits.evaluation_isolated is None else copy_module(self.evaluation_module)
         )
         return self.call.functional(module, self.unflatten(row) | self.statistics_of(row), x)
 
     def mean_loss(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """A client's mean (or weighted mean) loss [] on a batch, which a loss over the batch gives itself."""
+        """Return a client's mean (or weighted mean) loss [] on a batch; a loss over the batch computes it itself."""
         losses = self.loss(output, batch)
         return weighted_mean(losses, batch.get("weight")) if losses.dim() else losses
 
     def scores(self, output: Tensor, num_leading_dims: int) -> Tensor:
-        """Outputs with the classes' scores in the last dimension; samples are in the first `num_leading_dims`
-        dimensions."""
+        """Return outputs with the scores of classes in the last dimension; samples are in the first
+        `num_leading_dims` dimensions."""
         return output.movedim(num_leading_dims, -1) if self._scores_second else output
 
     def client_losses(self, output: Any, batch: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
-        """Losses [n, q] of the samples of n clients, outputs [n, q, …]; `weight` [n, q] is 0 for padding.
+        """Return losses [n, q] of the samples of n clients, given outputs [n, q, …]; `weight` [n, q] is 0 for padding.
 
         Where a loss sees the batch as a whole, each client's samples are a batch of their own, without padding, and a
         loss over the batch stands for each of its samples.
@@ -409,7 +412,7 @@ class RowModel:
         return losses
 
     def objective(self, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
-        """The scalar a client descends: mean (or weighted mean) loss plus ridge."""
+        """Return the scalar that a client minimises: mean (or weighted mean) loss plus ridge."""
         value = self.mean_loss(output, batch)
         if self.ridge:
             value = value + 0.5 * self.ridge * sum(p.square().sum() for p in parameters)
@@ -471,7 +474,7 @@ class RowModel:
             )
 
     def _check_tensors(self, traits: ForwardTraits, pair: Inputs) -> None:
-        """Is the module a function of the tensors of a row? The user's own module is asked once."""
+        """Check that the module is a function of the tensors of a row; a user's module is tried once."""
         original_module, self._original_module = self._original_module, None
         if is_built_in(self.training_module):
             return
@@ -481,7 +484,7 @@ class RowModel:
         check_substitution(module, original_module, pair, self.call, traits, trained)
 
     def _first_output(self, row: Tensor, inputs: Inputs, mismatch_text: str) -> Any:
-        """The module's output in evaluation, its errors in one sentence."""
+        """Return the module's output in evaluation, with its errors in one sentence."""
         try:
             return self.evaluate(row, inputs)
         except (ConfigError, MemoryError):
@@ -492,7 +495,7 @@ class RowModel:
             raise ConfigError(f"{mismatch_text}: {type(error).__name__}: {first_message_line(error)}") from error
 
     def _check_known_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
-        """One of this package's losses on the output."""
+        """Try one of this package's losses on the output."""
         try:
             losses = self.loss(output, batch)
         except KeyError as error:
@@ -504,7 +507,7 @@ class RowModel:
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
 
     def _take_loss(self, row: Tensor, batch: Mapping[str, Tensor], dataset: str) -> None:
-        """Find out what the user's loss is, on the outputs of as many of the samples as the module takes."""
+        """Determine how the user's loss is called, on the outputs of as many of the samples as the module takes."""
         if isinstance(self.loss, UserLoss):
             return
         for count in (len(batch["x"]), 2):
@@ -521,7 +524,7 @@ class RowModel:
 
     @functools.cached_property
     def no_vmap_reason(self) -> str | None:
-        """Why rows cannot go through one vmapped pass of training; None where they can, or before `check`.
+        """Return why rows cannot go through one vmapped pass of training; None if they can, or before `check`.
 
         Found out when asked for: what differentiates under vmap takes seconds to load.
         """
@@ -563,7 +566,7 @@ class RowModel:
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:
-        """Passes within the block, in full precision, may leave their tensors in the modules."""
+        """Within the block, in full precision, passes may leave their tensors in the modules."""
         modules, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
         self.training_module, self.evaluation_module = map(copy_module, modules)
         try:

@@ -1,4 +1,4 @@
-"""Which parts of a model stay with the client: what does not travel is neither sent nor averaged."""
+"""Selectors of private parameters, which stay with the client: they are neither sent nor averaged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedsim.core.errors import ConfigError
 
 
 class Selector(Validated, ABC):
-    """Chooses among the names of a row's tensors: trained parameters, and statistics."""
+    """Chooses among the names of a row's tensors: trained parameters and statistics."""
 
     @abstractmethod
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
-        """The names of those that stay with the client."""
+        """Return the names of the tensors that stay with the client."""
 
 
 class Everything(Selector):
-    """All of a model travels."""
+    """Send all tensors of a model."""
 
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         return set()
@@ -98,7 +98,7 @@ class Head(Selector):
 
 
 def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
-    """[k] numbers of the columns of the last layers, of those with trained parameters of these shapes."""
+    """Return the indices [k] of the columns of the last layers, of those with trained parameters of these shapes."""
     order = _layers(shapes)
     if layers > len(order):
         raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
@@ -107,10 +107,10 @@ def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
 
 
 def _layers(names: Iterable[str]) -> list[str]:
-    """The layers that have these parameters, in their order."""
+    """Return the layers that have these parameters, in their order."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def _names_in(names: Iterable[str], layers: Iterable[str]) -> set[str]:
-    """Those of the names that belong to these layers."""
+    """Return the names that belong to these layers."""
     return {name for name in names if name.rpartition(".")[0] in set(layers)}

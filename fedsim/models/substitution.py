@@ -1,4 +1,4 @@
-"""Is a module a function of the tensors that are put in the place of its parameters?
+"""Whether a module is a function of tensors that are substituted for its parameters.
 
 A row is trained by substituting its numbers for the module's parameters (`torch.func.functional_call`). That is what
 plain PyTorch does, which writes into the parameters, only if the module finds them nowhere else: in a closure or a
@@ -57,7 +57,7 @@ def refuse_complex(module: nn.Module, names: Sequence[str]) -> None:
 
 
 def shared_memory(module: nn.Module) -> list[SharedMemory]:
-    """Registered tensors that overlap in memory with another tensor in the module's attributes.
+    """Return registered tensors that overlap in memory with another tensor in the module's attributes.
 
     A parameter that is used in two places is one tensor, and not listed.
     """
@@ -98,7 +98,7 @@ def _has_memory(value: Any) -> bool:
 
 
 def _memory_span(value: Tensor) -> tuple[int, int]:
-    """The first byte, and the one after the last."""
+    """Return the addresses of the first byte, and behind the last."""
     last_offset = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (last_offset + 1) * value.element_size()
 
@@ -120,7 +120,7 @@ def refuse_shared_memory(
 
 
 def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -> bool:
-    """Does a forward pass read what this attribute holds? Old spectral_norm computes it anew."""
+    """Return whether a forward pass reads the content of this attribute; the old spectral_norm computes it anew."""
     prefix, _, leaf = attribute.rpartition(".")
     for training in (True, False):
         outputs = []
@@ -145,7 +145,7 @@ def check_substitution(
     traits: ForwardTraits,
     trained: Sequence[str],
 ) -> None:
-    """Compare substitution with parameters that are written in place, as an optimiser does.
+    """Compare substitution of parameters with parameters that are written in place, as an optimiser does.
 
     Args:
         module: the copy of the user's module that the run trains.
@@ -212,7 +212,7 @@ def _trained(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 class _UnfitParametersError(Exception):
-    """The module does not take these parameters; what it raises on the run's own is said elsewhere."""
+    """The module refuses these parameters; errors with the run's own are reported elsewhere."""
 
 
 def _try_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
@@ -225,7 +225,7 @@ def _try_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[st
 
 @contextlib.contextmanager
 def _displaced_tensors(module: nn.Module) -> Iterator[None]:
-    """Other parameters and buffers within the block, in place and unseen by autograd."""
+    """Within the block the module has other parameters and buffers, set in place without autograd."""
     with contextlib.ExitStack() as stack:
         for value in itertools.chain(module.parameters(), module.buffers()):
             if value.is_floating_point() and _has_memory(value) and not value.is_inference():

@@ -1,4 +1,4 @@
-"""A loss function that the user wrote: how it is called, and whether it is per sample or over the batch.
+"""A user-defined loss function: how it is called, and whether it is per sample or over the batch.
 
 Two signatures are accepted, `(output, target)` as in PyTorch and `(output, batch)` with the batch as a dictionary. A
 loss returns one number per sample, [B], or a single one for the batch, []. A loss over the batch (contrastive, ranking,
@@ -77,12 +77,12 @@ def loss_in_dtype(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> U
 
 
 def loss_function(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What the user wrote, or the built-in loss itself."""
+    """The user's function, or the built-in loss."""
     return loss.function if isinstance(loss, UserLoss) else loss
 
 
 def describe_loss(loss: Callable[..., Any]) -> str:
-    """The name by which an error message calls a loss."""
+    """Return the name of a loss for error messages."""
     name = getattr(loss, "__name__", None)
     return f"model.loss={name if isinstance(name, str) else type(loss).__name__}"
 
@@ -96,7 +96,7 @@ def resolve_loss(
     dtype: torch.dtype,
     parameters: Sequence[Tensor] = (),
 ) -> UserLoss:
-    """Find out how a user's loss is called and what it returns, on a few samples.
+    """Determine how a user's loss is called and what it returns, on a few samples.
 
     Args:
         loss: a function, an `nn.Module` or a class that needs no arguments.
@@ -152,7 +152,7 @@ def _resolve_function(
 
 
 def _prepared_loss(loss: Callable[..., Any], name: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
-    """Build a class, and copy a module to the run's device and dtype."""
+    """Build an object of a class, and copy a module to the run's device and dtype."""
     if inspect.isclass(loss):
         try:
             instance: Any = loss()
@@ -175,7 +175,7 @@ def _prepared_loss(loss: Callable[..., Any], name: str, device: torch.device, dt
 def _takes_batch(
     function: Callable[..., Any], name: str, output: Any, batch: Mapping[str, Tensor], dataset: str
 ) -> bool:
-    """Whether the second argument is the batch: by its name where that tells, else by trying both."""
+    """Return whether the second argument is the batch: by its name if that decides, otherwise by trying both."""
     callee = function.forward if isinstance(function, nn.Module) else function
     try:
         parameters = [p for p in inspect.signature(callee).parameters.values() if p.kind in _POSITIONAL_PARAMETER_KINDS]
@@ -242,7 +242,8 @@ def _check_value(value: Any, name: str, count: int) -> None:
 def _check_gradient(
     loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]
 ) -> None:
-    """Refuse a loss that is cut off from the model's output, so that nothing would train, or that reaches further."""
+    """Refuse a loss without a gradient to the model's output, with which nothing would train, or with a gradient to
+    other tensors."""
     leaf_tensors: list[Tensor] = []
 
     def leaf(value: Any) -> Any:
@@ -274,7 +275,7 @@ def _check_gradient(
 
 
 def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], rewind: Rewind) -> None:
-    """Refuse a loss that computes something from the batch it meets first, and uses it for others."""
+    """Refuse a loss that computes something from its first batch and uses it for later ones."""
     rewind()
     snapshot_before = snapshot(loss.function)
     first_value = loss(output, batch)
@@ -304,7 +305,7 @@ def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Te
 def _depends_on_counters(
     loss: UserLoss, output: Any, batch: Mapping[str, Tensor], paths: Sequence[str], first_value: Tensor
 ) -> bool:
-    """Does the loss change with its own attributes that moved, once they have moved a thousand times as far? A few
+    """Return whether the loss changes with its own counters, once they have moved a thousand times as far. A few
     calls are too few for a schedule that begins at the hundredth."""
     attributes = getattr(loss.function, "__dict__", {})
     for name in [path for path in paths if path in attributes]:
@@ -322,7 +323,7 @@ def _depends_on_counters(
 
 
 def _gradient_reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Does the gradient of a value go to one of these?"""
+    """Return whether the gradient of a value reaches one of these tensors."""
     pending_nodes, visited_nodes = [value.grad_fn], set[Any]()
     while pending_nodes:
         node = pending_nodes.pop()
@@ -337,7 +338,7 @@ def _gradient_reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
 
 
 def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[str, Tensor]) -> bool:
-    """Whether a sample's loss changes when other samples leave the batch, or when their order does."""
+    """Return whether a sample's loss changes if other samples leave the batch, or if their order changes."""
     if loss.random:
         return True  # its numbers belong to positions in the batch
     count = len(value)
@@ -363,12 +364,13 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
 
 
 def _rows_of(value: Any, row_selection: Tensor, count: int) -> Any:
-    """These samples, of what has an entry for each of them."""
+    """Return these samples of all entries with one value per sample."""
     return value[row_selection] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
 
 
 def _displaced_output(value: Any) -> Any:
-    """Another output of the same kind: that of an untrained model may be all zeros, which hides what a loss does."""
+    """Return another output of the same kind: that of an untrained model may be all zeros, which hides what a loss
+    does."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     sine_values = torch.sin(torch.arange(1.0, value.numel() + 1, device=value.device)).reshape(value.shape)

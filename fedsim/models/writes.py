@@ -1,4 +1,4 @@
-"""Which tensors a piece of code writes to, seen operation by operation rather than by comparing values."""
+"""Detects which tensors a piece of code writes to, operation by operation rather than by comparing values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.models.copying import storage_of
 
 
 class WriteRecorder(TorchDispatchMode):
-    """Records which of the watched tensors are written in place, values that stay the same included.
+    """Records which of the watched tensors are written in place, even if their values stay the same.
 
     Args:
         watched_tensors: tensors by name.
@@ -50,7 +50,7 @@ class WriteRecorder(TorchDispatchMode):
 
 
 class WriteGuard:
-    """Ends a run in which a forward pass writes to what the rehearsal saw it leave alone.
+    """Ends a run in which a forward pass writes to a tensor that it left unchanged in the probe.
 
     A buffer may move only for some batches, or after many passes. It is then no column of a row, and clients would
     share it, so the run must not go on.
@@ -88,7 +88,7 @@ class WriteGuard:
 
 
 def _tensors_by_place(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The name of each parameter and buffer, and where its layer keeps it under which name."""
+    """Return the name of each parameter and buffer, and the layer and attribute that hold it."""
     for prefix, layer in module.named_modules():
         for tensors in (layer._parameters, layer._buffers):
             for leaf in tensors:
