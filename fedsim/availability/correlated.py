@@ -17,7 +17,7 @@ from fedsim.core.errors import ClientCountError, ConfigError
 
 
 class _GroupedAvailability(Bernoulli):
-    """Every client has p_i^t as under `Bernoulli`, but not independently of the others of its group."""
+    """Clients have p_i^t as under `Bernoulli`, but are not independent within a group."""
 
     def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: Fraction, groups: Count) -> None:
         super().__init__(base, trajectory, floor)
@@ -93,7 +93,7 @@ class CommonShock(_GroupedAvailability):
         return bernoulli(self.probabilities(t) / (1 - self.shock) * unshocked_mask, self.population, t)
 
     def _next_state(self, outage: np.ndarray | None, t: int) -> np.ndarray:
-        """[R, groups] which groups have an outage."""
+        """Return [R, groups], which groups have an outage."""
         draws = draw_uniforms(self.population, rng.Purpose.COMMON, t, size=(2, self.groups))
         new_outage = draws[:, 0] < self.shock
         return new_outage if outage is None else np.where(draws[:, 1] < self.persistence, outage, new_outage)
@@ -143,7 +143,7 @@ class CommonFactor(_GroupedAvailability):
         self._walk = Walk(self._next_state)
 
     def counts(self, t: int) -> np.ndarray:
-        """Given the factor all coins are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
+        """Given the factor all draws are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
         from scipy.special import ndtr, ndtri  # here: other processes need not wait for it
 
         threshold = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]

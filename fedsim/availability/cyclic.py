@@ -78,7 +78,7 @@ class Cyclic(Availability):
         return counts
 
     def _present_mask(self, t: int) -> np.ndarray:
-        """[R, m] whose turn it is."""
+        """Return [R, m], which clients are available."""
         cycle_index, group_turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
             return np.broadcast_to(self._group == group_turn, self.population.shape)

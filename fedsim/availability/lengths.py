@@ -14,7 +14,7 @@ SHAPE_RANGE_BY_LAW = {
 
 
 def check_shape(distribution_name: str, shape_parameter: float) -> None:
-    """Refuse a shape parameter that the law does not have.
+    """Refuse a shape parameter outside of its range.
 
     Raises:
         ConfigError: naming what it may be.

@@ -75,7 +75,7 @@ class TraceLog(Recorded):
         recording_start: float | str | None,
         recording_end: float | str | None,
     ) -> None:
-        """Sessions, sorted and united, and the rounds that they fill."""
+        """Read the sessions, sorted and merged, and the rounds that they cover."""
         start_times, end_times = time_column(session_table, start_column), time_column(session_table, end_column)
         if start_times.kind != end_times.kind:
             raise ConfigError(
@@ -120,7 +120,7 @@ class TraceLog(Recorded):
         )  # fmt: skip
 
     def _merge_sessions(self, client_index: np.ndarray, session_starts: np.ndarray, session_ends: np.ndarray) -> None:
-        """Each client's sessions that overlap or touch become one; those of no length go.
+        """Merge each client's sessions that overlap or touch; drop those of length 0.
 
         A session is known by its client and by the rank of its time among all times: whole numbers, compared exactly.
         """
@@ -158,7 +158,7 @@ class TraceLog(Recorded):
         )
 
     def _time_present_before(self, instant: float) -> np.ndarray:
-        """[n] how long each client was there before this moment."""
+        """Return how long each client was connected before this moment, [n]."""
         clients = np.arange(len(self.names or []))
         query = clients * (len(self._distinct_starts) + 1) + np.searchsorted(self._distinct_starts, instant, "right")
         session_index = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
@@ -185,7 +185,7 @@ class TraceLog(Recorded):
 
 
 def check_roles(session_table: Columns, source: str, column_by_role: dict[str, str | None]) -> None:
-    """Refuse a table without the columns that keys name, and keys that name one column twice; None names none."""
+    """Refuse a table without the columns that keys name, and keys that name one column twice; None names no column."""
     for role_name, column_name in column_by_role.items():
         if column_name is not None and column_name not in session_table.arrays:
             raise ConfigError(
@@ -202,7 +202,7 @@ def check_roles(session_table: Columns, source: str, column_by_role: dict[str, s
 
 
 def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
-    """The clients in a column by their names, in order, and the place among them of each line's [N]."""
+    """Return the names of the clients in a column, in order, and for each line [N] the position of its client."""
     line_clients = _clients_of_lines(table, name)
     names = sort_names(set(line_clients))
     index_of = {client: index for index, client in enumerate(names)}
@@ -210,7 +210,7 @@ def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
 
 
 def _clients_of_lines(session_table: Columns, column_name: str) -> list[str]:
-    """[N] whose line it is."""
+    """Return the client of each line, [N]."""
     client_names = [entry_name(value) for value in session_table[column_name].tolist()]
     nameless_line = next((row for row, value in enumerate(client_names) if value is None), None)
     if nameless_line is not None:

@@ -54,7 +54,8 @@ class Markov(Availability):
         self._walk = Walk(self._next_state)
 
     def _refuse_impossible(self) -> None:
-        """A chain that changes more often than it stays needs room on both sides."""
+        """Refuse a correlation that is impossible with these probabilities: a chain that changes more often than it
+        stays needs room on both sides."""
         base_probabilities, lag_correlation = self.base_probabilities, self.correlations
         interior_mask = (base_probabilities > 0) & (
             base_probabilities < 1

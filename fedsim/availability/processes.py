@@ -93,7 +93,7 @@ class Bernoulli(Availability):
 
 
 def bernoulli(probabilities: np.ndarray, population: Population, t: int) -> np.ndarray:
-    """[R, m] independent coins of round t."""
+    """Return [R, m] independent draws of round t."""
     return (draw_uniforms(population, rng.Purpose.AVAILABILITY, t) < probabilities).astype(np.int8)
 
 

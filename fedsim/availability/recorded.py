@@ -115,7 +115,7 @@ class Recorded(Availability):
         return record_index
 
     def _refuse_unmatched(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
-        """Refuse records that are nobody's, and clients that have none."""
+        """Refuse records without a client, and clients without a record."""
         assert self.names is not None
         client_names = set(client_list)
         unmatched_names = [name for name in self.names if name not in client_names]
@@ -161,7 +161,7 @@ class Recorded(Availability):
 
 
 def _first_names(names: list[str]) -> str:
-    """The first of them, and how many more."""
+    """Return the first names, and how many more there are."""
     quoted_names = ", ".join(repr(name) for name in names[:MAX_NAMES_IN_MESSAGE])
     remaining_count = len(names) - MAX_NAMES_IN_MESSAGE
     return quoted_names if remaining_count <= 0 else f"{quoted_names} and {remaining_count} more"

@@ -103,7 +103,7 @@ class MinimumSeparation(Bernoulli):
         return _SeparationState(active, last_active_round, marginal, recent_probabilities)
 
     def _initial_state(self, participation_probabilities: np.ndarray) -> _SeparationState:
-        """Before round 0: with coins as if p had been that of round 0 for ever, else nobody rests."""
+        """Return the state before round 0: with draws as if p had always been that of round 0, or nobody resting."""
         last_active_round = np.full(participation_probabilities.shape, -self.separation - 1)
         marginal_probabilities = participation_probabilities / (1 + self.separation * participation_probabilities)
         if self.k is None:
@@ -129,7 +129,8 @@ class MinimumSeparation(Bernoulli):
         )
 
     def _drawn_clients(self, participation_probabilities: np.ndarray, uniform_numbers: np.ndarray) -> np.ndarray:
-        """[R, m] k of each replicate, ∝ p without replacement: those whose exponential times of rate p end first."""
+        """Return [R, m] k clients of each replicate, ∝ p without replacement: those with the smallest exponential
+        times of rate p."""
         assert self.k is not None
         times = np.where(
             participation_probabilities > 0,

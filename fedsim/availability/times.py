@@ -43,7 +43,7 @@ class Times:
 
 
 def round_duration(config_key: str, duration: float | str, time_kind: str) -> float:
-    """How long a round is, in the unit of times of this kind.
+    """Return the duration of a round, in the unit of times of this kind.
 
     Raises:
         ConfigError: it is not positive, or no length for such times.
@@ -113,7 +113,7 @@ def parse_instant(config_key: str, instant: Any, time_kind: str) -> float:
 
 
 def _parse_timestamps(trace_columns: Columns, column_name: str, values: np.ndarray) -> Times:
-    """Timestamps that stand in words, or are objects of Python's datetime."""
+    """Parse timestamps given as text or as objects of Python's datetime."""
     microseconds, timestamp_kinds = np.empty(len(values), dtype=np.int64), set()
     epoch = datetime.datetime(1970, 1, 1)
     for row, value in enumerate(values.tolist()):
@@ -135,7 +135,7 @@ def _parse_timestamps(trace_columns: Columns, column_name: str, values: np.ndarr
 
 
 def _parse_iso_timestamp(value: Any) -> datetime.datetime | None:
-    """What ISO 8601 makes of it; Python 3.10 wants +00:00 for Z, and three or six digits of a second."""
+    """Parse ISO 8601; Python 3.10 requires +00:00 for Z, and three or six digits of a second."""
     text = re.sub(r"\.(\d{1,6})\d*", lambda match: "." + match[1].ljust(6, "0"), str(value).strip())
     try:
         return datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))

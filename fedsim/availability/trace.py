@@ -116,7 +116,7 @@ class Trace(Recorded):
             raise ConfigError(f"{self.source} is not a numeric .npy array ({error})") from error
 
     def _table_from_columns(self, trace_columns: Columns, round: str | None) -> np.ndarray:
-        """[T, n] of a table whose columns are the clients, and one perhaps the rounds."""
+        """Return [T, n] from a table whose columns are the clients, and possibly one column of rounds."""
         line_order = np.arange(len(trace_columns))
         if round is not None:
             if round not in trace_columns.arrays:
@@ -140,7 +140,7 @@ class Trace(Recorded):
         return np.stack([probability_column(trace_columns, name) for name in clients], axis=1)[line_order]
 
     def _read_csv(self, round_column: str | None) -> np.ndarray:
-        """[T, n] of a file of words."""
+        """Return [T, n] from a file of words."""
         try:
             with open(check_regular_path(self.path), newline="", encoding="utf-8-sig") as file:
                 header_line = file.readline()
@@ -171,7 +171,7 @@ class Trace(Recorded):
         return self._checked_table(table, "line {}".format, first_line_number)
 
     def _begins_with_names(self, csv_lines: list[list[str]]) -> bool:
-        """Is the first line one of names? Where it may be both, `setup` asks who the clients are."""
+        """Return whether the first line consists of names; if that is unclear, `setup` decides by the clients."""
         cells = [cell.strip() for cell in csv_lines[0]] if csv_lines else []
         if self.header is not None or not cells:
             return bool(self.header and cells)
@@ -198,7 +198,7 @@ class Trace(Recorded):
 
 
 def _parse_number(cell: str) -> float | None:
-    """What an entry is, if it is a number, or a word for 0 or 1."""
+    """Return an entry as a number, or a word for 0 or 1."""
     cell_text = cell.strip().lower()
     try:
         return {"true": 1.0, "false": 0.0}.get(cell_text) if cell_text in ("true", "false") else float(cell_text)

@@ -114,7 +114,7 @@ def probability_column(trace_columns: Columns, column_name: str) -> np.ndarray:
 
 
 def _parse_probability(value: Any) -> float:
-    """NaN where it is none."""
+    """Return a probability; NaN if the entry is none."""
     cell_text = str(value).strip().lower()
     if cell_text in PROBABILITY_BY_WORD:
         return PROBABILITY_BY_WORD[cell_text]

@@ -35,7 +35,7 @@ class Stationary(Trajectory):
 
 
 class _Periodic(Trajectory):
-    """One that repeats.
+    """A trajectory that repeats.
 
     Args:
         period: rounds.
@@ -47,7 +47,7 @@ class _Periodic(Trajectory):
         self.zones = zones
 
     def period_position(self, t: int, population: Population) -> np.ndarray:
-        """[m] in [0, period): how far every client's own period is when round t begins."""
+        """Return [m] in [0, period): the position in each client's own period when round t begins."""
         zone_number = np.arange(population.clients) * self.zones // population.clients
         return (t + zone_number * self.period / self.zones) % self.period
 

@@ -76,7 +76,7 @@ def _single_linear_layer(model: RowModel) -> tuple[str, nn.Linear | None]:
 
 
 def _is_linear(model: RowModel, layer: nn.Linear, name: str, shape: tuple[int, ...]) -> bool:
-    """Is the output that layer's, with nothing around it? Tried out on arbitrary inputs and parameters."""
+    """Return whether the output is that of this layer alone, tried on arbitrary inputs and parameters."""
     count = torch.arange(model.dimension + 2 * layer.in_features, device=model.device, dtype=model.dtype)
     row, x = torch.sin(count + 1).split([model.dimension, 2 * layer.in_features])
     x = x.reshape(2, *shape)

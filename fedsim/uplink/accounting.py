@@ -42,7 +42,7 @@ INDEPENDENT_TRAJECTORIES = (Stationary, Staircase, Sine, InterleavedSine, Jitter
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What a round releases about a client, in the form that an accountant needs.
+    """The quantities about a client that a round releases, in the form that an accountant needs.
 
     The count of rows within the clipping norm adds a bit, 0 or 1, for every client, so one client moves it by 1 under
     all three relations. One client moves the sum of rows by C, or by 2 C where it is replaced by another.
@@ -103,7 +103,7 @@ def privacy(
     rounds: int,
     has_client_memory: bool = False,
 ) -> Privacy | None:
-    """What may be claimed after so many rounds; None of an uplink without noise.
+    """Return the privacy claim after `rounds` rounds; None for an uplink without noise.
 
     Args:
         stages: of the uplink.
@@ -142,7 +142,7 @@ def _refusal_reason(
     leaks: list[str],
     rounds: int,
 ) -> str:
-    """Why nothing can be claimed; empty where something can."""
+    """Return why nothing can be claimed; '' if something can."""
     stage, noise_index = noisy[0], stages.index(noisy[0])
     if leaks:
         return f"{', '.join(leaks)} without noise"
@@ -176,7 +176,7 @@ def _refusal_reason(
 
 
 def _noiseless_memory(stage: Stage) -> str:
-    """What the server keeps from round to round that was computed from rows without noise; empty where nothing is."""
+    """Return what the server keeps between rounds that was computed from rows without noise; '' if nothing is."""
     if isinstance(stage, Clip):
         if stage.quantile is not None and not stage.count_noise:
             name = "clip" if type(stage) is Clip else "gaussian"
@@ -194,7 +194,7 @@ def _claimed_epsilon(
     rounds: int,
     has_client_memory: bool,
 ) -> Privacy:
-    """ε of the events that bound this sampling."""
+    """Return ε of the events that bound this sampling."""
     z, m = sum_multiplier(stage), availability.population.clients
     if stage.per == "client":
         description = (
@@ -239,34 +239,34 @@ def _claimed_epsilon(
 
 
 def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
-    """Noise of the sum over C, as the settings promise it (and not as the stage came to derive it from them)."""
+    """Return the noise multiplier of the sum, as the settings state it (not as the stage derived it from them)."""
     if isinstance(stage, TreeNoise) or stage.quantile is None or not stage.count_noise:
         return stage.multiplier
     return (stage.multiplier**-2 - (2 * stage.count_noise) ** -2) ** -0.5
 
 
 def _has_independent_probabilities(availability: Bernoulli) -> bool:
-    """Are the probabilities known not to depend on the data?"""
+    """Return whether the probabilities are known not to depend on the data."""
     return type(availability.base) in INDEPENDENT_BASES and type(availability.trajectory) in INDEPENDENT_TRAJECTORIES
 
 
 def _client_memory(stage: Stage, availability: Availability) -> bool:
-    """Does a client's row depend on what the stage did to its earlier rows?"""
+    """Return whether a client's row depends on how the stage treated its earlier rows."""
     return availability.federation is not None and bool(stage.memory(availability.federation, 1))
 
 
 def _is_user_process(availability: Availability) -> bool:
-    """Is it a process of the user's own, whose counts may be above 1?"""
+    """Return whether an availability process is user-defined, so that its counts may be above 1."""
     return not type(availability).__module__.startswith("fedsim.")
 
 
 def _max_participations(availability: Availability, rounds: int) -> float:
-    """The largest count of a client in a round."""
+    """Return the largest count of a client in a round."""
     return max(float(availability.counts(t).max(initial=0)) for t in range(rounds))
 
 
 def _do_clients_repeat(availability: Availability, rounds: int) -> bool:
-    """Does any client take part more than once in these rounds?"""
+    """Return whether some client takes part more than once in these rounds."""
     times = np.zeros(availability.population.shape)
     for t in range(rounds):
         times += availability.counts(t)
@@ -276,7 +276,8 @@ def _do_clients_repeat(availability: Availability, rounds: int) -> bool:
 
 
 def _sampling_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float]:
-    """The largest p_i^t, and a bound on the probability of any empty round: those add no noise, and are seen."""
+    """Return the largest p_i^t, and a bound on the probability of an empty round, which adds no noise and is
+    visible."""
     is_stationary = isinstance(availability.trajectory, Stationary)
     max_sampling_rate, empty_round_probability = 0.0, 0.0
     for t in range(1 if is_stationary else rounds):
@@ -306,7 +307,7 @@ def _privacy_of(
 
 
 def epsilon_of(mechanism: Mechanism, delta: float, rounds: int) -> float:
-    """ε at δ after so many rounds, by dp_accounting.
+    """Return ε at δ after `rounds` rounds, by dp_accounting.
 
     Raises:
         ImportError: it is not installed.

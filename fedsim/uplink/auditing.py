@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def violated(self) -> bool:
-        """Is the claim wrong?"""
+        """Whether the claim is refuted."""
         return self.bound > self.claimed
 
 
@@ -97,7 +97,7 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """Does any lower bound exceed its claim?"""
+        """Whether some lower bound exceeds its claim."""
         return any(finding.violated for finding in self.findings)
 
 
@@ -110,7 +110,7 @@ def audit(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:
-    """Lower bounds on ε of these stages after so many rounds.
+    """Compute lower bounds on ε of these stages after so many rounds.
 
     Args:
         uplink: the run's stages.
@@ -182,7 +182,8 @@ def _scores(
     seeds: np.ndarray,
     canary_present: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[W] the log-likelihood ratio of the two neighbours in each world, as the adversary computes it.
+    """Return [W], the log-likelihood ratio of the two neighbouring federations in each world, as the adversary computes
+    it.
 
     The second array is that of the first round in which the canary is known to take part, NaN where there is none; the
     third one is the number of these rounds.
@@ -225,12 +226,13 @@ def _scores(
 
 
 def _canary_client(availability: Availability, rounds: int) -> int:
-    """The client that takes part most often, in expectation."""
+    """Return the client that takes part most often in expectation."""
     return int(sum(availability.probabilities(t)[0] for t in range(rounds)).argmax())
 
 
 def _federation_of_games(availability: Availability, seeds: np.ndarray) -> tuple[Federation, Availability]:
-    """A federation with a replicate for every world, and the process bound to it. All are like the first replicate."""
+    """Return a federation with a replicate for each world, all like the first replicate, and the process bound to
+    it."""
     run, m = availability.federation, availability.population.clients
     assert run is not None
     fractions = run.class_fractions
@@ -254,7 +256,7 @@ def _federation_of_games(availability: Availability, seeds: np.ndarray) -> tuple
 
 
 def _adaptive_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
-    """The stages up to the noise whose norm follows a count."""
+    """Return the stages up to the noise whose clipping norm follows a count."""
     for number, stage in enumerate(chain.stages):
         if isinstance(stage, Clip) and stage.quantile is not None:
             yield number, stage
@@ -263,7 +265,7 @@ def _adaptive_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
 
 
 def _adaptive_norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
-    """Number and current norm [W] of the adaptive stages, and in the end of the stage with the noise."""
+    """Return number and current norm [W] of the adaptive stages, and last that of the stage with the noise."""
     adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive_stages(chain)]
     number, stage = next((k, s) for k, s in enumerate(chain.stages) if isinstance(s, (GaussianNoise, TreeNoise)))
     if adaptive and adaptive[-1][0] == number:
@@ -272,7 +274,7 @@ def _adaptive_norms(chain: Uplink, memory: Memory, federation: Federation) -> li
 
 
 def _counts(chain: Uplink, memory: Memory, norms_before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
-    """[W] each noisy count of the round, read off how the norm moved."""
+    """Return [W] each: the noisy counts of the round, inferred from how the norm changed."""
     noisy_counts = []
     for (number, stage), (_, old_norm) in zip(_adaptive_stages(chain), norms_before, strict=False):
         new_norm = memory.server[f"uplink {number} norm"]
@@ -285,7 +287,7 @@ def _counts(chain: Uplink, memory: Memory, norms_before: list[tuple[int, Tensor]
 def _sent_rows(
     cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechanism: Mechanism, sign: float
 ) -> Tensor:
-    """[n, COLUMNS] what everybody sends.
+    """Return [n, COLUMNS], the rows that all clients send.
 
     The others send long rows in a direction of their own: they are clipped, so that the count of rows within the norm
     is the canary's alone. The canary's two rows are as far apart as clipping allows, in the sum and in the count.
@@ -305,7 +307,7 @@ def _sent_rows(
 
 
 class _Adversary:
-    """Sums up, round by round, the log-likelihood ratio of the two neighbours.
+    """Sums, round by round, the log-likelihood ratio of the two neighbouring federations.
 
     It knows everything but the canary's row, the noise and, where sampling is secret, who takes part.
 
@@ -331,7 +333,7 @@ class _Adversary:
     def observe_round(
         self, total: np.ndarray, counts: list[np.ndarray], takes_part: np.ndarray, q: np.ndarray, nonempty: np.ndarray
     ) -> None:
-        """One round.
+        """Add one round.
 
         Args:
             total: [W] the released sum (or the canary's row) in the canary's direction, over C.
@@ -342,7 +344,7 @@ class _Adversary:
         """
 
         def likelihood(mean: float, counted: float) -> np.ndarray:
-            """Of a canary that moves sum and counts by so much, over that of none."""
+            """Return the likelihood of a canary that changes sum and counts by so much, relative to no canary."""
             log_ratio = np.zeros_like(total) if self.mechanism.tree else (total * mean - mean**2 / 2) / self.z**2
             for count, deviation in zip(counts, self.deviations, strict=True):
                 log_ratio = log_ratio + (count * counted - counted**2 / 2) / deviation**2
@@ -371,7 +373,7 @@ class _Adversary:
         self.nonempty[game_indices] += 1
 
     def score(self) -> np.ndarray:
-        """[W] the ratio of all rounds; 0 where it is not a number."""
+        """Return [W], the ratio of all rounds; 0 if it is not a number."""
         ratios = self.sum.copy()
         if self.mechanism.tree:
             for length in np.unique(self.nonempty):

@@ -49,12 +49,12 @@ class Uplink:
                 raise ConfigError(f"uplink.{name} is a {type(stage).__name__}; give a class of fedsim.uplink.Stage")
 
     def setup(self, federation: Federation, availability: Availability) -> None:
-        """Fix what depends on who exists; refuse stages that do not go together."""
+        """Set up the stages for the federation; refuse stages that are incompatible."""
         for number, stage in enumerate(self.stages):
             stage.setup(federation, availability, self.stages[:number])
 
     def remember(self, memory: Memory, federation: Federation, model: Tensor) -> None:
-        """Add to a memory what the stages remember before round 0, for rows as long as the models [R, d]."""
+        """Add the memory of the stages before round 0, for rows as long as the models [R, d]."""
         for number, stage in enumerate(self.stages):
             for name, value in stage.memory(federation, model.shape[1]).items():
                 memory.uplink[f"{number} {name}"] = value
@@ -62,7 +62,7 @@ class Uplink:
                 memory.server[f"uplink {number} {name}"] = value
 
     def code(self, dimension: int, size: int) -> Encoding:
-        """How a row of so many numbers, of `size` bytes each, is written in the end."""
+        """Return how a row of so many numbers, of `size` bytes each, is encoded after all stages."""
         code = plain_encoding = Encoding(dimension, 8 * size)
         for stage in self.stages:
             code = stage.code(code, plain_encoding)
@@ -75,7 +75,7 @@ class Uplink:
         return code
 
     def __call__(self, report: Report, memory: Memory) -> Report:
-        """The report as the server gets it; what the stages remember changes in place."""
+        """Return the report as the server receives it; the memory of the stages changes in place."""
         if not self.stages:
             return report
         cohort = report.cohort

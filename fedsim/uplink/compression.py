@@ -51,7 +51,7 @@ class Compressor(Stage):
 
     @abstractmethod
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """[n, d] Q(rows); keys [n] for random numbers."""
+        """Return Q(rows) [n, d]; keys [n] for random numbers."""
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if self.feedback == "none":

@@ -63,7 +63,7 @@ class Clip(Stage):
         }
 
     def bound(self, link: StageContext) -> Tensor:
-        """[R] C."""
+        """The clipping norm C, [R]."""
         if self.quantile is not None:
             return link.server("norm").clone()
         federation = link.cohort.federation
@@ -73,7 +73,7 @@ class Clip(Stage):
         return self.clip_rows(rows, link, self.bound(link))
 
     def clip_rows(self, rows: Tensor, link: StageContext, bound: Tensor) -> Tensor:
-        """The rows clipped to C [R]; C moves on."""
+        """Return the rows clipped to C [R], and update C."""
         cohort, norm = link.cohort, rows.norm(dim=1)
         row_bounds = cohort.broadcast(bound)
         if self.quantile is not None:

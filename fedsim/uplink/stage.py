@@ -18,7 +18,7 @@ from fedsim.core.memory import Memory
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a row is written: so many `values` of so many `bits`, and beside them bytes.
+    """The encoding of a row: so many `values` of so many `bits`, and further bytes.
 
     Attributes:
         values: numbers that are sent of a row.
@@ -34,7 +34,7 @@ class Encoding:
 
     @property
     def bytes(self) -> int:
-        """Of the whole row; bits are packed, and the last byte is filled up."""
+        """The bytes of the whole row; bits are packed, and the last byte is filled up."""
         return -(-self.values * self.bits // 8) + self.index_bytes + self.extra_bytes
 
 
@@ -70,15 +70,15 @@ class StageContext:
         return rng.row_keys(seeds, rng.Purpose.UPLINK, torch.full_like(seeds, -1), -1, self._stage)
 
     def gather(self, name: str) -> Tensor:
-        """[n, …] what the stage remembers of the cohort's clients under this name."""
+        """Return [n, …], the memory of the cohort's clients under this name."""
         return self.cohort.gather(self._memory.uplink[f"{self._stage} {name}"])
 
     def scatter(self, name: str, rows: Tensor) -> None:
-        """The same from now on, in place."""
+        """Write the memory of the cohort's clients, in place."""
         self.cohort.scatter(self._memory.uplink[f"{self._stage} {name}"], rows)
 
     def server(self, name: str) -> Tensor:
-        """[R, …] what the stage remembers of each replicate under this name; written to in place."""
+        """Return [R, …], the memory of each replicate under this name; it may be written to."""
         return self._memory.server[f"uplink {self._stage} {name}"]
 
 
@@ -90,21 +90,21 @@ class Stage(Validated, ABC):
     """
 
     def setup(self, federation: Federation, availability: Availability, earlier_stages: Sequence[Stage]) -> None:
-        """Fix what depends on who exists and on the stages `earlier_stages` this one; refuse what makes no sense."""
+        """Set up the stage for the federation and for `earlier_stages`; refuse impossible settings."""
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
-        """Name → [R·m', …] what is remembered of every client, as before round 0. The absent keep theirs."""
+        """Return name → [R·m', …], the memory of all clients before round 0. Absent clients keep theirs."""
         return {}
 
     def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
-        """Name → [R, …] what is remembered of every replicate, as before round 0."""
+        """Return name → [R, …], the memory of all replicates before round 0."""
         return {}
 
     def code(self, code: Encoding, plain_encoding: Encoding) -> Encoding:
-        """How a row is written after this stage, given how it was before, and how it is with nothing done to it; as
-        before unless said."""
+        """Return the encoding of a row after this stage, given that before it and that of an unchanged row; by
+        default unchanged."""
         return code
 
     @abstractmethod
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
-        """[n, d] what arrives of rows [n, d]; n may be 0, here or on another rank."""
+        """Return the rows [n, d] that arrive; n may be 0, on this or another rank."""

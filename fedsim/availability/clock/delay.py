@@ -21,21 +21,22 @@ class Delay(Validated):
     federation: Federation
 
     def setup(self, federation: Federation) -> None:
-        """Fix who exists; refuse what makes no sense."""
+        """Set up the delay for the federation; refuse impossible settings."""
         self.federation = federation
 
     def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
-        """[n] int64: what these virtual clients begin in round t arrives so many rounds later; 0: in round t."""
+        """Return [n] int64, by how many rounds the updates of these virtual clients that start in round t are late;
+        0: not late."""
         raise NotImplementedError
 
     def uniforms(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
-        """[n] uniform numbers in [0, 1) of these clients in round t."""
+        """Return uniform numbers in [0, 1) of these clients in round t, [n]."""
         m = self.federation.clients
         draws = rng.draws_by_seed(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
         return draws.reshape(-1)[virtual_clients]
 
     def values_per_client(self, key: str, values: list[float], virtual_clients: np.ndarray) -> np.ndarray:
-        """[n] what is given for all clients, or for groups of them."""
+        """Return [n] the values of a setting that is given for all clients, or for groups of them."""
         m = self.federation.clients
         return by_group(key, values, m)[virtual_clients % m]
 

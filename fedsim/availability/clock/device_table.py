@@ -78,19 +78,19 @@ class DeviceTable:
         return np.asarray(orders[:, np.arange(clients) % count].reshape(-1))
 
     def record_of(self) -> dict[str, np.ndarray]:
-        """The numbers, by name: a resumed run must meet the same."""
+        """Return the numbers by name, to be compared when a run is resumed."""
         return {name: values for name, values in vars(self).items() if values is not None}
 
 
 def _device_column(source: Any) -> Any:
-    """A table of the profiles that were named by one name or a list; other sources as they are."""
+    """Return a table of the named profiles for one name or a list of names; other sources as they are."""
     if isinstance(source, str) and not Path(source).suffix and not Path(source).expanduser().exists():
         return {"device": [source]}
     return {"device": list(source)} if isinstance(source, (list, tuple)) else source
 
 
 def _with_profiles(table: Columns) -> Columns:
-    """The table, with the numbers of the devices that its column `device` names."""
+    """Return the table with the numbers of the devices that its column `device` names."""
     if "device" not in table.arrays or "compute" in table.arrays:
         return table
     profiles = profile_columns([str(name) for name in table["device"]], DEVICES_KEY)
@@ -100,7 +100,7 @@ def _with_profiles(table: Columns) -> Columns:
 
 
 def _positive_column(device_table: Columns, column_name: str, source_label: str, or_zero: bool = False) -> np.ndarray:
-    """[n] the numbers of a column, which must be positive, or 0."""
+    """Return the numbers [n] of a column, which must be positive, or 0."""
     column_numbers = numbers_or_nan(device_table[column_name])
     if not len(device_table):
         raise ConfigError(f"{source_label} has no rows; give at least one device")

@@ -110,7 +110,7 @@ class Events(Devices):
 
     @property
     def loses_work(self) -> bool:
-        """Whether what a client has done may be lost."""
+        """Whether the work of a client may be lost."""
         return self.failure > 0 and self.rejoin is None
 
     @property
@@ -136,7 +136,7 @@ class Events(Devices):
         return not self.asynchronous and (super().may_drop_clients or self.loses_work)
 
     def choose_target(self, strategy: str, arrivals: int | None, supports_stale: bool, clients: int) -> None:
-        """Settle after how many arrivals the server steps.
+        """Determine after how many arrivals the server updates the model.
 
         Args:
             strategy: its name, for messages.

@@ -21,10 +21,10 @@ class Work(Validated):
     active = True
 
     def setup(self, federation: Federation, local_work: LocalWork) -> None:
-        """Fix who exists and what a round asks of them; refuse what makes no sense."""
+        """Set up the work for the federation and the planned steps of a round; refuse impossible settings."""
 
     def steps(self, t: int, virtual_clients: np.ndarray, load: Workload) -> np.ndarray:
-        """[n] steps that these virtual clients do in round t, where `load.steps` are asked; at least one."""
+        """Return [n] the steps that these virtual clients do in round t, out of `load.steps`; at least one."""
         return load.steps
 
 

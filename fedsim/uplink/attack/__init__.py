@@ -1,4 +1,4 @@
-"""Byzantine clients: what they send instead of their rows, or train on instead of their labels."""
+"""Byzantine clients: attacks on the rows that they send, or on the labels that they train on."""
 
 from fedsim.uplink.attack.attack import Attack, NoAttack, Omniscient
 from fedsim.uplink.attack.hidden import Mimic, MinMax, MinSum

@@ -1,4 +1,4 @@
-"""The interface of an attack: which clients are Byzantine, since which round, and what they send."""
+"""The interface of an attack: which clients are Byzantine, from which round on, and what they send."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Attack(Stage):
         self.byzantine_mask = torch.as_tensor(byzantine_mask.reshape(-1)).to(federation.device)
 
     def byzantine_clients(self, seed: int, clients: int) -> np.ndarray:
-        """Numbers of the clients of a replicate that lie."""
+        """Return the numbers of the Byzantine clients of a replicate."""
         if self.clients is None:
             draw = rng.generator(seed, rng.Purpose.ATTACK)
             return np.sort(draw.choice(clients, round(self.fraction * clients), replace=False))
@@ -76,12 +76,14 @@ class Attack(Stage):
         return torch.where(byzantine[:, None], self.byzantine_rows(rows, byzantine, link), rows)
 
     def of_samples(self, contamination: Contamination) -> Contamination:
-        """What becomes of the samples that clients train on, given what does without those who lie; after `setup`."""
+        """Return the contamination of the samples that clients train on, given the one without the attack; after
+        `setup`."""
         return contamination
 
     @abstractmethod
     def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
-        """[n, d] what each row would be if its client lied; `byzantine` [n] says whose do."""
+        """Return [n, d], what each row would be if its client were Byzantine; `byzantine` [n] says which clients
+        are."""
 
 
 class NoAttack(Attack):
@@ -123,4 +125,4 @@ class Omniscient(Attack):
 
     @abstractmethod
     def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
-        """[d] what is sent, given the honest rows [k, d], 0 < k < n, of a round of n."""
+        """Return the row [d] that is sent, given the honest rows [k, d], 0 < k < n, of a round of n."""

@@ -20,7 +20,7 @@ PERTURBATION_DIRECTIONS = ("unit", "sign", "std")
 
 
 class Farthest(Omniscient):
-    """μ + γ p of the honest rows with the largest γ at which it is no farther off than one of them.
+    """Sends μ + γ p of the honest rows, with the largest γ at which it is no farther away than one of them.
 
     γ is found by 20 halvings, as in the authors' program, which begins at 10: to 2e-5, and below 20. Where the largest
     γ is at least 20 or below 0.1 the search begins at another power of two times 10, so that γ follows the scale of the
@@ -43,11 +43,12 @@ class Farthest(Omniscient):
 
     @abstractmethod
     def distance(self, row: Tensor, honest_rows: Tensor) -> Tensor:
-        """[] how far a row [d] is from the honest rows [k, d]."""
+        """Return the distance [] of a row [d] from the honest rows [k, d]."""
 
     @abstractmethod
     def bound(self, centre: Tensor, direction: Tensor, honest_rows: Tensor, limit: Tensor) -> Tensor:
-        """[] the largest γ at which `centre + γ along` is off by `limit`, to rounding: the scale of the search."""
+        """Return [] the largest γ at which `centre + γ along` is at distance `limit`, up to rounding: the scale of
+        the search."""
 
     def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
         centre = honest_rows.mean(0)
@@ -158,7 +159,7 @@ class Mimic(Omniscient):
         return honest_rows[honest_rows[:, -1].argmax(0, keepdim=True)][0]
 
     def power_method_direction(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
-        """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
+        """Return [R, d] z after a step of the power method on the differences of honest rows; it may begin anywhere."""
         direction, cohort = link.server("direction"), link.cohort
         columns = torch.arange(rows.shape[1], device=rows.device)
         random_start = rng.normal(link.lasting_keys[:, None], columns, rows.dtype)

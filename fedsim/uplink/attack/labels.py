@@ -28,7 +28,7 @@ class LabelFlip(Attack):
 
 
 class FlippedLabels(Contamination):
-    """The labels of some clients, after whatever else contaminates them.
+    """Flips the labels of some clients, after the other contaminations.
 
     Args:
         inner_contamination: that.

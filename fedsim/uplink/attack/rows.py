@@ -83,7 +83,7 @@ class ALIE(Omniscient):
 
     @staticmethod
     def published_z(n: int, num_byzantine: int) -> float:
-        """z of n rows; 0 where f are no fewer than the honest ones, whom they need not persuade."""
+        """Return z for n rows; 0 if the attackers are no fewer than the honest clients, whom they need not persuade."""
         share = (n - num_byzantine - (n // 2 + 1 - num_byzantine)) / (n - num_byzantine)
         return NormalDist().inv_cdf(share) if 0 < share < 1 else 0.0
 
