@@ -12,6 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.app.config import config_folder, register_resolvers
 from fedsim.app.per_choice import add_plus_prefix
@@ -25,7 +26,7 @@ LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitli
 COMMANDS = [
     line
     for line in LINES
-    if re.match(r"fedsim( -m)? (?!info|data|export|table|audit|algorithms|watch|why|tune|judge)\w", line)
+    if re.match(rf"fedsim( -m)? (?!{'|'.join(COMMAND_DESCRIPTIONS)})\w", line)
     and not re.search("ray|pkg:", line)
 ]
 

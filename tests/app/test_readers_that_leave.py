@@ -61,7 +61,7 @@ def test_a_sweep_that_nobody_reads_does_all_its_runs(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("nobody_reads")
 def test_pictures_are_drawn_though_nobody_reads_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, tmp_path, "out=o")
-    monkeypatch.setattr("fedsim.studies.plots.plot_cli.pictures", lambda *_: iter(()))
+    monkeypatch.setattr("fedsim.studies.plots.plot_cli.comparison_pictures", lambda *_, **__: iter(()))
     plot([str(tmp_path / "o"), "--html", str(tmp_path / "r.html")])
     assert (tmp_path / "r.html").stat().st_size > 1000
 
