@@ -27,10 +27,10 @@ QUIET = ["tracking.progress=none"]
 COMPOSITIONS = {
     "fedavg": "strategy=fedavg rounds=1500",
     "fedavg, evaluated each round": "strategy=fedavg rounds=500 eval_every=1",
-    "fedau, 10 seeds": "strategy=fedau seeds=[0,1,2,3,4,5,6,7,8,9] rounds=500 availability=sine",
-    "fedawe": "strategy=fedawe availability=markov rounds=1200 model=mlp",
+    "fedau, 10 seeds": "strategy=fedau seeds=[0,1,2,3,4,5,6,7,8,9] rounds=300 availability=sine",
+    "fedawe": "strategy=fedawe availability=markov rounds=300 model=mlp",
     "mifa": "strategy=mifa clients=200 availability=uniform_k rounds=800",
-    "scaffold": "strategy=scaffold local_steps=10 model=mlp rounds=500",
+    "scaffold": "strategy=scaffold local_steps=10 model=mlp rounds=250",
     "fedavgm, momentum": "strategy=fedavgm local=momentum rounds=900",
     "fedopt, adam": "strategy=fedopt local=adam rounds=700 partition=shards",
     "robust": "strategy=krum attack=sign_flip rounds=500",
@@ -42,15 +42,15 @@ COMPOSITIONS = {
     "pricing": "dataset=pricing partition=natural model=mean shift=demand local=profl clients=10 rounds=200 lr=0.001",
     "players": "dataset=market partition=natural model=mean shift=players clients=4 rounds=500",
     "personal": "local=ditto personal.over=all partition.validation=0.2 rounds=200",
-    "capacity": "capacity=heterofl model=mlp rounds=300",
+    "capacity": "capacity=heterofl model=mlp rounds=200",
     "devices": "clock=devices rounds=800",
     "asynchronous": "clock=events strategy=fedbuff rounds=1000",
     "delayed": "delay=geometric rounds=800",
     "drift": "dataset=gaussian_mean partition=natural model=mean drift=linear clients=25 rounds=1500",
-    "adapters": "model=lora_mlp model.residual=true strategy=fedex_lora lr=0.01 rounds=400",
-    "transformer": "model=vit local_steps=2 clients=20 rounds=20",
+    "adapters": "model=lora_mlp model.residual=true strategy=fedex_lora lr=0.01 rounds=150",
+    "transformer": "model=vit local_steps=2 clients=20 rounds=100",
     "large population": "dataset=gaussian_mean partition=natural model=mean clients=100000 availability=uniform_k "
-    "rounds=300",
+    "rounds=2500",
 }
 
 
