@@ -4,7 +4,7 @@ Each composition is planned and then run, each in a process of its own, one afte
 the process to its end, memory the most that the process held, and bytes the last row of metrics.csv. Compositions
 differ in strategy, data, model, availability, shift, uplink, clock, capacity, personal models, seeds and clients.
 
-usage: OMP_NUM_THREADS=1 python scripts/bench_plan.py [--json FILE] [--only mifa,scaffold] [--seconds 5]
+usage: OMP_NUM_THREADS=1 python scripts/bench_plan.py [--json FILE] [--only mifa,scaffold] [--seconds 1]
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     parser.add_argument("--only", metavar="NAMES", help="compositions, separated by commas (default: all)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of rounds that are measured (default 5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of rounds that are measured (default 1)")
     parser.add_argument("--rounds", type=int, help="rounds of each run, in place of its own")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(COMPOSITIONS)
