@@ -26,8 +26,7 @@ LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitli
 COMMANDS = [
     line
     for line in LINES
-    if re.match(rf"fedsim( -m)? (?!{'|'.join(COMMAND_DESCRIPTIONS)})\w", line)
-    and not re.search("ray|pkg:", line)
+    if re.match(rf"fedsim( -m)? (?!{'|'.join(COMMAND_DESCRIPTIONS)})\w", line) and not re.search("ray|pkg:", line)
 ]
 
 
