@@ -180,7 +180,7 @@ def _memory_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keys(names: Mapping[str, str]) -> Iterator[None]:
-    """Within the block errors name a parameter by the key that sets it."""
+    """Within the block error messages name a parameter by its configuration key."""
     try:
         yield
     except ConfigError as error:

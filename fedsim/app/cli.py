@@ -349,7 +349,7 @@ def run(
     run_rounds: Drive | None = None,
 ) -> Result:
     """Build and run one configuration in its run folder. `choices` are the choices of its groups, for the table of
-    runs; `run_rounds` as `run_steps` takes it."""
+    runs; see `run_steps` for `run_rounds`."""
     from fedsim.run.determinism import deterministic_algorithms
     from fedsim.trainer import run_to_completion
 
@@ -366,9 +366,9 @@ def run_steps(
     trusted: Sequence[str] | None = None,
     run_rounds: Drive | None = None,
 ) -> TaskGenerator[Result]:
-    """As `run`, but yield the local work. `shared` are data sets of other runs, as `build` takes them; `trusted`
-    are the packages that the user named, None: as the overrides of this process say. `run_rounds` takes the
-    simulation and the arguments of `Simulation.run_steps`, and is used in its place."""
+    """Yield the local work of a run that `run` executes. `shared` are data sets of other runs, as `build` takes
+    them; `trusted` are the packages that the user named, None: those that the overrides of this process name.
+    `run_rounds` takes the simulation and the arguments of `Simulation.run_steps`, and is used in its place."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
     from fedsim.run.tracking import RunConfig

@@ -40,7 +40,7 @@ class ClassStatistics:
 
     @classmethod
     def zeros(cls, classes: int, features: int, device: torch.device) -> ClassStatistics:
-        """Those of no samples."""
+        """Return the sums over no samples."""
         shapes = ((classes,), (classes, features), (classes, features, features))
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
@@ -60,9 +60,9 @@ class ClassStatistics:
 
     @property
     def covariances(self) -> Tensor:
-        """[C, k, k] (Σ z zᵀ − n_c μ_c μ_cᵀ) / (n_c − 1): those of the samples of all clients together, and equal to the
-        server's combination of the clients' means and covariances in the paper's equation 3; zero for a class with one
-        sample."""
+        """Return [C, k, k] (Σ z zᵀ − n_c μ_c μ_cᵀ) / (n_c − 1), the covariances over the samples of all clients;
+        they equal the server's combination of the clients' means and covariances in the paper's equation 3. Zero
+        for a class with one sample."""
         means = self.means
         scatter = self.products - self.counts[:, None, None] * means[:, :, None] * means[:, None, :]
         return scatter / (self.counts - 1).clamp(min=1)[:, None, None]

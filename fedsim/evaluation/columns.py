@@ -36,7 +36,7 @@ SPREAD_SUFFIXES = ("median", "worst", "best", "variance", "jain", "absent", "uns
 
 
 def is_fraction(metric: str) -> bool:
-    """Whether it is a fraction that is shown in per cent."""
+    """Return whether a column is a fraction that is shown in per cent."""
     return describe(metric).unit == "%"
 
 

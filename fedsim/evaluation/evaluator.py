@@ -159,7 +159,8 @@ class Evaluator:
 
     @property
     def local_column(self) -> str:
-        """The same without the test set, whose owners need not be the run's clients."""
+        """The column of the most relevant per-client numbers without the test set, whose owners need not be the
+        run's clients."""
         return (TRAINING if self.validation is None else VALIDATION).format(self.measure_name)
 
     @torch.no_grad()

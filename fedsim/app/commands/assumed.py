@@ -1,4 +1,5 @@
-"""The requirements of local rules: of several small runs with more and more features, the first that a rule accepts."""
+"""The requirements of local rules, found by small runs with more and more features: those of the first run that a
+rule accepts."""
 
 from __future__ import annotations
 

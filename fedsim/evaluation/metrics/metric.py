@@ -28,7 +28,7 @@ from fedsim.trainer.device_memory import is_out_of_memory
 
 
 def _is_metric(candidate: Any) -> bool:
-    """Whether it is a function of outputs and targets."""
+    """Return whether an object is a function of outputs and targets."""
     return list(inspect.signature(candidate).parameters)[:2] == ["preds", "target"]
 
 
@@ -147,7 +147,7 @@ def _function_accumulator(function: Callable[..., Any], output: Tensor, target: 
 
 
 def _without_sync(metric: Any, device: torch.device) -> None:
-    """Every rank evaluates the whole set, so nothing has to be synchronised."""
+    """Disable the synchronisation of a metric, since all ranks evaluate the whole set."""
     for name in ("sync_on_compute", "_to_sync"):
         if hasattr(metric, name):
             setattr(metric, name, False)

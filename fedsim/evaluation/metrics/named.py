@@ -56,7 +56,7 @@ class PredictionTask:
         return cls(kind, max(2, output.shape[-1]), target.dim() > 1)
 
     def probabilities(self, output: Tensor, metric_task: str | None) -> Tensor:
-        """[B, …], [B, k] or [B, C, …] float64, for the metric's task."""
+        """Return probabilities in the form that the metric's task needs: [B, …], [B, k] or [B, C, …] float64."""
         scores = output.to(torch.float64)
         if self.kind == MULTILABEL:
             return scores.sigmoid()

@@ -42,7 +42,7 @@ STABLE, OPTIMAL = "distance_to_ps", "distance_to_po"
 
 
 class ReferencePath(References):
-    """The reference points as functions of the round. As a dictionary, those of round 0.
+    """The reference points as functions of the round. Its entries as a dictionary are the points of round 0.
 
     The points of round 0 are searched as those of data that do not drift. From there on each search starts from the
     point of the previous evaluated round, so that a path follows one minimum (which may cease to be the lowest). With a
@@ -88,7 +88,7 @@ class ReferencePath(References):
         )
 
     def _solved_in(self, t: int) -> list[ReplicateReferences]:
-        """The points of round t; of one that was not expected to be evaluated, they are searched now."""
+        """Return the points of round t; points of a round without a planned evaluation are searched now."""
         if t not in self.by_round:
             solved_round = max(expected for expected in self._expected if expected <= t)
             pairs = zip(self.risks, self.by_round[solved_round], strict=True)
@@ -150,9 +150,8 @@ def _first_with_same_law(risks: Sequence[Risk], data: ClientData, initial: Tenso
 
 
 def follow_points(risk: Risk, previous_points: ReplicateReferences, previous_round: int, t: int) -> ReplicateReferences:
-    """The reference points of round t of one replicate, searched from those of an earlier round; the same ones where
-    the data have not moved since.
-    """
+    """Return the reference points of round t of one replicate, searched from those of an earlier round; the earlier
+    points if the data have not moved since."""
     if np.array_equal(risk.displacements(previous_round), risk.displacements(t)):
         return previous_points
     drifted_risk, solved_points, box = risk.at(t), ReplicateReferences(), risk.shift.box

@@ -165,7 +165,7 @@ def sought_points(shift: Shift) -> dict[str, str]:
 
 
 def reason_not_computed(model: RowModel, data: ClientData, requested_points: str, group: str = "shift") -> str:
-    """Why no points are computed, or an empty string; `requested_points` is what `references` of a group says."""
+    """Return why no points are computed, or ''; `requested_points` is the value of the setting `references`."""
     if model.loss_mixes_samples:
         return "not computed: the loss is defined on batches, but these points are defined for means over samples"
     expense_reason = too_expensive_reason(model, data)

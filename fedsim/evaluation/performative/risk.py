@@ -60,7 +60,7 @@ class Risk:
         self.weights = torch.tensor(federation.client_weights[replicate], device=device)  # a copy: see `minimise`
 
     def at(self, t: int) -> Risk:
-        """The risk on the data of round t; the same one unless the data drift."""
+        """Return the risk on the data of round t, which is this risk unless the data drift."""
         if not self.data.drift.active:
             return self
         risk = copy.copy(self)

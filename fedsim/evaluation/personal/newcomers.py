@@ -56,7 +56,8 @@ class Newcomers:
 
     @torch.no_grad()
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:
-        """After 0, 1, … epochs: 'epoch', and per model and measure the mean over newcomers of every replicate [R].
+        """Return the results after 0, 1, … epochs: 'epoch', and for each model and measure the mean over newcomers of
+        each replicate [R].
 
         `trained` is the members' memory, whose averaged columns newcomers receive with the model.
         """

@@ -26,8 +26,7 @@ SAMPLES_PER_FORWARD_PASS = 4000  # samples of one forward pass
 
 
 class ClientScores:
-    """Scores one predictor per client, on its own validation and training samples, which react to it if the shift says
-    so.
+    """Scores one predictor per client, on its own validation and training samples, which react to it under a shift.
 
     Args:
         evaluator: of the run.

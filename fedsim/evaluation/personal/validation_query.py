@@ -1,4 +1,4 @@
-"""What a strategy may ask of clients beside their training: the loss of models on their validation samples."""
+"""A query of a strategy to clients in addition to training: the loss of models on their validation samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.trainer import Trainer
 
 
 class ValidationQuery:
-    """Asks clients as they are in the middle of a run, with the columns that stay with them.
+    """Queries clients in the middle of a run, with their private columns.
 
     Args:
         trainer: of the run, whose memory of clients is looked at.
