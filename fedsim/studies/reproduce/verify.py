@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
@@ -109,7 +112,8 @@ def repeat_run(candidate: VerificationCandidate, folder: Path) -> RepeatedRun:
     """Repeat a run in this folder and compare its numbers with the stored ones."""
     recipe = load_recipe(candidate.result.recipe)
     (job,) = plan_jobs([candidate.setting], folder, ())
-    ((_, outcome),) = run_jobs([job], 1)
+    with _recorded_threads(candidate.result):
+        ((_, outcome),) = run_jobs([job], 1)
     if outcome.status != "done":
         return RepeatedRun(candidate, [f"{outcome.status}: {outcome.message}"], 1, math.nan)
     cell = ResultCell(report_labels(recipe, candidate.setting), load_run(job.folder))
@@ -127,6 +131,19 @@ def repeat_run(candidate: VerificationCandidate, folder: Path) -> RepeatedRun:
     ]
     seconds = json.loads((job.folder / "summary.json").read_text())["seconds"]
     return RepeatedRun(candidate, differences, len(expected), float(seconds))
+
+
+@contextlib.contextmanager
+def _recorded_threads(result: StoredResult) -> Iterator[None]:
+    """Within the block PyTorch uses as many threads as the stored result did: they determine the order of sums, whose
+    rounding a run that diverges amplifies."""
+    threads_before, recorded_threads = torch.get_num_threads(), result.report_content.get("threads")
+    if isinstance(recorded_threads, int) and recorded_threads > 0:
+        torch.set_num_threads(recorded_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
 
 
 def numbers_agree(repeated_numbers: MeasuredNumber, stored: MeasuredNumber) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce import reproduce_cli as cli
@@ -235,3 +236,13 @@ def test_the_committed_verdicts_are_those_of_the_recipes(result: stored.StoredRe
         (each.comparison.we_test, each.verdict, each.evidence_text)
         for each in stored.judge(result, load_recipe(result.recipe))
     ]
+
+
+def test_a_run_is_repeated_with_as_many_threads_as_it_had(tmp_path: Path) -> None:
+    """The order of sums depends on them, and a run that diverges amplifies the rounding."""
+    before = torch.get_num_threads()
+    for recorded, expected in ((before + 1, before + 1), (None, before)):
+        content = {} if recorded is None else {"threads": recorded}
+        with verify._recorded_threads(stored.StoredResult(tmp_path, content)):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == before
