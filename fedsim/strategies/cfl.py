@@ -16,7 +16,7 @@ from fedsim.core.constraints import Count, CountOrZero, Fraction, NonNegative, O
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.ifca import client_mean_of_clusters, largest_cluster_model
+from fedsim.strategies.clusters import client_mean_of_clusters, largest_cluster_model, members_of
 from fedsim.strategies.strategy import ServerStep, State
 
 LINKAGE_RULES = ("single", "complete")
@@ -103,11 +103,12 @@ class CFL(ServerStep[CFLState]):
         cluster_models, cluster_of_client = state.clusters, state.choice
         if t >= self.start_round and self.max_clusters > 1:
             cluster_models, cluster_of_client = self.after_splits(state, cohort)
-        membership = one_hot(cluster_of_client.clamp(min=0), self.max_clusters).to(cluster_models.dtype)  # [R·m, k]
+        cluster_or_first = cluster_of_client.clamp(min=0)  # clients that never took part belong to the first cluster
+        membership = one_hot(cluster_or_first, self.max_clusters).to(cluster_models.dtype)  # [R·m, k]
         weights = cohort.weights(self.weighting)
         steps = [cohort.mean(report.innovation, member * weights) for member in membership[cohort.rows].T]
         cluster_models = cluster_models - torch.stack([self.server_lr * step for step in steps], 1)
-        members = federation.sum_over_clients(membership, torch.ones_like(membership[:, 0]))
+        members = members_of(cluster_or_first, self.max_clusters, federation)
         return CFLState(
             largest_cluster_model(cluster_models, members), cluster_models, cluster_of_client, state.updates
         )

@@ -15,7 +15,7 @@ from fedsim.core.constraints import Count, Positive, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.ifca import client_mean_of_clusters, first_lowest, largest_cluster_model
+from fedsim.strategies.clusters import client_mean_of_clusters, first_lowest, largest_cluster_model, members_of
 from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
 
 EMPTY = -1  # isolation of a place that holds no cluster
@@ -176,10 +176,3 @@ def complete_linkage(distance: np.ndarray, threshold: float) -> np.ndarray:
         distance[b] = distance[:, b] = np.inf
         first[first == b] = a
     return first
-
-
-def members_of(choice: Tensor, k: int, federation: Federation) -> Tensor:
-    """[R, k] how many clients each of the k clusters has, of the clusters of clients [R·m], −1 for none."""
-    membership = one_hot(choice.clamp(min=0), k) * (choice >= 0)[:, None]
-    ones = torch.ones(len(choice), dtype=federation.dtype, device=choice.device)
-    return federation.sum_over_clients(membership, ones).round().to(torch.int64)

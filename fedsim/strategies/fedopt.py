@@ -40,11 +40,11 @@ class AdaptiveServerStep(ServerStep[S]):
 
     def __init__(
         self,
-        server_lr: PositivePerSeed,
-        beta1: FractionPerSeed,
-        beta2: FractionPerSeed,
-        tau: PositivePerSeed,
-        weighting: Weighting,
+        server_lr: PositivePerSeed = 0.1,
+        beta1: FractionPerSeed = 0.9,
+        beta2: FractionPerSeed = 0.99,
+        tau: PositivePerSeed = 1e-3,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
         self.weighting = weighting

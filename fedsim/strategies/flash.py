@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
-from fedsim.core.federation import Federation, Weighting
+from fedsim.core.federation import Federation
 from fedsim.core.report import Report
 from fedsim.strategies.fedopt import AdaptiveServerStep
 from fedsim.strategies.strategy import State
@@ -41,16 +40,6 @@ class Flash(AdaptiveServerStep[FlashState]):
     """
 
     server_sees = "mean"
-
-    def __init__(
-        self,
-        server_lr: PositivePerSeed = 0.1,
-        beta1: FractionPerSeed = 0.9,
-        beta2: FractionPerSeed = 0.99,
-        tau: PositivePerSeed = 1e-3,
-        weighting: Weighting = "uniform",
-    ) -> None:
-        super().__init__(server_lr, beta1, beta2, tau, weighting)
 
     def initial(self, model: Tensor, federation: Federation) -> FlashState:
         zeros = torch.zeros_like(model)
