@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
@@ -31,7 +32,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench import interleaved
-from bench_population import peak_gib
 from bench_rounds import CLOCKS, Clocked
 from bench_workloads import noise
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from fedsim.data.partition import IID
 from fedsim.data.partition.partition import Samples
 from fedsim.local import SGD
 from fedsim.models import Linear
+from fedsim.run.plan import peak_memory_gib
 from fedsim.run.tracking import Tracking
 from fedsim.run.wiring import resolve_device
 from fedsim.strategies import FedAsync, FedBuff, Strategy
@@ -349,7 +350,7 @@ def population_child(clients: int, options: Any) -> tuple[float, float]:
     clocked = simulation.availability
     assert isinstance(clocked, Clocked)
     times = clocked.times[options.population_updates // 3 :]
-    return (times[-1] - times[0]) / (len(times) - 1) / POPULATION_BUFFER, peak_gib()
+    return (times[-1] - times[0]) / (len(times) - 1) / POPULATION_BUFFER, peak_memory_gib() or math.nan
 
 
 def population(options: Any) -> dict[str, Any]:

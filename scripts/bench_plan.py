@@ -10,18 +10,17 @@ usage: OMP_NUM_THREADS=1 python scripts/bench_plan.py [--json FILE] [--only mifa
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import bench_record
+from bench_sweeps import timed
+
+from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
 
 QUIET = ["tracking.progress=none"]
 COMPOSITIONS = {
@@ -54,45 +53,24 @@ COMPOSITIONS = {
 }
 
 
-def timed_process(words: list[str]) -> tuple[float, float]:
-    """Seconds and peak memory in GiB of a process.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    start = time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {errors.strip().splitlines()[-1]}")
-    return seconds, usage.ru_maxrss / 2**20
-
-
 def compare(name: str, overrides: list[str], seconds: float, folder: Path) -> dict[str, Any]:
     """The plan of a composition beside its run."""
     fedsim, plan_file = [sys.executable, "-m", "fedsim"], folder / "plan.json"
-    planning_seconds, _ = timed_process(
-        [*fedsim, "plan", *overrides, *QUIET, "--seconds", str(seconds), "--json", str(plan_file)]
-    )
+    planning = timed([*fedsim, "plan", *overrides, *QUIET, "--seconds", str(seconds), "--json", str(plan_file)])
     plan = json.loads(plan_file.read_text())
-    run_seconds, run_gib = timed_process([*fedsim, *overrides, *QUIET, f"out={folder / 'run'}"])
-    lines = (folder / "run" / "metrics.csv").read_text().splitlines()
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    run = timed([*fedsim, *overrides, *QUIET, f"out={folder / 'run'}"])
+    rows = read_metrics(folder / "run" / METRICS_FILENAME)
     last_rows = [row for row in rows if row["round"] == rows[-1]["round"]]
-    measured_bytes = statistics.mean(float(row["total_bytes_up"]) + float(row["total_bytes_down"]) for row in last_rows)
+    measured_bytes = statistics.mean(row["total_bytes_up"] + row["total_bytes_down"] for row in last_rows)
     planned_bytes = plan["total_bytes_up"] + plan["total_bytes_down"]
     return {
         "composition": name,
         "overrides": " ".join(overrides),
-        "planning_seconds": planning_seconds,
+        "planning_seconds": planning.clock,
         "measured_rounds": plan["measured_rounds"],
         "rounds": plan["rounds"],
-        "seconds": {"planned": plan["seconds"], "run": run_seconds, "ratio": plan["seconds"] / run_seconds},
-        "memory_gib": {"planned": plan["memory_gib"], "run": run_gib, "ratio": plan["memory_gib"] / run_gib},
+        "seconds": {"planned": plan["seconds"], "run": run.clock, "ratio": plan["seconds"] / run.clock},
+        "memory_gib": {"planned": plan["memory_gib"], "run": run.gib, "ratio": plan["memory_gib"] / run.gib},
         "bytes": {"planned": planned_bytes, "run": measured_bytes, "ratio": planned_bytes / measured_bytes},
     }
 

@@ -3,16 +3,16 @@ so that the memory is its own."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-import resource
 import statistics
-from pathlib import Path
 from typing import Any
 
 from bench_rounds import Rounds
 from bench_workloads import Workload, noise
 
 from fedsim.models import Linear
+from fedsim.run.plan import peak_memory_gib
 
 POPULATION, ACTIVE, SAMPLES = 1_000_000, 1_000, 8
 
@@ -23,16 +23,7 @@ def child(clients: int, device: str, repeat: int) -> tuple[list[float], float]:
     work = Workload("f", "", data, Linear, SAMPLES, 10, clients=clients, active=ACTIVE)
     rounds = Rounds(work, [0], device, {})
     seconds = [rounds.seconds() for _ in range(repeat)]
-    return seconds, peak_gib()
-
-
-def peak_gib() -> float:
-    """The most memory this process has held; `ru_maxrss` would count what its parent held as it began."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except FileNotFoundError:  # not Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+    return seconds, peak_memory_gib() or math.nan
 
 
 def population(device: str, repeat: int, clients: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -142,6 +143,11 @@ def extrapolate(simulation: Simulation, stopwatch: Stopwatch, eval_every: int, s
 
 def peak_memory_gib() -> float | None:
     """The most memory that this process has held; None where the system does not say (Windows)."""
+    try:  # `ru_maxrss` would count what the parent held when this process began
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+    except FileNotFoundError:  # not Linux
+        pass
     try:
         import resource
     except ImportError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.composition import compose, hydra_context
 from fedsim.app.job_progress import duration_text
 from fedsim.core.errors import ConfigError
+from fedsim.core.files import write_json
 
 if TYPE_CHECKING:  # help does without PyTorch
     from fedsim.run.plan import Plan
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     plan = plan_of_overrides(options.overrides, options.seconds, start)
     print("\n".join(report(plan)))
     if options.json is not None:
-        Path(options.json).write_text(json.dumps(dataclasses.asdict(plan), indent=2) + "\n")
+        write_json(Path(options.json), dataclasses.asdict(plan))
 
 
 def plan_of_overrides(overrides: list[str], seconds: float, start: float) -> Plan:
