@@ -60,15 +60,15 @@ class FrozenPrefix:
         """
         modules = (copy_module(training), _other_parameters(training), copy_module(evaluation))
         stages: list[str] = []
-        kept, value = 0, x
+        num_stages, value = 0, x
         while (stage := _next_stage(modules, stages, value, excluded)) is not None:
             name, value = stage
             stages.append(name)
             for module in modules:
                 setattr(*_place(module, name), return_input)
             if any(True for _ in _tensor_names(training, name, parameters_only=True)):
-                kept = len(stages)
-        return cls(tuple(stages[:kept]))
+                num_stages = len(stages)
+        return cls(tuple(stages[:num_stages]))
 
     def skipped(self, module: nn.Module) -> nn.Module:
         """Return the module without these stages, changed in place."""
@@ -189,8 +189,8 @@ class _StageCall(TorchFunctionMode):
                 setattr(self._owner, self._attribute, own_value)
 
     def _called(self, *arguments: Any, **keywords: Any) -> Tensor:
-        others = tree_leaves((arguments[1:], keywords))
-        if not arguments or arguments[0] is not self.x or any(_is_trained(value) for value in others):
+        further_arguments = tree_leaves((arguments[1:], keywords))
+        if not arguments or arguments[0] is not self.x or any(map(_is_trained, further_arguments)):
             self.only_user = False
         self.calls, self._inside = self.calls + 1, True
         self.output = self._compute(*arguments, **keywords)

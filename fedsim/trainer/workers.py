@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
 Item = TypeVar("Item")
+
+
+@contextlib.contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Within the block PyTorch uses `count` intra-op threads: their number changes how sums round."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
 
 
 def map_threads(function: Callable[[Item], None], items: Sequence[Item], workers: int) -> None:
@@ -21,11 +33,10 @@ def map_threads(function: Callable[[Item], None], items: Sequence[Item], workers
         for item in items:
             function(item)
         return
-    intra_op = torch.get_num_threads()
-    torch.set_num_threads(1)  # the math library's count is the process's, so it is set here too
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as thread_pool:
-            for _ in thread_pool.map(function, items):
-                pass
-    finally:
-        torch.set_num_threads(intra_op)
+    # The math library's count is the process's, so it is set here too.
+    with (
+        intra_op_threads(1),
+        ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as thread_pool,
+    ):
+        for _ in thread_pool.map(function, items):
+            pass

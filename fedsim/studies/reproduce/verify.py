@@ -7,11 +7,9 @@ import json
 import math
 import random
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
@@ -23,12 +21,10 @@ from fedsim.studies.reproduce.recipe import Recipe, RecipeSetting, load_recipe
 from fedsim.studies.reproduce.runner import plan_jobs, run_jobs
 from fedsim.studies.reproduce.stored import StoredResult, report_labels
 from fedsim.studies.results.runs import load as load_run
+from fedsim.trainer.workers import intra_op_threads
 
-ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, SPREAD_TOLERANCE = (
-    1e-9,
-    1e-3,
-    0.5,
-)  # tolerances; SPREADS is in standard deviations over seeds
+ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-9, 1e-3
+SPREAD_TOLERANCE = 0.5  # in standard deviations over seeds
 
 
 @dataclass(frozen=True)
@@ -133,17 +129,11 @@ def repeat_run(candidate: VerificationCandidate, folder: Path) -> RepeatedRun:
     return RepeatedRun(candidate, differences, len(expected), float(seconds))
 
 
-@contextlib.contextmanager
-def _recorded_threads(result: StoredResult) -> Iterator[None]:
-    """Within the block PyTorch uses as many threads as the stored result did: they determine the order of sums, whose
-    rounding a run that diverges amplifies."""
-    threads_before, recorded_threads = torch.get_num_threads(), result.report_content.get("threads")
-    if isinstance(recorded_threads, int) and recorded_threads > 0:
-        torch.set_num_threads(recorded_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads_before)
+def _recorded_threads(result: StoredResult) -> contextlib.AbstractContextManager[None]:
+    """PyTorch's number of threads as the stored result records it, since a run that diverges amplifies the rounding of
+    sums; where it records none, that of this process."""
+    threads = result.report_content.get("threads")
+    return intra_op_threads(threads) if isinstance(threads, int) and threads > 0 else contextlib.nullcontext()
 
 
 def numbers_agree(repeated_numbers: MeasuredNumber, stored: MeasuredNumber) -> bool:
