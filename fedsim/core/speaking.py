@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from fedsim.core.torch_warnings import ignore_vmap_warning
+
 _MARKDOWN_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
 _LINK_PATTERN = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
 _NUMPY_SCALAR_PATTERN = re.compile(
@@ -156,7 +158,8 @@ class PlainFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Show warnings on standard error, unless logs are shown already."""
+    """Show warnings on standard error, unless logs are shown already; PyTorch's about vmap are not shown."""
+    ignore_vmap_warning()
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -10,8 +10,9 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
 from fedsim.core.report import Report
+from fedsim.core.torch_warnings import suppress_vmap_warning
 from fedsim.evaluation.performative.references import unshifted_minimisers
-from fedsim.run import determinism, hints
+from fedsim.run import determinism
 from fedsim.run.carry_contract import check_carry
 from fedsim.run.checkpoint import CONTENT_ENTRY, Checkpointer
 from fedsim.run.content import content_fingerprints
@@ -61,7 +62,7 @@ class Simulation(Setup):
             state: State = self.strategy.initial(model, self.federation)
         return state
 
-    @hints.suppress_vmap_warning()
+    @suppress_vmap_warning()
     @determinism.run_deterministically
     def run(
         self,

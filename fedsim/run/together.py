@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from fedsim.core.torch_warnings import suppress_vmap_warning
 from fedsim.run import determinism
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped, StopSignals
@@ -127,7 +128,8 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
         Exception: that of the first which failed, when all others have come to their end.
     """
     result_by_index: dict[int, Result | BaseException] = {}
-    with determinism.deterministic_algorithms(any(simulation.deterministic for simulation in simulations)):
+    is_deterministic = any(simulation.deterministic for simulation in simulations)
+    with determinism.deterministic_algorithms(is_deterministic), suppress_vmap_warning():
         for number, outcome in Lockstep[Result](at_once)([simulation.run_steps for simulation in simulations]):
             result_by_index[number] = outcome
     run_errors = [outcome for _, outcome in sorted(result_by_index.items()) if isinstance(outcome, BaseException)]
