@@ -6,7 +6,7 @@ from fedsim.models.images import LeafCNN, ViT, from_torchvision
 from fedsim.models.lora import LoRAMLP
 from fedsim.models.losses import LOSSES
 from fedsim.models.row_model import RowModel
-from fedsim.models.text import CharLSTM, Transformer
+from fedsim.models.text import CharLSTM, TextClassifier, Transformer
 
 __all__ = [
     "CIFAR10CNN",
@@ -20,6 +20,7 @@ __all__ = [
     "LoRAMLP",
     "Mean",
     "RowModel",
+    "TextClassifier",
     "Transformer",
     "ViT",
     "from_torchvision",

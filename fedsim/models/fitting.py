@@ -1,5 +1,5 @@
-"""Passes properties of the data to a model's constructor: shape, number of classes, and whether positions have
-labels."""
+"""Passes properties of the data to a model's constructor: shape, number of classes, number of tokens, and whether
+positions have labels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def fit_constructor(
     shape: tuple[int, ...],
     classes: int | None,
     per_position: bool | None,
+    num_tokens: Callable[[], int | None] = lambda: None,
 ) -> Callable[[], nn.Module] | nn.Module:
-    """Return the model's constructor with `shape`, `classes` and `per_position` (labels at each position) set, if it
-    takes them and they are not set; None for an unknown constructor.
+    """Return the model's constructor with `shape`, `classes`, `per_position` (labels at each position) and `num_tokens`
+    set, if it takes them and they are not set; None for an unknown constructor.
 
     Raises:
-        ConfigError: its arguments cannot be known.
+        ConfigError: its arguments cannot be known, or it needs what the data do not have.
     """
     if isinstance(model, nn.Module):
         return model
@@ -34,13 +35,14 @@ def fit_constructor(
     fixed_keywords = model.keywords if isinstance(model, functools.partial) else {}
     takes_classes = model_parameters.get("classes")
     if not classes and takes_classes is not None and takes_classes.default is takes_classes.empty:
-        name = getattr(model, "__name__", type(model).__name__)
         raise ConfigError(
-            f"model {name} takes `classes`, but the data set has no number of classes: give Dataset(…, classes=C), or "
-            "use fedsim.data.datasets.Arrays, which counts the labels"
+            f"model {_model_name(model)} takes `classes`, but the data set has no number of classes: give "
+            "Dataset(…, classes=C), or use fedsim.data.datasets.Arrays, which counts the labels"
         )
     arguments: dict[str, Any] = {"shape": shape, "classes": classes}
     arguments = {name: value for name, value in arguments.items() if value and name not in fixed_keywords}
+    if "num_tokens" in model_parameters and "num_tokens" not in fixed_keywords:
+        arguments["num_tokens"] = _token_count(model, num_tokens())
     if per_position is not None and fixed_keywords.get("every") is None:
         arguments["every"] = per_position
     return functools.partial(
@@ -51,3 +53,17 @@ def fit_constructor(
 def _built_model(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
     with prefix_error_keys("model"):
         return model(**arguments)
+
+
+def _token_count(model: Callable[..., nn.Module], num_tokens: int | None) -> int:
+    if num_tokens is None:
+        raise ConfigError(
+            f"model {_model_name(model)} takes `num_tokens`, but the inputs of the data set are no tokens; use it with "
+            "texts, such as dataset=text_table"
+        )
+    return num_tokens
+
+
+def _model_name(model: Callable[..., nn.Module]) -> str:
+    definition = model.func if isinstance(model, functools.partial) else model
+    return str(getattr(definition, "__name__", type(definition).__name__))

@@ -1,13 +1,13 @@
-"""Language models over tokens [B, L]: LEAF's recurrent one, and a small transformer."""
+"""Models of tokens [B, L]: LEAF's recurrent language model, a small transformer, and a classifier of texts."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.constraints import Count, Fraction, validated
+from fedsim.core.constraints import AtLeast, Count, Fraction, validated
 from fedsim.models.attention import attention_blocks
 
 
@@ -83,3 +83,46 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, src_mask=self.causal_mask[:length, :length])
         return self.head(self.norm(x if self.every else x[:, -1]))
+
+
+@validated
+class TextClassifier(nn.Module):
+    """A transformer encoder whose mean over the words of a text is classified, [B, L] → [B, classes].
+
+    Token 0 is padding: it is not attended to and does not enter the mean. A text of padding alone has the mean 0.
+
+    Args:
+        shape: (L,), the longest text.
+        classes: number of labels.
+        num_tokens: size of the vocabulary, with padding.
+        width, heads, layers: of the blocks; a feed-forward layer is four times as wide. Without layers, the mean of the
+            embeddings of words is classified, whatever their order.
+        dropout: in attention and after every sublayer.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        num_tokens: int,
+        width: Count = 64,
+        heads: Count = 4,
+        layers: Annotated[int, AtLeast(0)] = 2,
+        dropout: Fraction = 0.0,
+    ) -> None:
+        super().__init__()
+        self.blocks = attention_blocks(width, heads, layers, dropout)
+        self.token = nn.Embedding(num_tokens, width)
+        self.position = nn.Embedding(shape[0], width) if layers else None
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, is_word = self.token(tokens), tokens != 0
+        if self.position is not None:
+            x = x + self.position.weight[: tokens.shape[1]]
+        # A text of padding alone would have no position to attend to, and NaN as its attention.
+        attention_bias = torch.zeros_like(x[..., 0]).masked_fill(~is_word & is_word.any(1, keepdim=True), float("-inf"))
+        for block in self.blocks:
+            x = block(x, src_key_padding_mask=attention_bias)
+        weight = is_word.to(x)[..., None]
+        return self.head((self.norm(x) * weight).sum(1) / weight.sum(1).clamp(min=1))

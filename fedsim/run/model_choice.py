@@ -95,4 +95,5 @@ def _builder(
     """
     labels = dataset.train_y if dataset.classes else None
     per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
-    return fit_constructor(model, dataset.shape, 1 if loss == "logistic" else dataset.classes, per_position)
+    classes = 1 if loss == "logistic" else dataset.classes
+    return fit_constructor(model, dataset.shape, classes, per_position, lambda: dataset.num_tokens)

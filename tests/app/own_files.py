@@ -10,6 +10,13 @@ from PIL import Image
 
 SETTINGS = {
     "dataset=table": ["dataset.path=people.csv", "dataset.target=ill", "dataset.client=who"],
+    "dataset=text_table": [
+        "dataset.path=people.csv",
+        "dataset.text=who",
+        "dataset.target=ill",
+        "model=text_classifier",
+        "model.width=8",
+    ],
     "dataset=arrays": ["dataset.path=own.npz"],
     "dataset=image_folder": ["dataset.path=pets"],
     "dataset=leaf": ["dataset.path=leaf.json"],

@@ -26,6 +26,14 @@ LINEAR = ["dataset=regression_groups", "partition=natural"]
 PEOPLE = ["dataset=table", "dataset.path=people.csv", "dataset.target=ill"]
 OWNED = [*PEOPLE, "dataset.client=who", "partition=natural", "clients=3"]
 WORDS = ["dataset=text", "dataset.path=play.txt", "partition=natural", "model=char_lstm", "model.hidden=4", "clients=2"]
+TEXTS = [
+    "dataset=text_table",
+    "dataset.path=people.csv",
+    "dataset.text=who",
+    "dataset.target=ill",
+    "model=text_classifier",
+    "model.width=8",
+]
 LOGGED = ["availability=log", "availability.path=log.csv", "availability.round=5"]
 ROUNDS = ["availability=table", "availability.path=rounds.csv"]
 NARROW = ["capacity=heterofl", "model=mlp", "model.hidden=[6]"]
@@ -121,6 +129,7 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "dataset.max_categories": (PEOPLE, "2"),
     "dataset.missing": ([*PEOPLE, "dataset.path=holes.csv"], "drop"),
     "dataset.strategic": ([*PEOPLE, "partition=iid", "shift=strategic", "shift.references=none"], "[dose]"),
+    "dataset.text": (TEXTS, "'{age} {dose}'"),
     "dataset.by": (WORDS, "speaker"),
     "dataset.unit": ([*WORDS, "dataset.length=3"], "words"),
     "dataset.vocabulary": (WORDS, "3"),

@@ -11,7 +11,7 @@ from fedsim.data.datasets.emnist import EMNIST, FEMNIST
 from fedsim.data.datasets.gaussian import GaussianMean
 from fedsim.data.datasets.houses import HousePrices, RegressionGroups
 from fedsim.data.datasets.market import Market
-from fedsim.data.datasets.own import LEAF, ArrayFiles, Arrays, Hub, ImageFolder, OwnData, Table, TorchData
+from fedsim.data.datasets.own import LEAF, ArrayFiles, Arrays, Hub, ImageFolder, OwnData, Table, TextTable, TorchData
 from fedsim.data.datasets.pricing import Pricing, PricingGroups
 from fedsim.data.datasets.quadratics import Quadratics
 from fedsim.data.datasets.stream import Stream
@@ -51,5 +51,6 @@ __all__ = [
     "Synthetic",
     "Table",
     "Text",
+    "TextTable",
     "TorchData",
 ]

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.dataset import Dataset
+from fedsim.data.datasets.dataset import NO_LABEL, Dataset
 
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-NO_LABEL = -100  # of a position, as in `torch.nn.functional.cross_entropy`
 
 
 def check_samples(data: Dataset, loss: Any = None) -> None:

@@ -18,6 +18,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.data_files import Files
 
+NO_LABEL = -100  # the target of a position without a label, as in `torch.nn.functional.cross_entropy`
+
 
 @dataclass
 class Dataset(Validated):
@@ -87,6 +89,14 @@ class Dataset(Validated):
     def tokens(self) -> bool:
         """Whether inputs are tokens: integers that encode something else."""
         return self.train_x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The number of tokens, 1 + the largest one in training and test samples; None if inputs are no tokens."""
+        if not self.tokens or not len(self.train_x):
+            return None
+        splits = (self.train_x, self.test_x)
+        return 1 + max(int(x.max()) for x in splits if x is not None and len(x))
 
     @property
     def labels(self) -> Tensor | None:

@@ -18,12 +18,11 @@ from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.dataset import Dataset
+from fedsim.data.datasets.tokens import UNITS, most_frequent, split_tokens, token_indices
 
 log = logging.getLogger(__name__)
 
 TEXT_OWNERS = ("blocks", "speaker")
-UNITS = ("characters", "words")
-WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")  # words, with apostrophes inside, and single punctuation marks
 SPEECH_PATTERN = re.compile(
     r"""^(?:[ \t]*(?!(?:ACT|SCENE|EXEUNT|EXIT)\b)([A-Z][A-Z0-9 ,&'’-]+)[:.]  # HAMLET. or HAMLET: alone on a line
         |(?:\A|(?<=\n\n))[ \t]*([A-Z][^\n:.]{0,39}):)[ \t]*$                # First Citizen: after an empty one""",
@@ -93,7 +92,7 @@ class Text(Dataset):
             codes = _text_blocks(numbering.encode(_read_text(path)), client_count, length, test_fraction, unit)
         train_codes, test_codes = _split_codes(codes, test_fraction)
         used_codes = np.concatenate([codes[: _used_length(len(codes), length)] for codes in train_codes])
-        known_codes = _most_frequent(used_codes, vocabulary)
+        known_codes = most_frequent(used_codes, vocabulary)
         self.vocabulary = numbering.decode(known_codes)
         self.alphabet = "".join(self.vocabulary) if unit == "characters" else ""
         train_x, train_y, owners = _sequences([token_indices(codes, known_codes) for codes in train_codes], length)
@@ -140,18 +139,12 @@ class _WordNumbers:
 
     def encode(self, text: str) -> np.ndarray:
         numbers = self._number_by_word
-        words = WORD_PATTERN.findall(text.lower())
+        words = split_tokens(text, "words")
         return np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.uint32)
 
     def decode(self, codes: np.ndarray) -> tuple[str, ...]:
         words = list(self._number_by_word)
         return tuple(words[code] for code in codes)
-
-
-def _most_frequent(codes: np.ndarray, count: int | None) -> np.ndarray:
-    """The `count` most frequent codes (of equally frequent ones the smaller ones), or all of them; ascending."""
-    occurring, frequencies = np.unique(codes, return_counts=True)
-    return occurring if count is None else np.sort(occurring[np.argsort(-frequencies, kind="stable")[:count]])
 
 
 def _split_codes(codes: Sequence[np.ndarray], test_fraction: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -261,17 +254,6 @@ def _used_length(text_length: int, length: int) -> int:
     """How much of a text is used in sequences, as inputs or targets."""
     count = _num_sequences(text_length, length)
     return count * length + 1 if count else 0
-
-
-def token_indices(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
-    """Codes [n] → their indices in the ascending vocabulary, starting at 1; 0 for unknown ones."""
-    index = np.searchsorted(vocabulary, codes).clip(max=len(vocabulary) - 1)
-    return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest_dtype(len(vocabulary)))
-
-
-def _smallest_dtype(largest: int) -> type[np.signedinteger]:
-    """The smallest signed integer type that fits; unsigned bytes would be interpreted as pixels."""
-    return next(kind for kind in (np.int8, np.int16, np.int32) if largest <= np.iinfo(kind).max)
 
 
 def _sequences(texts: list[np.ndarray], length: int) -> tuple[Tensor, Tensor, Tensor]:

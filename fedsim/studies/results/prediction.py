@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedsim.core import targets
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets import Dataset
+from fedsim.data.datasets import Dataset, TextTable
+from fedsim.data.datasets.own.text_table import PADDING
 from fedsim.models import RowModel
 from fedsim.models.fitting import fit_constructor
 from fedsim.models.kinds import LOSS_KIND, MODEL_KIND
@@ -44,6 +45,7 @@ class Predictor:
             dataset.shape,
             1 if loss == "logistic" else dataset.classes,
             per_position,
+            lambda: dataset.num_tokens,
         )
         if len(dataset.train_x) > 1:
             samples = self._samples(dataset.train_x[:2], dataset.train_y, dataset.more)
@@ -81,6 +83,35 @@ class Predictor:
                 dict(extra_inputs), row_selection, torch.float32)}  # fmt: skip
             results.append(self.model.call(module, self.model.call.inputs(batch)))
         return torch.cat(results) if results and isinstance(results[0], Tensor) else results
+
+    @torch.no_grad()
+    def completions(self, state: Mapping[str, Tensor], rows: Any) -> list[str]:
+        """Return the text that the model predicts after each prompt, always with the most probable next token.
+
+        Raises:
+            ConfigError: the run's data set is not one of texts to be completed.
+        """
+        dataset = self.dataset
+        if not isinstance(dataset, TextTable) or dataset.task != "completion":
+            raise ConfigError(
+                f"dataset={dataset.name} holds no texts to complete; use dataset=text_table task=completion"
+            )
+        module, tokens = self.module(state), dataset.encode(rows).to(torch.int64)
+        lengths = (tokens != PADDING).sum(1)
+        sequences = torch.nn.functional.pad(tokens, (0, dataset.longest_target))
+        for step in range(dataset.longest_target):
+            outputs = [
+                self.model.call(module, {"x": sequences[first : first + BATCH_SIZE, : dataset.length]})
+                for first in range(0, len(sequences), BATCH_SIZE)
+            ]
+            last_positions = (lengths + step - 1)[:, None, None]
+            scores = torch.cat(outputs)
+            last_scores = scores.gather(1, last_positions.expand(-1, 1, scores.shape[2]))[:, 0]
+            sequences.scatter_(1, (lengths + step)[:, None], last_scores.argmax(1, keepdim=True))
+        return [
+            dataset.decode(sequence[length : length + dataset.longest_target].tolist())
+            for sequence, length in zip(sequences, lengths.tolist(), strict=True)
+        ]
 
     @torch.no_grad()
     def test_metrics(self, state: Mapping[str, Tensor]) -> dict[str, float]:

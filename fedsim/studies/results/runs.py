@@ -195,6 +195,23 @@ class Run:
         with self._trusted_context():
             return self._predictor.outputs(state, torch.as_tensor(x), more)
 
+    def complete(
+        self, rows: Any, seed: int | None = None, which: str = "last", replicate: int | None = None
+    ) -> list[str]:
+        """Return the text that a language model of the run predicts after each prompt, by greedy decoding.
+
+        Args:
+            rows: of prompts, as the run's data set has them (dataset=text_table, task=completion): a path, a data
+                frame, or a mapping from names to columns.
+            seed, which, replicate: which model, see `model`.
+
+        Raises:
+            ConfigError: there is no such model, `dataset` cannot be made, or it holds no texts to complete.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusted_context():
+            return self._predictor.completions(state, rows)
+
     def test(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, float]:
         """Recompute test_loss, and test_accuracy if there are labels, of a model of the run on its test set.
 

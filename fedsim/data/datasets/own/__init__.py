@@ -6,6 +6,7 @@ from fedsim.data.datasets.own.hub import Hub
 from fedsim.data.datasets.own.image_folder import ImageFolder
 from fedsim.data.datasets.own.leaf import LEAF
 from fedsim.data.datasets.own.table import Table
+from fedsim.data.datasets.own.text_table import TextTable
 from fedsim.data.datasets.own.torch_dataset import TorchData
 
-__all__ = ["LEAF", "ArrayFiles", "Arrays", "Hub", "ImageFolder", "OwnData", "Table", "TorchData"]
+__all__ = ["LEAF", "ArrayFiles", "Arrays", "Hub", "ImageFolder", "OwnData", "Table", "TextTable", "TorchData"]

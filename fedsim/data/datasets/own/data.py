@@ -18,7 +18,7 @@ from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 from fedsim.data.datasets.own import samples as tensors
 from fedsim.data.datasets.own.samples import Part, sample_client_names, sample_slices, sort_names
-from fedsim.data.datasets.own.targets import TASKS, labels, regression_targets
+from fedsim.data.datasets.own.targets import TASKS, labels, position_labels, regression_targets
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ class OwnData(Dataset):
     m − 1; their names are in `client_names`.
 
     Args:
-        task: 'classification', or 'regression' for targets that are numbers (squared loss).
+        task: 'classification', 'regression' for targets that are numbers (squared loss), or 'positions' for targets
+            [N, …] with a label 0 … C − 1 for each position of the output, −100 for none.
         classes: C, if labels are 0 … C − 1 already, not all of which need to occur; None numbers the labels that occur.
         inputs: 'numbers', 'tokens' or 'pixels'; None: floating-point inputs are numbers and bytes are pixels.
         channels: of images, 'first' or 'last'; None: inferred from the shape.
@@ -67,7 +68,9 @@ class OwnData(Dataset):
         if classes == 1:
             raise ConfigError(key="classes", value=1, needs="is fewer than two classes; give at least 2")
         splits = [train] if test is None else [train, test]
-        input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
+        input_tensors = [tensors.input_array(source, inputs, channels, encode is not None) for source in splits]
+        require_equal_shapes(splits[-1], "inputs", input_tensors)
+        targets, class_count, label_names = read_targets(splits, [len(x) for x in input_tensors], task, classes)
         owners, test_owners, clients = owners_of(splits, [len(x) for x in input_tensors], min_samples)
         x, y, is_memory_mapped = input_tensors[0], targets[0], any(split.memory_mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
@@ -98,8 +101,8 @@ class OwnData(Dataset):
             y,
             test_x,
             test_y,
-            classes=None if label_names is None else len(label_names),
-            loss="squared" if label_names is None else "cross_entropy",
+            classes=class_count,
+            loss="squared" if class_count is None else "cross_entropy",
             mean=mean,
             std=std,
             owners=owners,
@@ -112,18 +115,20 @@ class OwnData(Dataset):
         )
 
 
-def read(
-    sources: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
-) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
-    """Inputs and targets of each part as tensors, and the names of the labels: None if targets are numbers."""
-    input_tensors = [tensors.input_array(source, inputs, channels, encoded) for source in sources]
-    counts = [len(x) for x in input_tensors]
-    require_equal_shapes(sources[-1], "inputs", input_tensors)
-    if task != "regression":
-        return input_tensors, *labels(sources, counts, classes)
-    targets = [regression_targets(source, count) for source, count in zip(sources, counts, strict=True)]
+def read_targets(
+    sources: list[Part], counts: list[int], task: str, classes: int | None
+) -> tuple[list[Tensor], int | None, tuple[str, ...] | None]:
+    """The targets of each part as tensors, the number of classes, and the names of the labels; None for none."""
+    if task == "classification":
+        targets, names = labels(sources, counts, classes)
+        return targets, len(names), names
+    class_count = None
+    if task == "positions":
+        targets, class_count = position_labels(sources, counts, classes)
+    else:
+        targets = [regression_targets(source, count) for source, count in zip(sources, counts, strict=True)]
     require_equal_shapes(sources[-1], "targets", targets)
-    return input_tensors, targets, None
+    return targets, class_count, None
 
 
 def keep_training_clients(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:

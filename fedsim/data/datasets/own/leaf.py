@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.samples import Part, to_array
-from fedsim.data.datasets.text import token_indices
+from fedsim.data.datasets.tokens import token_indices
 
 
 class LEAF(OwnData):

@@ -9,18 +9,17 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
-from fedsim.core import checks
 from fedsim.core.constraints import AtLeast, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.encoder import Encoder
-from fedsim.data.datasets.own.samples import Part, entry_name
+from fedsim.data.datasets.own.samples import Part
 from fedsim.data.datasets.own.table_columns import Columns, read_columns
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
+from fedsim.data.datasets.own.table_roles import check_columns, check_present, read_tables, split_by_column
 
 CATEGORY_ENCODINGS = ("onehot", "ordinal", "refuse")
 MISSING_VALUE_POLICIES = ("refuse", "drop", "mean", "median")
-TRAIN, TEST = ("train", "training"), ("test", "testing")
 
 
 class Table(OwnData):
@@ -72,32 +71,15 @@ class Table(OwnData):
         standardise: bool = True,
         **options: Any,
     ) -> None:
-        if split is not None and test_path is not None:
-            raise ConfigError(
-                f"{{split}}={split} and {{test_path}}={test_path} both define test rows; set only one",
-                mentions=("split", "test_path"),
-            )
-        if separator is not None and len(separator) != 1:
-            raise ConfigError(f"{{separator}}={separator!r} must be a single character", mentions=("separator",))
-        training_columns = read_columns(path, separator)
-        tables = (
-            [training_columns]
-            if test_path is None
-            else [training_columns, read_columns(test_path, separator, "dataset.test_path")]
-        )
+        tables = read_tables(path, split, test_path, separator)
         roles = {"target": target, "client": client, "split": split}
         feature_names = _features(tables, features, roles)
         if missing == "drop":
             tables = [_drop_incomplete(table, feature_names) for table in tables]
-        for table in tables:
-            if (missing_mask := unknown(table[target])).any():
-                row = table.row_label(int(np.flatnonzero(missing_mask)[0]))
-                raise ConfigError(
-                    f"{table.source}: {row} has no value in column {target!r}, the target; remove the row"
-                )
+        check_present(tables, target, "the target")
         encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
-            tables = _split_by_column(tables[0], split)
+            tables = split_by_column(tables[0], split)
         self._encoder, self._separator = encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
         encoded_splits = [
@@ -127,21 +109,8 @@ class Table(OwnData):
 
 def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
     """The names of the feature columns."""
-    for table in tables:
-        column_names = list(table.arrays)
-        role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
-        for key, name in [*role_options, *(("dataset.features", name) for name in requested or ())]:
-            if name not in column_names:
-                suggestion_text = (
-                    checks.nearest_name_hint(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
-                )
-                raise ConfigError(f"{key}={name} is not a column of {table.source}{suggestion_text}")
+    check_columns(tables, [*roles.items(), *(("features", name) for name in requested or ())])
     role_columns = [name for name in roles.values() if name is not None]
-    if len(set(role_columns)) < len(role_columns):
-        raise ConfigError(
-            f"{{target}}, client and split are {', '.join(role_columns)}; a column can have only one of these roles",
-            mentions=("target",),
-        )
     if requested is None:
         feature_names = [name for name in tables[0].arrays if name not in role_columns]
         missing_columns = [name for name in feature_names if name not in tables[-1].arrays]
@@ -170,21 +139,3 @@ def _drop_incomplete(table: Columns, column_names: list[str]) -> Columns:
             mentions=("missing", "features"),
         )
     return table.rows(np.flatnonzero(~missing_mask))
-
-
-def _split_by_column(table: Columns, split: str) -> list[Columns]:
-    """Training and test rows."""
-    split_words = [str(entry_name(split_cell)).lower() for split_cell in table[split].tolist()]
-    invalid_row = next((row for row, split_cell in enumerate(split_words) if split_cell not in (*TRAIN, *TEST)), None)
-    if invalid_row is not None:
-        raise ConfigError(
-            f"{table.source}: {table.row_label(invalid_row)} has {table[split][invalid_row]!r} in column {split!r}; "
-            "it must be train or test"
-        )
-    of_test = np.isin(split_words, TEST)
-    if of_test.all() or not of_test.any():
-        only_split = "test" if of_test.all() else "train"
-        raise ConfigError(
-            f"{table.source}: all rows have {only_split} in column {split!r}; both must occur, or set it to null"
-        )
-    return [table.rows(np.flatnonzero(~of_test)), table.rows(np.flatnonzero(of_test))]

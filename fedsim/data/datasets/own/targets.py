@@ -1,4 +1,4 @@
-"""Your own targets: labels of any type, mapped to 0 … C − 1, or numbers."""
+"""Your own targets: labels of any type, mapped to 0 … C − 1, labels of positions, or numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.dataset import NO_LABEL
 from fedsim.data.datasets.own.samples import Part, check_names, entry_name, sort_names, to_array
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "positions")
 
 
 def regression_targets(samples: Part, count: int) -> Tensor:
@@ -61,6 +62,37 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
                 mentions=("classes",),
             )
     return [torch.tensor([number[name] for name in part_labels]) for part_labels in labels_by_part], tuple(names)
+
+
+def position_labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], int]:
+    """[N, …] int64 labels of positions, 0 … C − 1 or −100 for none, of every part, and C.
+
+    Raises:
+        ConfigError: they are no whole numbers in this range, or a sample has no position with a label.
+    """
+    targets = [_raw_targets(source, count) for source, count in zip(sources, counts, strict=True)]
+    for source, y in zip(sources, targets, strict=True):
+        if y.dtype.kind not in "iu" or y.ndim < 2:
+            raise ConfigError(
+                f"{source.source}: {{task}}=positions needs whole numbers [N, …], one per position, but y holds "
+                f"{y.dtype} of shape {list(y.shape)}",
+                mentions=("task",),
+            )
+    class_count = classes or 1 + max(int(y.max()) for y in targets)
+    for source, y in zip(sources, targets, strict=True):
+        is_label = (y >= 0) & (y < class_count)
+        if not (is_label | (y == NO_LABEL)).all():
+            position = int(np.argwhere(~is_label & (y != NO_LABEL))[0, 0])
+            raise ConfigError(
+                f"{source.source}: {source.sample_label(position)} has a label outside 0 to {class_count - 1}; a "
+                f"position without a label is {NO_LABEL}"
+            )
+        has_label = is_label.reshape(len(y), -1).any(1)
+        if not has_label.all():
+            raise ConfigError(
+                f"{source.source}: no position of {source.sample_label(int(np.flatnonzero(~has_label)[0]))} has a label"
+            )
+    return [torch.from_numpy(y.astype(np.int64)) for y in targets], class_count
 
 
 def _label_names(samples: Part, count: int) -> list[str]:

@@ -323,3 +323,47 @@ def test_channels_are_normalised_by_the_training_images_alone() -> None:
     chosen = images[[0, 2]].double() / 255
     assert mean == pytest.approx(chosen.mean((0, 2, 3)).tolist())
     assert std == pytest.approx(chosen.std((0, 2, 3), correction=0).tolist())
+
+
+def test_labels_of_positions_are_trained_on_where_there_is_one() -> None:
+    """Against the mean of PyTorch's cross-entropy over the labelled positions of each sample."""
+    draw = np.random.default_rng(0)
+    x, y = draw.random((12, 6), dtype=np.float32), draw.integers(0, 4, (12, 5))
+    y[:, 3:] = -100
+    y[0, 0] = 3
+    data = Arrays(x, y, task="positions", test_fraction=0)
+    assert data.classes == 4
+    assert data.train_y is not None
+    assert data.train_y.tolist() == y.tolist()
+    assert data.loss == "cross_entropy"
+    model = torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Unflatten(1, (5, 4)))
+    expected = torch.nn.functional.cross_entropy(
+        model(torch.from_numpy(x))[:, :3].reshape(-1, 4), data.train_y[:, :3].reshape(-1)
+    )
+    result = Simulation(data, model, clients=3, rounds=1).run()
+    assert result.history[0]["train_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("y", "options", "message"),
+    [
+        (
+            [1, 0],
+            {},
+            r"task=positions needs whole numbers \[N, …\], one per position, but y holds int64 of shape \[2\]",
+        ),
+        ([[0.5, 1], [0, 1]], {}, r"task=positions needs whole numbers .* y holds float64 of shape \[2, 2\]"),
+        ([[0, 1], [0, -1]], {}, r"sample 1 has a label outside 0 to 1; a position without a label is -100"),
+        ([[0, 1], [0, 2]], {"classes": 2}, r"sample 1 has a label outside 0 to 1"),
+        ([[0, 1], [-100, -100]], {}, r"no position of sample 1 has a label"),
+    ],
+)
+def test_bad_labels_of_positions_are_named(y: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Arrays(np.zeros((2, 3), np.float32), np.array(y), task="positions", test_fraction=0, **options)
+
+
+def test_test_labels_have_as_many_positions() -> None:
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(ConfigError, match=r"test targets are \[3\] int64, training targets \[2\]"):
+        Arrays(x, np.array([[0, 1], [1, 0]]), x_test=x, y_test=np.zeros((2, 3), np.int64), task="positions")
