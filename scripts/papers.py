@@ -36,6 +36,7 @@ CLASSICS = {  # results that everybody knows; docs/calibration.md shows them bes
     "pfedme": "pFedMe",
     "ditto": "Ditto",
     "adaptive_clipping": "Adaptive clipping",
+    "dp_ftrl": "DP-FTRL",
     "dsgd": "Decentralised gradient descent",
     "perdomo": "Performative prediction",
     "mendler": "Greedy and lazy deployment",

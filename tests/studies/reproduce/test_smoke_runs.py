@@ -57,6 +57,7 @@ HANDFUL = (
     "pfedme/table1",
     "ditto/fashion",
     "adaptive_clipping/median",
+    "dp_ftrl/mnist",
 )
 FIRST = ("apfl/fig6", "fedawe/fig4", "fedawe/fig7b", "fedpbc/fig3a", "p_fedavg/fig6", "profl/fig2c")  # the quick ones
 EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in list_recipe_names()]
