@@ -146,7 +146,7 @@ def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
     if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
         raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
     if not set(packages) <= set(trusted):
-        raise ConfigError(f"trusted={packages} stands in a file; give it on the command line")
+        raise ConfigError(f"trusted={packages} is set in a file; give it on the command line")
     return packages
 
 
@@ -207,7 +207,7 @@ def _check_node(path: str, node: dict[str, Any]) -> None:
             if isinstance(item, dict):
                 _check_node(f"{path}.{key}", item)
         if isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
-            raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
+            raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; set {group}={value}")
 
 
 def _check_part(spec: targets.ConfiguredObject, names: dict[str, str]) -> None:
@@ -222,7 +222,7 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
 
     if not isinstance(node, dict):
         choices = ", ".join(groups().get(group, []))
-        raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
+        raise ConfigError(f"{group}={node!r} is not a choice of this group; choose one of {choices}")
     _check_node(group, node)
     root = targets.parse_object(group, node, KINDS[group])
     for component in root.nested_objects():

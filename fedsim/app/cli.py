@@ -293,7 +293,7 @@ def _resume_overrides(folder: Path) -> str:
 def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     """Choose the folder of a run; with several ranks, the first one creates a folder that has no name yet."""
     if of_hydra != ".":
-        raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; give out={of_hydra}")
+        raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; set out={of_hydra}")
     folder, problem = Path(), ""
     if ranks.is_first:
         try:

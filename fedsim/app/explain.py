@@ -51,7 +51,7 @@ def explain(error: BaseException) -> str:
         suggestion_text = checks.did_you_mean(exact) or checks.nearest_name_hint(
             match[1], [*commands.COMMAND_DESCRIPTIONS, *keys(), *groups(), *group_choices]
         )
-        return f"{match[1]!r} lacks a value; give key=value or group=choice{suggestion_text}"
+        return f"{match[1]!r} lacks a value; set key=value or group=choice{suggestion_text}"
     return without_line_breaks(text.split("\n")[0])
 
 

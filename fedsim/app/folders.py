@@ -74,7 +74,7 @@ def new_folder() -> Path:
                 break
             folder = base.with_name(f"{base.name}-{number}")
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made ({error.strerror}); give out=FOLDER") from error
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}); set out=FOLDER") from error
     return folder
 
 

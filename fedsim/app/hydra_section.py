@@ -53,13 +53,13 @@ def check_callables(cfg: DictConfig, overrides: list[str]) -> None:
         node = OmegaConf.select(cfg, key)
         content = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else None
         if section == "job.env_set" and content:
-            raise ConfigError(f"{key}={content} stands in a file; give it on the command line if you know what it does")
+            raise ConfigError(f"{key}={content} is set in a file; give it on the command line if you know what it does")
         for name, target in _callable_keys(content):
             if target not in ALLOWED_CALLBACKS and not (
                 name == "class" and str(target).startswith(ALLOWED_HANDLER_PREFIXES)
             ):
                 raise ConfigError(
-                    f"{key}: {name}={target!r} stands in a file, and Hydra would call it; give it on the command line "
+                    f"{key}: {name}={target!r} is set in a file, and Hydra would call it; give it on the command line "
                     "if you know what it does"
                 )
 

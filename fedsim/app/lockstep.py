@@ -191,7 +191,9 @@ def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
             else None
         )
         if len(waiting_jobs) > 1 and obstacle is None:
-            log.info("%d jobs differ only in numbers of their rows: they run as one federation", len(waiting_jobs))
+            log.info(
+                "%d jobs differ only in settings with one value per seed: they run as one federation", len(waiting_jobs)
+            )
             folds.append(
                 Fold(waiting_jobs, functools.partial(_combined_composition, [job.config for job in waiting_jobs]))
             )

@@ -216,7 +216,7 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
     metric_names = {*COLUMN_DESCRIPTIONS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
     if name is not None and str(name) not in metric_names:
         raise ConfigError(
-            f"objective={name} is no metric; test_accuracy is one{checks.nearest_name_hint(str(name), metric_names)}"
+            f"objective={name} is not a metric; test_accuracy is one{checks.nearest_name_hint(str(name), metric_names)}"
         )
 
 

@@ -71,7 +71,7 @@ class Availability(Validated, ABC):
             uniformly without replacement; 'multiset' K draws with replacement by the data fractions; the name of any
             other; '' where a process of one's own does not say, which is then taken at its word.
         changes_population: whether clients join after round 0, or leave for good.
-        unknown_reason: why nobody knows the true p_i^t, the rest of a sentence; '' where `probabilities` are true.
+        unknown_reason: why the true p_i^t are unknown, as the rest of a sentence; '' where `probabilities` are true.
     """
 
     changes_population: bool = False
@@ -110,7 +110,7 @@ class Availability(Validated, ABC):
     @abstractmethod
     def probabilities(self, t: int) -> np.ndarray:
         """[R, m] the true p_i^t: the expected count, for those who may ask (`fedavg_known`). A probability in [0, 1],
-        but for `Multiset`, where a client may be expected more than once. Where nobody knows it, what stands for it."""
+        but for `Multiset`, where a client may be expected more than once. Where it is unknown, an estimate."""
 
     @abstractmethod
     def counts(self, t: int) -> np.ndarray:

@@ -68,9 +68,11 @@ class CommonShock(_GroupedAvailability):
         self.shock = shock
         self.persistence = persistence
         if self.shock == 1:
-            raise ConfigError(key="shock", value=1, needs="makes no client available in any round; give less")
+            raise ConfigError(key="shock", value=1, needs="makes no client available in any round; lower it")
         if self.persistence == 1:
-            raise ConfigError(key="persistence", value=1, needs="freezes the first round's outages for ever; give less")
+            raise ConfigError(
+                key="persistence", value=1, needs="keeps the outages of the first round forever; lower it"
+            )
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -136,7 +138,7 @@ class CommonFactor(_GroupedAvailability):
         self.correlation = correlation
         self.persistence = persistence
         if self.persistence == 1:
-            raise ConfigError(key="persistence", value=1, needs="freezes the first round's factor for ever; give less")
+            raise ConfigError(key="persistence", value=1, needs="keeps the factor of the first round forever; lower it")
 
     def setup(self, population: Population) -> None:
         super().setup(population)

@@ -41,7 +41,7 @@ class Markov(Availability):
             if abs(checks.check_finite("persistence", persistence_value)) >= 1:
                 raise ConfigError(
                     f"{{persistence}}={persistence_value!r} must lie above -1 and below 1, which freezes the first "
-                    "round for ever",
+                    "round forever",
                     mentions=("persistence",),
                 )
         self.persistence = [float(persistence_value) for persistence_value in persistence_values]
@@ -71,7 +71,7 @@ class Markov(Availability):
             replicate, client = impossible_indices[0]
             probability = base_probabilities[replicate, client]
             raise ConfigError(
-                f"availability.persistence={lag_correlation[client]:g} cannot be for client {client}, "
+                f"availability.persistence={lag_correlation[client]:g} is impossible for client {client}, "
                 f"whose p is {probability:g}; "
                 "give "
                 f"{-min(probability / (1 - probability), (1 - probability) / probability):.4g} or more"

@@ -71,7 +71,11 @@ class DeviceSessions(Availability):
         self.base, self.trajectory = base or Uniform(), trajectory or Stationary()
         self.length = length
         if self.length < 1:
-            raise ConfigError(key="length", value=length, needs="must be 1 or more rounds; toss coins for shorter ones")
+            raise ConfigError(
+                key="length",
+                value=length,
+                needs="must be at least 1 round; for shorter sessions use availability=bernoulli",
+            )
         self.lengths = law
         self.shape = shape
         check_shape(law, shape)

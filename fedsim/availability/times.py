@@ -94,7 +94,7 @@ def time_column(trace_columns: Columns, column_name: str) -> Times:
         row = int(invalid_mask.argmax())
         raise ConfigError(
             f"{trace_columns.source}: {trace_columns.row_label(row)}: {column_values[row]} in {column_name!r} "
-            "is no time"
+            "is not a time"
         )
     return Times("numbers", column_numbers)
 

@@ -67,7 +67,7 @@ class TraceTable(Recorded):
         if duplicate_mask.any():
             row = int(line_order[1:][duplicate_mask].min())
             raise ConfigError(
-                f"{self.source}: {trace_columns.row_label(row)} is another of "
+                f"{self.source}: {trace_columns.row_label(row)} is a second row of "
                 f"{client_names[client_index[row]]!r} in the same round"
             )
 
@@ -92,7 +92,7 @@ def round_column(trace_columns: Columns, column_name: str) -> np.ndarray:
         row = int(invalid_mask.argmax())
         raise ConfigError(
             f"{trace_columns.source}: {trace_columns.row_label(row)}: {str(trace_columns[column_name][row])!r} "
-            f"in {column_name!r} is no round; rounds are whole numbers"
+            f"in {column_name!r} is not a round; rounds are whole numbers"
         )
     return column_numbers.astype(np.int64)
 

@@ -43,7 +43,7 @@ def find_damaged_entry(file_header: dict[str, str], tensors: dict[str, Tensor]) 
     if CHECKSUMS_KEY not in file_header:
         return "the header" if file_header.get("format") in FORMATS_WITH_CHECKSUMS else None
     if not isinstance(sums := json.loads(file_header[CHECKSUMS_KEY]), dict):
-        raise ValueError("an entry is no mapping")
+        raise ValueError("an entry is not a mapping")
     actual_sums = {name: _tensor_checksum(value) for name, value in tensors.items()} | {
         "": _header_checksum(file_header)
     }

@@ -85,7 +85,9 @@ class Lock:
                 os.close(file_descriptor)
                 raise
             os.close(file_descriptor)
-        raise ConfigError(f"out={self._path.parent} is being taken and given back all the time; choose another folder")
+        raise ConfigError(
+            f"out={self._path.parent} is repeatedly locked and released by another process; choose another folder"
+        )
 
     def _is_ours(self, file: int) -> bool:
         """Return whether the opened file is still the one at this path."""

@@ -90,7 +90,7 @@ class Report:
         if name not in memory.clients:
             names = sorted(memory.clients)
             raise ConfigError(
-                f"the strategy asks what clients remember as {name!r}, but local rule and shift of this run remember "
+                f"the strategy asks for the client memory {name!r}, but local rule and shift of this run remember "
                 f"{', '.join(names) or 'nothing'}{checks.nearest_name_hint(name, names)}; choose another local rule"
             )
         return self.cohort.gather(memory.clients[name]) if memory.writable else memory.pending_writes[name]

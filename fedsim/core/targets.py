@@ -181,7 +181,7 @@ def _split_target(config_key: str, dotted_path: str) -> list[str]:
     """Return the names on a dotted path; forbidden ones are refused before anything is imported."""
     path_segments = dotted_path.split(".")
     if not all(segment.isidentifier() for segment in path_segments):
-        raise ConfigError(f"{config_key}={dotted_path!r} is no path of a class; give package.module.Class")
+        raise ConfigError(f"{config_key}={dotted_path!r} is not the path of a class; give package.module.Class")
     for segment in path_segments:
         if segment.startswith("_"):
             raise ConfigError(
@@ -251,7 +251,7 @@ class ConfiguredObject:
         """
         for name, value in self.arguments.items():
             if isinstance(value, str) and value == MISSING_VALUE:
-                raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
+                raise ConfigError(f"{self.key}.{name} is missing; set {self.key}.{name}=…")
         arguments = {name: _build_value(value) for name, value in self.arguments.items()}
         try:
             instance = self.factory(**arguments)
@@ -279,7 +279,7 @@ def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind:
     """
     target = config_node.get("_target_")
     if target is None or target == MISSING_VALUE:
-        raise ConfigError(f"{config_key}._target_ is missing; give {config_key}._target_=package.module.Class")
+        raise ConfigError(f"{config_key}._target_ is missing; set {config_key}._target_=package.module.Class")
     if not isinstance(target, str):
         raise ConfigError(f"{config_key}._target_={target!r} names no class; choose one of the group's choices")
     for reserved_key, neutral_value in RESERVED_KEY_DEFAULTS.items():
@@ -396,7 +396,7 @@ def _walk_path(config_key: str, dotted_path: str, path_segments: list[str], trus
             current_object = vars(current_object).get(name)
             if not isinstance(current_object, type):
                 raise ConfigError(
-                    f"{config_key}={dotted_path!r} is no class; what belongs to a class is closed to configurations"
+                    f"{config_key}={dotted_path!r} is not a class; what belongs to a class is closed to configurations"
                 )
         else:
             raise ConfigError(

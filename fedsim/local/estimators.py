@@ -48,7 +48,7 @@ class Estimator(ABC):
             ConfigError: f is none.
         """
         raise ConfigError(
-            f"{type(self).__name__} is no location that data move with; use a shift that moves means, or local=profl"
+            f"{type(self).__name__} needs a shift that moves the means of the data; use another shift, or local=profl"
         )
 
 

@@ -43,7 +43,8 @@ class FeatureLayer:
             if name not in layers:
                 name_hint = checks.nearest_name_hint(name, layers)
                 raise ConfigError(
-                    f"{key}={name!r} is no layer of {type(module).__name__}, which has {', '.join(layers)}{name_hint}"
+                    f"{key}={name!r} is not a layer of {type(module).__name__}, which has "
+                    f"{', '.join(layers)}{name_hint}"
                 )
             return cls(name)
         linear = [layer_name for layer_name, layer in module.named_modules() if isinstance(layer, nn.Linear)]

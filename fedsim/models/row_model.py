@@ -300,7 +300,9 @@ class RowModel:
             for seed in range(ASKED_AGAIN):
                 streams.reseed_global_generators(seed)
                 if set(private_names) != set(selector.private_parameters(self.training_module, list(names))):
-                    raise ConfigError(f"{label} returns other names when it is asked again; name the same ones always")
+                    raise ConfigError(
+                        f"{label} returns other names when it is called again; it must always return the same"
+                    )
         self.private_parameters = set(private_names)
         self.columns = self._columns()
         if not len(self.columns.shared):

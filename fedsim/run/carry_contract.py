@@ -26,8 +26,8 @@ def check_carry(simulation: Setup, state: State, memory: Memory) -> None:
     ):
         raise ConfigError(
             f"strategy={type(simulation.strategy).__name__} as configured lets clients compute that do not "
-            "participate, and "
-            "clock.deadline or clock.first would make the late do neither; give null for both, or another strategy"
+            "participate, and clock.deadline or clock.first would stop late clients from doing either; set both to "
+            "null, or choose another strategy"
         )
     local_rule = simulation.trainer.local_rule
     carry_keys = set(start_rows) - {"params"} if isinstance(start_rows, dict) else set()

@@ -216,7 +216,7 @@ def _read_header(
             json.loads(file_header.get(name, "{}")) for name in (CONTENT_ENTRY, VERSIONS_ENTRY)
         )
         if not all(isinstance(entry, dict) for entry in (run_identity, content, library_versions)):
-            raise ValueError("an entry is no mapping")
+            raise ValueError("an entry is not a mapping")
         if library_versions and checksums.CHECKSUMS_KEY not in file_header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
         damaged_name = checksums.find_damaged_entry(file_header, tensors)

@@ -55,7 +55,7 @@ def check_content(
         if not fingerprints_match(recorded_fingerprints[array_name], current_fingerprints[array_name]):
             raise CheckpointError(
                 f"checkpoint {path} was written with other content: {array_name} changed since; restore what "
-                "the run began with, or choose another out"
+                "the run started with, or choose another out"
             )
     for array_name in (
         sorted(recorded_fingerprints.keys() ^ current_fingerprints.keys()) if recorded_fingerprints else ()
@@ -63,7 +63,7 @@ def check_content(
         raise CheckpointError(
             f"checkpoint {path} was written with other content: {array_name} is "
             f"{'new' if array_name in current_fingerprints else 'gone'}; restore "
-            "what the run began with, or choose another out"
+            "what the run started with, or choose another out"
         )
 
 

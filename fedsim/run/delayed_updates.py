@@ -77,21 +77,21 @@ class DelayedUpdates:
         """Refuse settings that have no meaning for late rows, or that would deliver them on time by another way."""
         name = type(strategy).__name__
         if self.delay.active and self.round_clock.clock.delivers_late_rows:
-            raise ConfigError("delay and clock.late=deliver both say when a row arrives; give delay=none")
+            raise ConfigError("delay and clock.late=deliver both determine when a row arrives; set delay=none")
         if not strategy.supports_stale:
             raise ConfigError(
-                f"strategy={name} is not defined for rows that began with an older model; give delay=none, or choose "
+                f"strategy={name} is not defined for rows that started from an older model; set delay=none, or choose "
                 "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd, afa_cs, "
                 "ca2fl, ace or aced"
             )
         if len(model.columns.averaged):
             raise ConfigError(
-                f"statistics ({next(iter(model.statistics))}, …) that the server averages would not be late; keep them "
-                "with the client by columns=fedbn, or give delay=none"
+                f"statistics ({next(iter(model.statistics))}, …) that the server averages would not be delayed; keep "
+                "them with the client by columns=fedbn, or set delay=none"
             )
         if any(local_rule.traffic(model.dimension)):
             raise ConfigError(
-                f"what local={type(local_rule).__name__} sends beside rows would not be late; give delay=none"
+                f"what local={type(local_rule).__name__} sends besides rows would not be delayed; set delay=none"
             )
 
     def check_nonfinite_handling(self, on_nonfinite: str) -> None:

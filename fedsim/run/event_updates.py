@@ -142,11 +142,11 @@ class EventUpdates(DelayedUpdates):
     def setup(self) -> None:
         self.delay.setup(self.federation)
         if self.delay.active:
-            raise ConfigError("delay and clock=events both say when an update arrives; give delay=none")
+            raise ConfigError("delay and clock=events both determine when an update arrives; set delay=none")
         if self.federation.ranks.num_ranks > 1:
             raise ConfigError(
                 f"clock=events runs in one process, and there are {self.federation.ranks.num_ranks} ranks; start one, "
-                "or give clock=devices"
+                "or set clock=devices"
             )
         if self.active:
             self._check(self.strategy, self.trainer.local_rule, self.trainer.model)
@@ -155,7 +155,7 @@ class EventUpdates(DelayedUpdates):
         if self.active and on_nonfinite == "drop_client":
             raise ConfigError(
                 "on_nonfinite=drop_client makes a client absent in a round, and under clock=events its update would be "
-                "missing in a buffer; give on_nonfinite=stop, or drop_replicate"
+                "missing in a buffer; set on_nonfinite=stop, or drop_replicate"
             )
 
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:

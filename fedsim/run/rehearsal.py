@@ -240,7 +240,7 @@ def _check_schedule(simulation: Setup) -> None:
             for t, k in reversed(round_steps):
                 if schedule_factor(local_rule, t, k, steps) != factor_by_step[t, k]:
                     raise ConfigError(
-                        f"{component_label}: factor({t}, {k}) is not the same when asked twice; it must be a "
+                        f"{component_label}: factor({t}, {k}) is not the same when called twice; it must be a "
                         "function of round and step, since a resumed run asks again"
                     )
     if schedule.steady and any(factor_by_step[t, k] != factor_by_step[t, 0] for t, k in round_steps):
@@ -318,7 +318,7 @@ def _check_same_answers(
             paths = changed_paths(tried_copy, snapshot_before)
             detail = f" ({paths[0]} has changed)" if paths else ""
             raise ConfigError(
-                f"{_process_label(availability_process)}: {name}({t}) is not the same when asked twice{detail}; "
+                f"{_process_label(availability_process)}: {name}({t}) is not the same when called twice{detail}; "
                 "draw by fedsim.core.rng.generator, a function of seed, purpose and round"
             )
 
@@ -349,7 +349,7 @@ def _check_counter(
         for quantity in values
     ):
         raise ConfigError(
-            f"{_process_label(availability_process)}: its answers depend on {counter_name}, which changes when "
+            f"{_process_label(availability_process)}: its results depend on {counter_name}, which changes when "
             "it is asked; draw by fedsim.core.rng.generator, a function of seed, purpose and round"
         )
 

@@ -65,7 +65,7 @@ class RoundClock:
             raise ConfigError(
                 f"the local steps of local={type(trainer.local_rule).__name__} as configured belong together, and "
                 "clients "
-                "would do a part of them; give work=all and clock.late=drop, or another rule"
+                "would do a part of them; set work=all and clock.late=drop, or another rule"
             )
         self.start_round()
 

@@ -108,8 +108,8 @@ class Stop(Validated):
         default_metric = validation_metric(column_names)
         if default_metric is None and self.patience is not None:
             raise ConfigError(
-                f"stop.patience={self.patience} has nothing to look at, since no validation samples are held out; give "
-                "partition.validation=0.2, or a metric by stop.metric"
+                f"stop.patience={self.patience} has no metric to compare, since no validation samples are held out; "
+                "give partition.validation=0.2, or a metric by stop.metric"
             )
         return default_metric
 

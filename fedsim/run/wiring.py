@@ -254,7 +254,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
         paths = changed_paths(partition, snapshot_before)
         detail = f" ({paths[0]} has changed)" if paths else ""
         raise ConfigError(
-            f"{setting} divides the samples in another way when it is asked twice for seed "
+            f"{setting} divides the samples in another way when it is called twice for seed "
             f"{distinct_seeds[0]}{detail}; "
             "draw by the generator that split is given, or np.random.default_rng(seed)"
         )

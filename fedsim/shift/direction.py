@@ -51,7 +51,9 @@ class ResponseDirection:
             )
         self.outputs = layer.out_features
         if target >= self.outputs > 1:
-            raise ConfigError(f"shift.target={target} is no class of dataset={dataset.name}, which has {self.outputs}")
+            raise ConfigError(
+                f"shift.target={target} is not a class of dataset={dataset.name}, which has {self.outputs}"
+            )
         weight = f"{name}.weight" if name else "weight"
         self._start = sum(math.prod(s) for s in list(model.shapes.values())[: list(model.shapes).index(weight)])
         self._stop = self._start + self.outputs * size

@@ -56,17 +56,22 @@ class Players(Shift):
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         m, num_goods = federation.clients, getattr(data.dataset, "goods", None)
         if num_goods is None:
-            raise ConfigError(f"shift=players needs players, which dataset={data.dataset.name} has not: dataset=market")
+            raise ConfigError(
+                f"shift=players needs players, which dataset={data.dataset.name} does not have; use dataset=market"
+            )
         if m != getattr(data.dataset, "players", m) or federation.num_newcomers:
             raise ConfigError(
                 f"shift=players: all {m + federation.num_newcomers} clients play from the start; no newcomers"
             )
         if model.dimension != m * num_goods:
             raise ConfigError(
-                f"shift=players: the model is the {m * num_goods} decisions of all players; use model=mean"
+                f"shift=players: the model must be the {m * num_goods} decisions of all players; use model=mean"
             )
         if model.ridge:
-            raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
+            raise ConfigError(
+                f"model.ridge={model.ridge:g} would penalise the decisions of all players; use dataset.cost, which is "
+                "each player's own"
+            )
         gammas = numbers_per_client(
             "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, default_value=DEFAULT_SPREAD
         )

@@ -76,8 +76,8 @@ class DSGD(KeepsClientModels[ClientModels]):
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         if not self.network(federation).is_connected():
             raise ConfigError(
-                f"strategy.probability={self.probability:g} leaves the {federation.clients} clients without ways to "
-                "one another; raise it, or choose another strategy.seed"
+                f"strategy.probability={self.probability:g} leaves the graph of the "
+                f"{federation.clients} clients disconnected; raise it, or choose another strategy.seed"
             )
         return ClientModels.broadcast(model, federation)
 

@@ -46,9 +46,9 @@ class FedNova(FedAvg):
     def check_local(self, local_rule: LocalRule) -> None:
         if local_rule.gradient_weight(0) is None:
             raise ConfigError(
-                f"strategy={type(self).__name__} divides by what local steps weigh gradients in sum, which "
-                f"local={type(local_rule).__name__} as configured cannot say; use local=sgd, or local=momentum with "
-                "local.state=round"
+                f"strategy={type(self).__name__} divides by the total weight of the gradients of local steps, which "
+                f"local={type(local_rule).__name__} as configured does not define; use local=sgd, or local=momentum "
+                "with local.state=round"
             )
         if self.mu and not (type(local_rule) is SGD and isinstance(local_rule.schedule, Constant)):
             raise ConfigError(

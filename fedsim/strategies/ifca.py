@@ -80,7 +80,7 @@ class IFCA(ServerStep[IFCAState]):
             raise ConfigError(
                 key="spread",
                 value=0,
-                needs="makes all models start equal and stay equal; give it more, or {k}=1",
+                needs="makes all models start equal and stay equal; raise it, or {k}=1",
                 mentions=("k",),
             )
         self.average = average

@@ -53,7 +53,7 @@ class PFedAvg(Strategy[State]):
         self.average = average
         if average == "plain" and scheme != "full":
             raise ConfigError(
-                f"strategy.average=plain is of full participation; strategy.scheme={scheme} has its own rule"
+                f"strategy.average=plain is for full participation; strategy.scheme={scheme} has its own rule"
             )
 
     def check(self, availability: Availability) -> None:

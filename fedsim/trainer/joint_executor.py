@@ -99,7 +99,9 @@ class JointExecutor:
         if len(subgroups) > 1 and not self._has_warned:
             rows = len(local_tasks[task_indices[0]])
             bound = f"{max_bytes / 2**20:.3g} MiB"
-            log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(task_indices), rows, bound)
+            log.info(
+                "lockstep: %d runs of about %d rows are split into parts of at most %s", len(task_indices), rows, bound
+            )
             self._has_warned = True
         return subgroups
 

@@ -15,9 +15,9 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     # the command line itself
     (["ronds=3"], "ronds is not a setting; did you mean 'rounds'?"),
     (["strategy=fedaw"], "strategy=fedaw is unknown; choose one of"),
-    (["stratgy"], "'stratgy' lacks a value; give key=value or group=choice; did you mean 'strategy'?"),
+    (["stratgy"], "'stratgy' lacks a value; set key=value or group=choice; did you mean 'strategy'?"),
     (["hydra/launcher=slrum"], "did you mean 'slurm'?"),
-    (["strategy=custom"], "strategy._target_ is missing; give strategy._target_=package.module.Class"),
+    (["strategy=custom"], "strategy._target_ is missing; set strategy._target_=package.module.Class"),
     (["strategy._target_=fedsim.strategies.LocalOnly"], "strategy=custom leaves out the keys"),
     (["inf"], "did you mean 'info'?"),
     (["dataset=MNIST"], "did you mean 'mnist'?"),
@@ -78,7 +78,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["metrics=[{_target_:nowhere.f}]"], "_target_='nowhere.f' cannot be imported"),
     (["metrics=[auroc]", "objective=test_aurok"], "did you mean 'test_auroc'?"),
     (["start=ps"], "start=ps, but no performatively stable point is known"),
-    (["objective=accuracy"], "objective=accuracy is no metric"),
+    (["objective=accuracy"], "objective=accuracy is not a metric"),
     (["start=warm"], "start='warm' is unknown"),
     (["on_nonfinite=ignore"], "on_nonfinite='ignore' is unknown; choose one of stop, drop_client, drop_replicate"),
     (["device=abacus"], "device='abacus' is unknown; choose one of auto, cpu, cuda, mps, xpu, or cuda:1"),
@@ -242,7 +242,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["resume=[auto]"], "names no folder"),
     (["-m", "out="], "out='' names no folder"),
     (["-m", "out=true"], "out=True names no folder"),
-    (["hydra.run.dir=x"], "hydra.run.dir=x is not where a run writes; give out=x"),
+    (["hydra.run.dir=x"], "hydra.run.dir=x is not where a run writes; set out=x"),
 ]
 
 

@@ -125,7 +125,7 @@ RUNS: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "a pickle": (lambda f: torch.save(Trap(), f / NAME), [], NAME),
     "a folder": (directory, [], NAME),
     "a pipe": (pipe(NAME), [], "cannot be read (it is a pipe or a device; write what it gives to a file)"),
-    "metrics from a pipe": (pipe("metrics.csv"), [], "is no metrics file of fedsim (it is a pipe or a device"),
+    "metrics from a pipe": (pipe("metrics.csv"), [], "is not a metrics file of fedsim (it is a pipe or a device"),
     "of another program": (lambda f: save_file({"x": torch.zeros(2)}, f / NAME), [], "not written by this version"),
     "without identity": (headed(identity=None), [], "has a damaged header"),
     "with broken identity": (headed(identity="{"), [], "has a damaged header"),
@@ -175,9 +175,9 @@ RUNS: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "metrics gone": (lambda f: (f / "metrics.csv").unlink(), [], "metrics.csv is gone, with the 2 rows"),
     "metrics emptied": (text("metrics.csv", ""), [], "metrics.csv has 0 of the 2 rows"),
     "metrics cut": (lines(1), [], "metrics.csv has 1 of the 2 rows that the run had written by round 2; restore it"),
-    "metrics of bytes": (text("metrics.csv", b"\xff\n\xfe\n"), [], "metrics.csv is no metrics file"),
-    "metrics of words": (text("metrics.csv", "round,seed\na,b\n"), [], "metrics.csv is no metrics file"),
-    "metrics of another program": (text("metrics.csv", "x,y\n1,2\n"), [], "metrics.csv is no metrics file"),
+    "metrics of bytes": (text("metrics.csv", b"\xff\n\xfe\n"), [], "metrics.csv is not a metrics file"),
+    "metrics of words": (text("metrics.csv", "round,seed\na,b\n"), [], "metrics.csv is not a metrics file"),
+    "metrics of another program": (text("metrics.csv", "x,y\n1,2\n"), [], "metrics.csv is not a metrics file"),
     "metrics of another run": (text("metrics.csv", "round,seed\n0,0\n"), [], "has other columns"),
 }
 

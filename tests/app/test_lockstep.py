@@ -128,7 +128,7 @@ def test_a_sweep_of_folded_jobs_has_the_folders_and_numbers_of_one_job_after_ano
     rates = ["strategy=fedavg,fedpbc", "lr=0.05,0.1,1e30", "objective=train_loss"]
     loop = [setting for setting in SMALL if not setting.startswith("trainer.trial")] + ["trainer.executor=loop"]
     together = fedsim(tmp_path, "-m", "hydra/launcher=lockstep", *loop, *rates, "out=a")
-    assert together.log.count("3 jobs differ only in numbers of their rows: they run as one federation") == 2
+    assert together.log.count("3 jobs differ only in settings with one value per seed: they run as one federation") == 2
     assert "sweep of 6 runs in a: 4 done, 2 failed" in together.err
     apart = fedsim(tmp_path, "-m", *loop, *rates, "out=b")
     assert "sweep of 6 runs in b: 4 done, 2 failed" in apart.err

@@ -47,7 +47,7 @@ def test_a_capacity_of_ones_own_is_the_packages_where_it_holds_the_same(monkeypa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([*RUN, "capacity=custom"], "capacity._target_ is missing; give capacity._target_=package.module.Class"),
+        ([*RUN, "capacity=custom"], "capacity._target_ is missing; set capacity._target_=package.module.Class"),
         (custom("own_capacity.Nobody"), "own_capacity.Nobody"),
         (custom("fedsim.strategies.FedAvg"), "FedAvg' is not a Capacity that configurations may build"),
         (custom("own_capacity.EvenClients", "+capacity.share=2"), "capacity.share=2 must lie between 0 and 1"),

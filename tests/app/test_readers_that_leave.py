@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import signal
 import subprocess
@@ -180,3 +181,9 @@ def test_a_run_that_is_halted_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     for row in (*rows[0], *rows[1]):
         del row["seconds"]
     assert rows[0] == rows[1]
+
+
+def test_lines_are_written_one_after_the_other() -> None:
+    written = io.StringIO()
+    BrokenPipeTolerantStream(written).writelines(["a\n", "b\n"])
+    assert written.getvalue() == "a\nb\n"

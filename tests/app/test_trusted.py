@@ -30,7 +30,7 @@ def test_a_file_cannot_trust(fedsim, tmp_path: Path) -> None:
         f"# @package _global_\ntrusted: [os]\nmodel:\n  _target_: os.mkdir\n  path: {stolen}\n"
     )
     ended = fedsim(tmp_path, "--config-dir", "theirs", *SMALL, "experiment=nice", "out=o")
-    assert "fedsim: trusted=['os'] stands in a file; give it on the command line" in ended.err
+    assert "fedsim: trusted=['os'] is set in a file; give it on the command line" in ended.err
     assert not stolen.exists()
     ended = fedsim(tmp_path, "--config-dir", "theirs", *SMALL, "experiment=nice", "out=o", "trusted=[]")
     assert "model._target_='os.mkdir' is of the package os" in ended.err
@@ -40,7 +40,7 @@ def test_a_file_cannot_trust(fedsim, tmp_path: Path) -> None:
 def test_build_refuses_trust_that_nobody_typed() -> None:
     with hydra_context():
         cfg, _ = composed((*SMALL, "trusted=[os]", "model=custom", "model._target_=os.getcwd"))
-    with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
+    with pytest.raises(ConfigError, match=r"^trusted=\['os'\] is set in a file"):
         build(cfg)
     with pytest.raises(ConfigError, match=r"^model\._target_='os\.getcwd' is .*posix\.getcwd, and that"):
         build(cfg, trusted=["os"])
@@ -51,7 +51,7 @@ def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
         (), (*SMALL, "trusted=[os]", "model=custom", "model._target_=os.mkdir", "+model.path=stolen")
     )
     (job,) = plan_jobs([setting], tmp_path, ())
-    with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
+    with pytest.raises(ConfigError, match=r"^trusted=\['os'\] is set in a file"):
         run_to_completion(job_steps(job, without_progress=True))
     with pytest.raises(ConfigError, match="has trusted=…, which counts on the command line alone"):
         submission.add_entries(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_text_in_a_setting_is_not_resolved_again() -> None:
         ("job_logging: {handlers: {x: {'()': os.mkdir, path: stolen}}}", r"hydra\.job_logging: \(\)='os\.mkdir'"),
         ("job_logging: {handlers: {x: {class: subprocess.Popen, args: [ls]}}}", "class='subprocess.Popen'"),
         ("hydra_logging: {handlers: {x: {class: logging.StreamHandler, stream: 'ext://os.system'}}}", "ext://os.system"),
-        ("job: {env_set: {LD_PRELOAD: x}}", r"hydra\.job\.env_set=\{'LD_PRELOAD': 'x'\} stands in a file"),
+        ("job: {env_set: {LD_PRELOAD: x}}", r"hydra\.job\.env_set=\{'LD_PRELOAD': 'x'\} is set in a file"),
     ],
 )  # fmt: skip
 def test_hydras_own_section_of_a_file_calls_nothing(

@@ -50,7 +50,7 @@ BAD = {
     "ends before it begins": ("client,from,to\nann,1,2\nbob,5,4\n", 1, "line 3: the session ends before it begins"),
     "an end is missing": ("client,from,to\nann,1,\n", 1, "line 2 has no 'to'"),
     "a beginning is NaN": ("client,from,to\nann,nan,2\n", 1, "line 2 has no 'from'"),
-    "infinite": ("client,from,to\nann,1,inf\n", 1, "line 2: inf in 'to' is no time"),
+    "infinite": ("client,from,to\nann,1,inf\n", 1, "line 2: inf in 'to' is not a time"),
     "nobody": ("client,from,to\nann,1,2\n,1,2\n", 1, "line 3 has no 'client'"),
     "empty": ("client,from,to\n", 1, "at least one row"),
     "nothing at all": ("", 1, "at least one row"),
@@ -94,10 +94,17 @@ def test_a_bad_log_is_refused_in_a_sentence(case: str, tmp_path: Path) -> None:
 
 
 BAD_TABLES = {
-    "twice": ("client,round,available\nann,1,1\nbob,1,1\nann,1,0\n", "line 4 is another of 'ann' in the same round"),
-    "half a round": ("client,round,available\nann,1.5,1\n", "line 2: '1.5' in 'round' is no round"),
-    "a round in words": ("client,round,available\nann,0,1\nann,first,1\n", "line 3: 'first' in 'round' is no round"),
-    "no round": ("client,round,available\nann,,1\n", "line 2: '' in 'round' is no round"),
+    "twice": (
+        "client,round,available\nann,1,1\nbob,1,1\nann,1,0\n",
+        "line 4 is a second row of 'ann' in the same round",
+    ),
+    "twice in a later round": (
+        "client,round,available\nann,1,1\nann,2,1\nbob,2,1\nbob,2,0\n",
+        "line 5 is a second row of 'bob' in the same round",
+    ),
+    "half a round": ("client,round,available\nann,1.5,1\n", "line 2: '1.5' in 'round' is not a round"),
+    "a round in words": ("client,round,available\nann,0,1\nann,first,1\n", "line 3: 'first' in 'round' is not a round"),
+    "no round": ("client,round,available\nann,,1\n", "line 2: '' in 'round' is not a round"),
     "a probability above one": ("client,round,available\nann,1,1.5\n", "line 2: '1.5' in 'available' is neither"),
     "a probability is missing": ("client,round,available\nann,1,1\nann,2,\n", "line 3: '' in 'available' is neither"),
     "maybe": ("client,round,available\nann,1,maybe\n", "line 2: 'maybe' in 'available' is neither"),

@@ -203,7 +203,7 @@ IMPOSSIBLE = {
     "correlation=1.1": lambda: CommonFactor(correlation=1.1),
     "availability.groups=7 exceeds clients=6": lambda: ready_for(CommonFactor(groups=7)),
     "availability.groups=8 exceeds clients=6": lambda: ready_for(CommonShock(groups=8)),
-    "availability.persistence=-0.9 cannot be for client 0, whose p is 0.3": lambda: ready_for(
+    "availability.persistence=-0.9 is impossible for client 0, whose p is 0.3": lambda: ready_for(
         Markov(Uniform(0.3), -0.9)
     ),
     "availability.persistence has 7 groups": lambda: ready_for(Markov(persistence=[0.1] * 7)),

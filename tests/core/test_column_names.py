@@ -44,7 +44,9 @@ def test_a_view_is_the_tensor_that_was_flattened():
     for name, value in tensors.items():
         assert torch.equal(names[name].select(rows), value)
         assert names[name].select(rows).untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    before = rows.clone()
     changed = names["b.weight"].replace(rows, 2 * tensors["b.weight"])
+    assert torch.equal(rows, before)
     assert torch.equal(names["b.weight"].select(changed), 2 * tensors["b.weight"])
     assert torch.equal(changed[:, :9], rows[:, :9])
 

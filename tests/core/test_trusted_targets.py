@@ -44,9 +44,9 @@ def test_a_class_of_the_kind_is_found(target: str) -> None:
         ("torch._C.Generator", "_C begins with an underscore"),
         ("torch.nn.modules.module.warnings.warn", "leads to the package warnings"),
         ("fedsim.models.dense.nn.Linear", "leads to the package torch"),
-        ("a b.c", "is no path of a class"),
-        ("torch.nn.Linear ", "is no path of a class"),
-        ("${oc.decode:os.system}", "is no path of a class"),
+        ("a b.c", "is not the path of a class"),
+        ("torch.nn.Linear ", "is not the path of a class"),
+        ("${oc.decode:os.system}", "is not the path of a class"),
     ],
 )
 def test_what_is_of_no_such_kind_is_refused(target: str, said: str) -> None:
@@ -156,7 +156,7 @@ def test_a_run_folder_of_a_stranger_calls_nothing(tmp_path: Path, monkeypatch: p
     for target, said in {
         "os.mkdir": r"dataset\._target_='os\.mkdir' is of the package os.*fedsim\.load\(folder, trusted=\['os'\]\)",
         "their_own.Data": r"is of the package their_own.*fedsim\.load\(folder, trusted=\['their_own'\]\)",
-        "${oc.decode:os.mkdir}": "is no path of a class",
+        "${oc.decode:os.mkdir}": "is not the path of a class",
         "torch.os.system.__call__": "begins with an underscore",
         "sklearn.datasets.fetch_openml": "is of the package sklearn",
     }.items():

@@ -340,7 +340,7 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("rule", "model", "message"),
     [
-        (lambda: MOON(features="layers.7"), MLP, r"local\.features='layers\.7' is no layer of MLP.*did you mean"),
+        (lambda: MOON(features="layers.7"), MLP, r"local\.features='layers\.7' is not a layer of MLP.*did you mean"),
         (lambda: MOON(), Linear, r"local=moon trains features, but the input of layer 'layer' of Linear"),
         (lambda: MOON(), Twice, r"local=moon needs a layer that is used once.*is used 2 times"),
         (lambda: FedProto(features="0"), lambda shape, classes: nn.Sequential(nn.Identity(), nn.Linear(4, classes)),

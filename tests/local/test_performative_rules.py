@@ -319,6 +319,7 @@ def test_an_estimator_that_cannot_be_is_refused(options, shift, message) -> None
         ({"estimator": "mean"}, r"estimator='mean' is unknown"),
         ({"variance": 0.0}, r"variance"),
         ({"box": [1, 0]}, "lower edge first"),
+        ({"box": [1, 1]}, "lower edge first"),
         ({"box": [1]}, "two numbers"),
         ({"box": [0, 1], "ball": 2.0}, "exclude each other"),
         ({"ball": 0.0}, r"ball"),

@@ -169,3 +169,12 @@ def test_scaled_attention_with_a_mask_never_sees_what_is_hidden() -> None:
 def test_what_has_no_answer_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="multinomial in a forward pass draws from a global stream"):
         under(torch.tensor(0), lambda x: torch.multinomial(x.abs()[0], 2))
+
+
+def test_attention_over_one_sequence_is_that_over_a_batch_of_one() -> None:
+    module = ATTENTION.train()
+    with KeyedRandomness(torch.tensor(9)):
+        single = module(X[0], X[0], X[0])[0]
+    with KeyedRandomness(torch.tensor(9)):
+        batched = module(X[:1], X[:1], X[:1])[0]
+    torch.testing.assert_close(single, batched[0])

@@ -151,7 +151,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no counts": (process(counts=lambda self, t: None), "is NoneType"),
     "counts of chance": (
         process(counts=lambda self, t: np.random.default_rng().integers(0, 99, (2, 5))),
-        r"counts\(0\) is not the same when asked twice",
+        r"counts\(0\) is not the same when called twice",
     ),
     "counts from a stream": (process(counts=lambda self, t: np.random.rand(2, 5)), "global random stream"),  # noqa: NPY002
     "a shift to nothing": (shift(lambda batch, theta: None), "must return a batch, .* and returns None"),

@@ -583,11 +583,11 @@ def _keep_seeds(self: Any, population: Any) -> None:
 
 
 AVAILABILITY: dict[str, tuple[dict[str, Any], str]] = {
-    "a generator that goes on": ({"counts": _advancing}, "not the same when asked twice .*draw"),
-    "from one round to the next": ({"counts": _from_one_to_the_next}, "not the same when asked twice .*state"),
-    "in a class": ({"counts": _of_a_class}, "not the same when asked twice .*Classed"),
-    "of the last simulation": ({"counts": _shared_seeds, "setup": _keep_seeds}, r"not the same when asked twice"),
-    "counted to a hundred": ({"counts": _counting_to_a_hundred}, "its answers depend on asked, which changes when"),
+    "a generator that goes on": ({"counts": _advancing}, "not the same when called twice .*draw"),
+    "from one round to the next": ({"counts": _from_one_to_the_next}, "not the same when called twice .*state"),
+    "in a class": ({"counts": _of_a_class}, "not the same when called twice .*Classed"),
+    "of the last simulation": ({"counts": _shared_seeds, "setup": _keep_seeds}, r"not the same when called twice"),
+    "counted to a hundred": ({"counts": _counting_to_a_hundred}, "its results depend on asked, which changes when"),
     "halves": (
         {"counts": lambda self, t: np.full(self.population.shape, 0.5)},
         r"counts\(0\) of client 0 is 0.5, and a client participates a whole number of times",
@@ -640,7 +640,7 @@ def changed_split(change: Any) -> Any:
 
 PARTITIONS: dict[str, tuple[Any, str]] = {
     "NumPy's global stream": (_global_draw, "draws from a global random stream"),
-    "a generator that goes on": (_own_draw, r"in another way when it is asked twice.*draw"),
+    "a generator that goes on": (_own_draw, r"in another way when it is called twice.*draw"),
     "entropy": (_by_entropy, r"asked twice for seed 0; draw by the generator that split is given"),
     "sorting in place": (_sorting, "raised ValueError: .*read-only"),
     "out of range": (changed_split(lambda p, s: [p[0] + s.count, *p[1:]]), r"gives client 0 sample 29, but .* 0 to 28"),

@@ -99,7 +99,7 @@ ROUNDS_OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a schedule by call": (
         {"local": SGD(schedule=part(Schedule, factor=lambda self, t, k, steps, per_pass=1: 1 / counting(self)))},
-        r"schedule=Part: factor\(.*\) is not the same when asked twice",
+        r"schedule=Part: factor\(.*\) is not the same when called twice",
     ),
     "a schedule that is not steady": (
         {"local": SGD(schedule=part(

@@ -250,7 +250,7 @@ class Squashed(nn.Module):
         (lambda: simulation_of(blobs(), Linear, Strategic(features=["age"])), r"features of .*blobs have no names"),
         (lambda: simulation_of(people(), Linear, Strategic(features=["aje"])), r"names 'aje'.*did you mean 'age'"),
         (lambda: simulation_of(blobs(), Linear, Strategic(features=[])), r"shift\.features=\[\] moves nothing"),
-        (lambda: simulation_of(blobs(), Linear, Strategic(target=3)), r"shift\.target=3 is no class"),
+        (lambda: simulation_of(blobs(), Linear, Strategic(target=3)), r"shift\.target=3 is not a class"),
         (lambda: simulation_of(blobs(), Linear, Demand()), "shift=demand adds the model's parameters.*use model=mean"),
         (lambda: simulation_of(blobs(), Linear, Response()), "shift=response moves a real-valued target"),
         (lambda: simulation_of(HousePrices(M), MLP, Response()), "shift=response moves inputs along.*model=linear"),

@@ -278,7 +278,7 @@ def test_what_has_no_meaning_is_refused(federated):
     from fedsim.strategies import FedDyn, Oort
 
     for strategy in (FedDyn(0.1), Oort(2)):
-        with pytest.raises(ConfigError, match="is not defined for rows that began with an older model"):
+        with pytest.raises(ConfigError, match="is not defined for rows that started from an older model"):
             federated(strategy, delay=ConstantDelay(1), ridge=0.1 if isinstance(strategy, Oort) else 0.0)
     federated(FedDyn(0.1), delay=NoDelay())
     with pytest.raises(ConfigError, match=r"least=4 exceeds most=2"):

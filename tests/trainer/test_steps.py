@@ -227,3 +227,18 @@ def test_a_rule_that_weighs_no_gradients_says_so_in_an_empty_round_too():
     nothing = Workload(*(np.zeros(0, dtype=np.int64) for _ in range(4)), short_last=False)
     assert learning_rate_sums(rule, rates, nothing)[1] is None
     assert learning_rate_sums(SGD(steps=2), rates, nothing)[1].shape == (0,)
+
+
+def test_rates_count_as_often_as_the_rule_weighs_its_gradients():
+    """A rule whose steps count twice, which is no plain descent although all weights are equal."""
+
+    class Doubled(SGD):
+        def gradient_weight(self, k):
+            return 2.0
+
+    rates = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    load = Workload(np.full(2, 2), np.full(2, 2), np.full(2, 2), np.full(2, 2), short_last=False)
+    total, weighted_total, steps = learning_rate_sums(Doubled(steps=2), rates, load)
+    torch.testing.assert_close(total, torch.tensor([0.4, 0.6]))
+    torch.testing.assert_close(weighted_total, 2 * total)
+    assert steps.tolist() == [2, 2]

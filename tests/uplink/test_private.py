@@ -173,7 +173,7 @@ def test_the_mechanism_is_that_of_the_sampling(name, monkeypatch):
 @pytest.mark.parametrize(
     ("stage", "options", "why"),
     [
-        (GaussianNoise(), {"strategy": MIFA()}, "more of the rows than their sum"),
+        (GaussianNoise(), {"strategy": MIFA()}, "only the sum has the noise; set per=client"),
         (GaussianNoise(), {"strategy": FedAvg(weighting="data")}, "more of the rows than their sum"),
         (GaussianNoise(), {"strategy": FedNova()}, "more of the rows than their sum"),
         (GaussianNoise(), {"strategy": Scaffold()}, "further vectors go up without noise"),

@@ -98,7 +98,7 @@ def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, 
     while True:
         claim = simulation.privacy(number)
         if claim is None:
-            raise ConfigError("there is nothing to audit: no stage of uplink adds noise; give uplink=gaussian or tree")
+            raise ConfigError("there is nothing to audit: no stage of uplink adds noise; set uplink=gaussian or tree")
         if claim.epsilon is None or claim.mechanism is None:
             raise ConfigError(f"there is nothing to audit: {claim.statement}")
         if (

@@ -89,7 +89,7 @@ class Clock(Validated):
 
     @property
     def unknown_reason(self) -> str:
-        """Why nobody knows the probability of being in time, the rest of a sentence; '' where it is known."""
+        """Why the probability of being in time is unknown, as the rest of a sentence; '' where it is known."""
         reason = f"counts the first clock.first={self.first} that are done, so participation probabilities are unknown"
         return reason if self.first else ""
 
@@ -194,7 +194,7 @@ class Devices(Clock):
         self.late = late
         if self.delivers_late_rows and self.first is not None:
             raise ConfigError(
-                "{first} and {late}=deliver exclude each other; give {first}=null",
+                "{first} and {late}=deliver exclude each other; set {first}=null",
                 mentions=("first", "late"),
             )
 

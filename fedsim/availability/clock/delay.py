@@ -116,9 +116,7 @@ class UniformDelay(Delay):
     def __init__(self, least: CountOrZero = 0, most: CountOrZero = 4) -> None:
         self.least, self.most = least, most
         if self.least > self.most:
-            raise ConfigError(
-                key="least", value=least, needs=f"exceeds {{most}}={most}; exchange them", mentions=("most",)
-            )
+            raise ConfigError(key="least", value=least, needs=f"exceeds {{most}}={most}; swap them", mentions=("most",))
 
     def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         return self.least + np.floor(self.uniforms(t, virtual_clients) * (self.most - self.least + 1)).astype(np.int64)

@@ -98,8 +98,8 @@ class Events(Devices):
         self.target = arrivals
         if self.shares_links and late == "partial" and deadline is not None:
             raise ConfigError(
-                "{late}=partial plans steps before a client starts, and with {shared_down} or {shared_up} nobody knows "
-                "then how long its transfers will take; give {late}=drop",
+                "{late}=partial plans steps before a client starts, but with {shared_down} or {shared_up} the "
+                "duration of its transfers is not known then; set {late}=drop",
                 mentions=("late", "shared_down", "shared_up"),
             )
 
@@ -141,7 +141,7 @@ class Events(Devices):
         Args:
             strategy: its name, for messages.
             arrivals: how many the strategy takes by itself; None: all selected clients.
-            supports_stale: whether it is defined for updates that began with an older model.
+            supports_stale: whether it is defined for updates that started from an older model.
             clients: m.
 
         Raises:
@@ -155,12 +155,12 @@ class Events(Devices):
         if self.arrivals is not None and not supports_stale:
             raise ConfigError(
                 f"clock.arrivals={self.arrivals}, but strategy={strategy} is not defined for updates that began with "
-                "an older model; give clock.arrivals=null, or another strategy, such as fedbuff"
+                "an older model; set clock.arrivals=null, or another strategy, such as fedbuff"
             )
         if self.deadline is not None and arrivals is not None:
             raise ConfigError(
                 f"clock.deadline={self.deadline:g} ends the wait of a server, and strategy={strategy} steps when "
-                f"{arrivals} updates have arrived, however long it takes; give clock.deadline=null"
+                f"{arrivals} updates have arrived, however long it takes; set clock.deadline=null"
             )
         self.target = arrivals if self.arrivals is None else self.arrivals
         if self.target is not None and self.target > clients:
@@ -171,7 +171,7 @@ class Events(Devices):
         if self.asynchronous and self.first is not None:
             raise ConfigError(
                 f"clock.first={self.first} is for a server that waits for selected clients, and this one steps after "
-                f"{self.target} arrivals; give clock.first=null"
+                f"{self.target} arrivals; set clock.first=null"
             )
 
     def finish_probability(self, times: Times, virtual_clients: np.ndarray, samples: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
         raise
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise CheckpointError(
-            f"{path} is no metrics file of fedsim ({error}); restore it, or choose another out"
+            f"{path} is not a metrics file of fedsim ({error}); restore it, or choose another out"
         ) from error
     return rows
 

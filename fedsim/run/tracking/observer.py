@@ -220,7 +220,7 @@ def as_observer(candidate: Any) -> Observer:
     if callable(candidate) and not isinstance(candidate, type):
         return CallbackObserver(candidate)
     raise ConfigError(
-        f"tracking.observers: {candidate!r} is no observer; give wandb, mlflow or trackio, or "
+        f"tracking.observers: {candidate!r} is not an observer; give wandb, mlflow or trackio, or "
         f"{{_target_: package.Class}} "
         "of one derived from fedsim.run.tracking.Observer"
     )

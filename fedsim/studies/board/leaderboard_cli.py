@@ -165,9 +165,9 @@ def _recheck_cells(
     """Recompute a random one of the cells that have rows, and compare."""
     candidates = [cell for cell in cells if set(read_cell_rows(folder, cell, board).rows) & set(entry_names)]
     if not candidates:
-        raise ConfigError("no cell has a row yet that could be made again")
+        raise ConfigError("no cell has a row yet that could be computed again")
     cell = random.choice(candidates)
-    print(f"{cell.name}: making its rows again")
+    print(f"{cell.name}: computing its rows again")
     with tempfile.TemporaryDirectory() as scratch:
         max_difference = max_difference_from_rerun(board, cell, entry_names, folder, Path(scratch))
     message = f"{cell.name}: numbers differ by at most {max_difference:.2g} of themselves"

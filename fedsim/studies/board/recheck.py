@@ -34,7 +34,7 @@ def max_difference_from_rerun(
     old_cells = read_cell_rows(folder, cell, board)
     compared_names = [entry_name for entry_name in entry_names if entry_name in old_cells.rows]
     if not compared_names:
-        raise ConfigError(f"{cell.name} has no row yet that could be made again")
+        raise ConfigError(f"{cell.name} has no row yet that could be computed again")
     rates = TunedRates.read(folder).by_track[cell.track]
     FillCellTask(board, compared_names, scratch_folder / "runs", scratch_folder / "results", {}, cell, rates)()
     new_cells = read_cell_rows(scratch_folder / "results", cell, board)

@@ -101,7 +101,8 @@ def read_cell_rows(folder: Path, cell: BoardCell, board: Board) -> CellRows:
         measured_values = [row.numbers.get(measure, []) for measure in board.measures]
         if row.status == DONE_STATUS and any(len(values) != len(board.seeds) for values in measured_values):
             raise ConfigError(
-                f"{path}: {entry_name} has not one number of each measure for each of seeds={board.seeds}; --forget it"
+                f"{path}: {entry_name} does not have one value of each measure for each of "
+                f"seeds={board.seeds}; --forget it"
             )
         cells.add_row(entry_name, row, board.compared)
     return cells

@@ -74,5 +74,5 @@ def _import_class(path: str) -> type:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{path} cannot be imported ({error}); give a class as PACKAGE.MODULE.CLASS") from error
     if not inspect.isclass(strategy_class):
-        raise ConfigError(f"{path} is no class; give a class as PACKAGE.MODULE.CLASS")
+        raise ConfigError(f"{path} is not a class; give a class as PACKAGE.MODULE.CLASS")
     return strategy_class

@@ -69,7 +69,7 @@ class Contest:
 
     def __post_init__(self) -> None:
         if not self.environments:
-            raise ConfigError("a contest needs environments; give at least one kind")
+            raise ConfigError("a judgement needs environments; give at least one kind")
         if set(self.tuning_seeds) & set(self.held_out_seeds):
             raise ConfigError("tuning and held-out seeds must differ")
         if len(self.knobs) > len(REFERENCE_KNOBS):

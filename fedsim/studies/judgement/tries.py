@@ -40,6 +40,6 @@ def _read_entries(path: Path) -> list[dict[str, Any]]:
             raise ValueError("an entry has no key")
     except (ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no ledger of judgements ({error}); restore it, or give another --ledger"
+            f"{path} is not a ledger of judgements ({error}); restore it, or give another --ledger"
         ) from error
     return recorded_entries

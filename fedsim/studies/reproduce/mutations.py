@@ -73,7 +73,7 @@ def chance_of_holding(comparison: Comparison, sides_of_pairs: list[ComparedSides
 def relabelled_sides(sides_of_pairs: list[ComparedSides]) -> Iterator[list[ComparedSides]]:
     """Yield relabellings other than the actual labels: all of them for a few paired seeds, else a sample.
 
-    Sides that share their seeds exchange them seed by seed, the same ones in every pair of sides; the values of others
+    Sides that share their seeds swap them seed by seed, the same ones in every pair of sides; the values of others
     are pooled and dealt anew.
     """
     draw = np.random.default_rng(0)

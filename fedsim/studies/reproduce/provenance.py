@@ -75,7 +75,7 @@ def check_traceable(out: Path, experiments: Path | None = None) -> None:
     commit_text = commit_hash(root)
     results_text = f"--out {out} holds results that are committed"
     if commit_text is None:
-        raise ConfigError(f"{results_text}, and this is no checkout of git; choose another folder")
+        raise ConfigError(f"{results_text}, and this is not a git checkout; choose another folder")
     if commit_text.endswith("+"):
         raise ConfigError(f"{results_text}, and the checkout has changes; commit them first, or choose another folder")
     if not _run_git(root, "for-each-ref", "--contains", commit_text, "refs/heads", "refs/remotes"):

@@ -84,7 +84,7 @@ def _inspect_stored_results(options: argparse.Namespace) -> None:
         for result in results:
             update_verdicts(result)
     elif not verify_results(results, options.verify, options.within):
-        sys.exit("fedsim-reproduce: --verify: stored numbers did not come out again")
+        sys.exit("fedsim-reproduce: --verify: stored numbers were not reproduced")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -108,10 +108,10 @@ def _read_record(sweep: Path, path: Path) -> SweepRecord:
         ValueError: it is not a file of moderate size, or not a record.
     """
     if not path.is_file() or path.stat().st_size > MAX_RECORD_BYTES:
-        raise ValueError(f"{path} is no sweep's record")
+        raise ValueError(f"{path} is not the record of a sweep")
     content = json.loads(path.read_text(encoding="utf-8"))
     name, overrides = Path(content["folder"]).name, content["overrides"]
     texts = [name, content["status"], content["message"], *overrides]
     if not all(isinstance(text, str) for text in texts) or name in ("", ".."):
-        raise ValueError(f"{path} is no sweep's record")
+        raise ValueError(f"{path} is not the record of a sweep")
     return SweepRecord(sweep / name, tuple(overrides), content["status"], content["message"])

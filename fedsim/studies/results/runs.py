@@ -150,7 +150,8 @@ class Run:
         """
         if not isinstance(self.config.get("dataset"), dict):
             raise ConfigError(
-                f"{self.folder} has no {CONFIG_FILE}: it was begun in Python; make its data set as it was made"
+                f"{self.folder} has no {CONFIG_FILE}: it was started from Python; create its data set "
+                "as that program did"
             )
         with self._trusted_context():
             dataset_part = targets.parse_object("dataset", self.config["dataset"], DATASET_KIND)
@@ -231,7 +232,9 @@ class Run:
     def _predictor(self) -> Predictor:
         dataset = self.dataset()
         if not isinstance(self.config.get("model"), dict):
-            raise ConfigError(f"{self.folder}: {CONFIG_FILE} names no model; make it as it was made")
+            raise ConfigError(
+                f"{self.folder}: {CONFIG_FILE} names no model; create it as the program that started the run did"
+            )
         return Predictor(self.config["model"], dataset)
 
     def _replicate(self, seed: int | None, replicate: int | None) -> int:

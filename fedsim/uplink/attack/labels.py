@@ -46,7 +46,7 @@ class FlippedLabels(Contamination):
                 "another attack"
             )
         if len(self.attack.byzantine_mask) != len(federation.seeds) * federation.clients:
-            raise ConfigError("attack=label_flip says nothing of those who join later; use personal.newcomers=0")
+            raise ConfigError("attack=label_flip does not apply to clients that join later; use personal.newcomers=0")
         self.classes = dataset.classes
 
     def at(self, t: int) -> Contamination:

@@ -53,7 +53,7 @@ def test_a_claim_and_a_lower_bound(
         (["nowhere"], "nowhere is neither a run folder nor an override KEY=VALUE"),
         (["."], "config.yaml cannot be read"),
         (["uplin=gaussian"], "did you mean 'uplink'"),
-        (RUN[:-2], "no stage of uplink adds noise; give uplink=gaussian or tree"),
+        (RUN[:-2], "no stage of uplink adds noise; set uplink=gaussian or tree"),
         ([*RUN, "strategy=mifa"], "more of the rows than their sum"),
         ([*RUN, "--rounds", "5"], "--rounds 5 must be at least 1 and at most the run's rounds=4"),
         ([*RUN, "--worlds", "10"], "--worlds 10 is too few for a bound"),

@@ -255,7 +255,7 @@ def test_bytes_and_staleness_are_counted(build):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clock": Events(arrivals=2), "strategy": FedPBC()}, "not defined for updates that began with an older model"),
+        ({"clock": Events(arrivals=2), "strategy": FedPBC()}, "is not defined for updates that started"),
         ({"clock": Events(arrivals=2), "strategy": FedAsync()}, r"clock\.arrivals=2, but .* steps after 1"),
         ({"clock": Events(), "strategy": FedBuff(5)}, "steps after 5 arrivals .* each of clients=4 sends one"),
         ({"clock": Events(first=2), "strategy": FedAsync()}, r"clock\.first=2 is for a server that waits"),

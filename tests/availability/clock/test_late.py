@@ -60,11 +60,11 @@ def test_what_is_under_way_is_in_the_checkpoint(build, tmp_path, place):
 
 
 def test_rows_that_cannot_be_late_are_refused(build):
-    with pytest.raises(ConfigError, match=r"delay and clock\.late=deliver both say when a row arrives"):
+    with pytest.raises(ConfigError, match=r"delay and clock\.late=deliver both determine when a row arrives"):
         build(delay=ConstantDelay(1), clock=Devices(deadline=1.0, late="deliver"))
     with pytest.raises(ConfigError, match=r"first and late=deliver exclude each other"):
         Devices(deadline=1.0, late="deliver", first=2)
-    with pytest.raises(ConfigError, match="not defined for rows that began with an older model"):
+    with pytest.raises(ConfigError, match="not defined for rows that started from an older model"):
         build(clock=Devices(deadline=1.0, late="deliver"), strategy=FedPBC())
 
 

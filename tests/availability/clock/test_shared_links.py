@@ -149,7 +149,7 @@ def test_times_as_a_fluid_model_says_in_a_loop(limit, failing):
 
 
 def test_what_a_shared_link_excludes_is_refused(build):
-    with pytest.raises(ConfigError, match=r"late=partial plans steps before a client starts, .* give late=drop"):
+    with pytest.raises(ConfigError, match=r"late=partial plans steps before a client starts, .* set late=drop"):
         build(clock=Events(late="partial", deadline=2.0, shared_up=10.0))
     with pytest.raises(ConfigError, match="a deadline and a shared link of the server"):
         build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Events(deadline=2.0, shared_up=10.0))

@@ -92,3 +92,9 @@ def test_a_recorded_line_is_a_linear_drift():
     models = [run_of(drift).run().state.model for drift in (record, Linear(0.25))]
     assert torch.allclose(*models, atol=1e-12)
     assert not torch.allclose(models[0], run_of(None).run().state.model)
+
+
+def test_each_series_holds_its_last_value_between_its_own_rounds():
+    record = {"client": [0, 1, 1, 0], "round": [0, 0, 3, 2], "displacement": [1.0, 5.0, 6.0, 2.0]}
+    assert displacements(Replay(record), 0)[:5] == [1, 1, 2, 2, 2]
+    assert displacements(Replay(record), 1)[:5] == [5, 5, 5, 6, 6]

@@ -71,6 +71,7 @@ def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -
             "tuned_at.availability='never' is unknown",
         ),
         ("tuned_at: [{availability: rare}]", "tuned_at: []", "tuned_at is empty"),
+        ("target: 0.3,", "target: 0.3, axes: {availability: [never]},", "axes.availability='never' is unknown"),
         ("values: [0.5, 1]", "values: [0.5, 1, 2]", "must be as many as divide tuning.trials=4"),
         ("until: rounds", "until: hours", "until='hours' is unknown"),
         (

@@ -119,7 +119,7 @@ def test_the_ledger_counts_each_strategy_once(tmp_path: Path) -> None:
     record_attempt(path, {"key": "a"})
     assert [attempt_number(path, key) for key in ("a", "b", "c")] == [1, 2, 3]
     path.write_text("[1]\n")
-    with pytest.raises(ConfigError, match="is no ledger of judgements"):
+    with pytest.raises(ConfigError, match="is not a ledger of judgements"):
         attempt_number(path, "a")
 
 

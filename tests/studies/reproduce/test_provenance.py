@@ -101,7 +101,7 @@ def test_a_commit_that_no_branch_has_may_not(checkout: Path) -> None:
 
 
 def test_no_checkout_may_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="this is no checkout of git"):
+    with pytest.raises(ConfigError, match="this is not a git checkout"):
         check_traceable(tmp_path, tmp_path)
 
 

@@ -122,5 +122,5 @@ def test_what_has_no_labels_to_flip_is_refused(regression_of, Regression):
     with pytest.raises(ConfigError, match=r"attack=label_flip needs one class for a sample"):
         Simulation(regression_of(SIZES), Regression, clients=M, attack=LabelFlip())
     newcomers = {"personal": Personal(newcomers=1), "partition": Natural(validation=0.4)}
-    with pytest.raises(ConfigError, match=r"attack=label_flip says nothing of those who join later"):
+    with pytest.raises(ConfigError, match=r"attack=label_flip does not apply to clients that join later"):
         Simulation(classes(), Linear, clients=M, attack=LabelFlip(), **newcomers)

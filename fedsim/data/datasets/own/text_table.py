@@ -249,7 +249,7 @@ def _template_columns(key: str, template: str) -> list[str]:
     """The columns that a template names in braces; without braces the template is the name of a column.
 
     Raises:
-        ConfigError: it is no template, or has more than names in its braces.
+        ConfigError: it is not a template, or has more than names in its braces.
     """
     if "{" not in template and "}" not in template:
         return [template]
@@ -257,7 +257,7 @@ def _template_columns(key: str, template: str) -> list[str]:
         fields = [field for field in Formatter().parse(template) if field[1] is not None]
     except ValueError as error:
         raise ConfigError(
-            f"dataset.{key}={template!r} is no template ({error}); write braces as {{{{ and }}}}"
+            f"dataset.{key}={template!r} is not a template ({error}); write braces as {{{{ and }}}}"
         ) from error
     for _, name, specification, conversion in fields:
         if not name or specification or conversion:

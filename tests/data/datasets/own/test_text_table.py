@@ -104,7 +104,7 @@ def test_words_of_test_rows_alone_are_unknown() -> None:
         ({"text": "{a:>9} is"}, r"may hold nothing but names of columns in braces"),
         ({"text": "{} is"}, r"may hold nothing but names of columns in braces"),
         ({"text": "a {{}}"}, r"dataset\.text='a \{\{\}\}' names no column in braces"),
-        ({"text": "{a plus"}, r"dataset\.text='\{a plus' is no template"),
+        ({"text": "{a plus"}, r"dataset\.text='\{a plus' is not a template"),
         ({"target": "total"}, r"dataset\.target=total is not a column"),
         ({"task": "regression"}, r"task='regression'"),
         ({"unit": "bytes"}, r"unit='bytes'"),
