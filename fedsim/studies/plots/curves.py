@@ -214,6 +214,7 @@ def curves_figure(  # noqa: PLR0913 (its options are the keys of a recipe's figu
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
             axes.set_ylabel(metric_axis_label(name, 36))
+            set_percent_axis(axes.yaxis, name)
             for cell in cells_at_label(cells, panel, label):
                 assert cell.run is not None
                 for quantity, quantity_label, style in lines.quantities_of(cell, name):

@@ -277,7 +277,10 @@ class Run:
         )
 
     def has_metric(self, metric: str) -> bool:
-        """Return whether the run measured the metric."""
+        """Return whether the run measured the metric, or with 'newcomers a' whether its newcomers did."""
+        if metric.startswith(NEWCOMER_PREFIX):
+            name = metric.removeprefix(NEWCOMER_PREFIX)
+            return bool(self.newcomers) and _first_alternative(name, self.newcomers[-1]) in self.newcomers[-1]
         return _first_alternative(metric, self.rows[0]) in self.rows[0]
 
     def final_values(self, metric: str, last: int = 1) -> np.ndarray:

@@ -40,3 +40,25 @@ def test_its_curve_is_written_beside_the_picture_for_the_runs_that_have_it(tmp_p
     with open(tmp_path / "curves.csv") as file:
         written = [(row["algorithm"], row["metric"]) for row in csv.DictReader(file) if row["round"] == "0"]
     assert written == [("FedPBC", "train_loss"), ("FedPBC", "client_mean_train_loss"), ("FedAvg", "train_loss")]
+
+
+def test_the_ticks_of_a_share_are_in_per_cent_as_its_label_says():
+    rows = [{"round": t, "seed": 0, "test_accuracy": 0.25 * t, "train_loss": 1.0} for t in (0, 1, 2)]
+    drawn_cells = [ResultCell({"algorithm": "FedAvg"}, Run(Path("nowhere"), rows, {}))]
+    accuracy, loss = curves_figure(drawn_cells, ["test_accuracy", "train_loss"], colours="algorithm").axes[:2]
+    assert accuracy.get_ylabel().endswith("(%)")
+    assert accuracy.yaxis.get_major_formatter()(0.25, 0) == "25"
+    assert "%" not in loss.get_ylabel()
+    assert loss.yaxis.get_major_formatter()(0.25, 0) != "25"
+
+
+def test_curves_of_newcomers_are_written_too(tmp_path):
+    rows = [{"round": 1, "seed": 0, "train_loss": 1.0}]
+    newcomers = [{"epoch": epoch, "train_loss": [1.0 / epoch]} for epoch in (1, 2)]
+    run = Run(Path("nowhere"), rows, {}, newcomers=newcomers)
+    assert run.has_metric("newcomers train_loss")
+    assert not run.has_metric("newcomers test_loss")
+    assert not Run(Path("nowhere"), rows, {}).has_metric("newcomers train_loss")
+    save_curves(tmp_path / "curves.csv", [ResultCell({"algorithm": "FedAvg"}, run)], ["newcomers train_loss"], {})
+    with open(tmp_path / "curves.csv") as file:
+        assert [row["mean"] for row in csv.DictReader(file)] == ["1", "0.5"]

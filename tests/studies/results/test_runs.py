@@ -54,7 +54,7 @@ def test_metrics_as_arrays_are_those_of_the_file(folder: Path) -> None:
 
 
 def test_a_run_that_was_begun_in_python_says_that_it_knows_no_data_set(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="begun in Python"):
+    with pytest.raises(ConfigError, match="started from Python"):
         fedsim.load(folder).dataset()
 
 
