@@ -227,7 +227,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["stop.target=0.9"], "stop.target=0.9 must be metrics and values"),
     (["stop.target={accuracy:0.9}"], "stop.target='accuracy' is unknown"),
     (["stop.target={test_accuracy:most}"], "stop.target.test_accuracy='most' must be a finite number"),
-    (["stop.patience=3"], "stop.patience=3 has nothing to look at"),
+    (["stop.patience=3"], "stop.patience=3 has no metric to compare"),
     (["stop.seconds=0"], "stop.seconds=0 must be positive"),
     (["out=file"], "out=file"),
     (["out=file/below"], "out=file/below"),

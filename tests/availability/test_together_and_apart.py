@@ -199,7 +199,7 @@ IMPOSSIBLE = {
     "availability.shock=0.6 leaves a client at most": lambda: ready_for(CommonShock(Groups(0.1, 0.5), shock=0.6)),
     "availability.shock=0.5 leaves": lambda: ready_for(CommonShock(Uniform(0.1), floor=0.6, shock=0.5)),
     "persistence=1 ": lambda: CommonShock(persistence=1),
-    "persistence=1 freezes": lambda: CommonFactor(persistence=1),
+    "persistence=1 keeps": lambda: CommonFactor(persistence=1),
     "correlation=1.1": lambda: CommonFactor(correlation=1.1),
     "availability.groups=7 exceeds clients=6": lambda: ready_for(CommonFactor(groups=7)),
     "availability.groups=8 exceeds clients=6": lambda: ready_for(CommonShock(groups=8)),

@@ -641,7 +641,7 @@ def changed_split(change: Any) -> Any:
 PARTITIONS: dict[str, tuple[Any, str]] = {
     "NumPy's global stream": (_global_draw, "draws from a global random stream"),
     "a generator that goes on": (_own_draw, r"in another way when it is called twice.*draw"),
-    "entropy": (_by_entropy, r"asked twice for seed 0; draw by the generator that split is given"),
+    "entropy": (_by_entropy, r"called twice for seed 0; draw by the generator that split is given"),
     "sorting in place": (_sorting, "raised ValueError: .*read-only"),
     "out of range": (changed_split(lambda p, s: [p[0] + s.count, *p[1:]]), r"gives client 0 sample 29, but .* 0 to 28"),
     "negative": (changed_split(lambda p, s: [*p[:2], -1 - p[2], p[3]]), r"gives client 2 sample -\d+"),

@@ -291,7 +291,7 @@ def test_a_new_run_in_an_old_folder_has_no_old_best(tmp_path: Path) -> None:
         ({"over": "any"}, r"over='any' is unknown"),
         ({"target": {"test_acuracy": 0.9}}, r"stop\.target='test_acuracy' is unknown.*test_accuracy"),
         ({"metric": "round"}, r"stop\.metric='round' is unknown"),
-        ({"patience": 3}, r"stop\.patience=3 has nothing to look at.*partition\.validation"),
+        ({"patience": 3}, r"stop\.patience=3 has no metric to compare.*partition\.validation"),
     ],
 )
 def test_rules_that_cannot_be_are_refused_before_anything_is_written(

@@ -179,7 +179,7 @@ def test_memory_is_bounded_and_the_split_is_said(digits, calls, caplog):
         ended = dict(Lockstep(company=JointExecutor(most_bytes=2 * sizes))([one(digits).run_steps for _ in range(5)]))
     assert calls[:3] == [24, 24, 12]
     assert [m for m in caplog.messages if "parts" in m] == [
-        "lockstep: 5 runs of some 12 rows go in parts of at most 0.0595 MiB"
+        "lockstep: 5 runs of about 12 rows are split into parts of at most 0.0595 MiB"
     ]
     assert len({str(numbers(result)) for result in ended.values()}) == 1
 

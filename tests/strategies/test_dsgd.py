@@ -160,7 +160,7 @@ def test_one_client_may_answer_more_than_it_is_told(play):
 def test_networks_that_are_none_are_refused():
     with pytest.raises(ConfigError, match=r"topology='line'"):
         DSGD("line")
-    with pytest.raises(ConfigError, match=r"strategy\.probability=0 leaves the 4 clients"):
+    with pytest.raises(ConfigError, match=r"strategy\.probability=0 leaves the graph of the 4 clients disconnected"):
         game(DSGD("erdos_renyi", 0.0), [0.4] * 4).initial_state()
     with pytest.raises(ConfigError, match=r"topology=torus .* 7 is no such number"):
         Network("torus", 7)

@@ -40,5 +40,5 @@ def test_the_multiset_is_drawn_by_data():
 
 @pytest.mark.parametrize("scheme", ["I", "II"])
 def test_the_plain_mean_of_the_authors_program_is_of_full_participation(scheme):
-    with pytest.raises(ConfigError, match=r"strategy\.average=plain is of full participation"):
+    with pytest.raises(ConfigError, match=r"strategy\.average=plain is for full participation"):
         PFedAvg(scheme, average="plain")

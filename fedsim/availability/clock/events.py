@@ -154,7 +154,7 @@ class Events(Devices):
             )
         if self.arrivals is not None and not supports_stale:
             raise ConfigError(
-                f"clock.arrivals={self.arrivals}, but strategy={strategy} is not defined for updates that began with "
+                f"clock.arrivals={self.arrivals}, but strategy={strategy} is not defined for updates that started from "
                 "an older model; set clock.arrivals=null, or another strategy, such as fedbuff"
             )
         if self.deadline is not None and arrivals is not None:

@@ -260,7 +260,7 @@ def test_bytes_and_staleness_are_counted(build):
         ({"clock": Events(), "strategy": FedBuff(5)}, "steps after 5 arrivals .* each of clients=4 sends one"),
         ({"clock": Events(first=2), "strategy": FedAsync()}, r"clock\.first=2 is for a server that waits"),
         ({"clock": Events(deadline=2.0), "strategy": FedBuff(2)}, r"clock\.deadline=2 ends the wait of a server"),
-        ({"clock": Events(), "strategy": FedAsync(), "delay": ConstantDelay(1)}, "delay and clock=events both say"),
+        ({"clock": Events(), "strategy": FedAsync(), "delay": ConstantDelay(1)}, "clock=events both determine"),
         ({"clock": Events(), "strategy": FedBuff(2), "on_nonfinite": "drop_client"}, "on_nonfinite=drop_client"),
         ({"clock": Events(arrivals=2), "counts": Multiset(2)}, "availability=multiset selects clients several times"),
     ],

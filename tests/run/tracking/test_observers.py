@@ -180,8 +180,8 @@ def test_an_interrupted_run_closes_its_observers_and_does_not_finish_them(tmp_pa
     [
         ("wandb", r"observers='wandb' must be a list, such as \[wandb\]"),
         (["wand"], r"observers='wand' is unknown; choose one of wandb, mlflow, trackio"),
-        ([3], r"tracking\.observers: 3 is no observer"),
-        ([Notebook], r"is no observer"),
+        ([3], r"tracking\.observers: 3 is not an observer"),
+        ([Notebook], r"is not an observer"),
         (None, r"observers=None must be a list"),
     ],
 )

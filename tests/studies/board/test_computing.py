@@ -174,7 +174,7 @@ def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) ->
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (lambda c: c["rows"]["MIFA"]["numbers"].update(accuracy=[0.5]), "MIFA has not one number of each measure"),
+        (lambda c: c["rows"]["MIFA"]["numbers"].update(accuracy=[0.5]), "MIFA does not have one value of each measure"),
         (lambda c: c["overrides"].append("rounds=6"), "made with other settings than board small has now"),
         (lambda c: c.update(target=0.5), "made with other settings than board small has now"),
         (lambda c: c["measures"]["accuracy"].__setitem__(1, 3), "made with other settings"),

@@ -128,7 +128,7 @@ def test_contests_and_strategies_that_make_no_sense_are_refused() -> None:
         Contest(held_out_seeds=(2, 3))
     with pytest.raises(ConfigError, match="is a cell of tuning and a held-out one"):
         dataclasses.replace(DIGITS_ENVIRONMENTS, held_out_cells=(("availability=sine",),))
-    with pytest.raises(ConfigError, match="a contest needs environments"):
+    with pytest.raises(ConfigError, match="a judgement needs environments"):
         Contest(())
     with pytest.raises(ConfigError, match="3 knobs beside the rates; give at most 2"):
         Contest(knobs=("a=1,2", "b=1,2", "c=1,2"))
