@@ -33,7 +33,7 @@ __all__ = [
     "run_together",
 ]
 
-# These import PyTorch, which takes seconds; help and shell completion do without.
+# These names import PyTorch, which takes seconds; help and shell completion do not need it.
 _HOMES = {
     "EvaluationOptions": "fedsim.evaluation",
     "Execution": "fedsim.trainer",

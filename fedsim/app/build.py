@@ -17,7 +17,7 @@ from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten_settings
 
-if TYPE_CHECKING:  # help and shell completion do without PyTorch
+if TYPE_CHECKING:  # help and shell completion run without PyTorch
     from fedsim.core.ranks import Ranks
     from fedsim.run.simulation import Simulation
     from fedsim.run.tracking import Tracking

@@ -35,7 +35,7 @@ from fedsim.core.lock import check_folder_free
 from fedsim.core.settings import flatten_settings
 from fedsim.core.speaking import ignore_broken_pipes, log_messages_once, log_to_stderr, tolerate_broken_pipes
 
-if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
+if TYPE_CHECKING:  # modules that import PyTorch take seconds, and help and shell completion do not need them
     from fedsim.core.ranks import Ranks
     from fedsim.run.simulation import Simulation
     from fedsim.run.stopping import Stopped
@@ -86,7 +86,7 @@ def _hand_to_hydra() -> str | None:
         if sweep.SweepCallback.records is None:
             sys.exit(f"fedsim: {explain(error)}")
         return explain(error)
-    except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
+    except (Exception, KeyboardInterrupt) as error:  # of a launcher or sweeper; those of runs are in its records
         if sweep.SweepCallback.records is None:
             if isinstance(error, (ValueError, OSError)) and not _is_raised_by_run(error):
                 sys.exit(f"fedsim: {composition_error_text(error)}")
@@ -143,7 +143,7 @@ def _prepare_process() -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     threading.excepthook = _end_on_thread_error
-    ignore_broken_pipes()  # a launcher's worker has begun elsewhere than in `main`
+    ignore_broken_pipes()  # a launcher's worker process does not start in `main`
     log_to_stderr()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
@@ -187,7 +187,7 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
         folder = _choose_run_folder(cfg, ranks, hydra_folder)
         result = _run_or_cause(cfg, folder, choices, ranks)
     except ConfigError as error:
-        if has_default_folder:  # it was made for this run, which leaves nothing in it
+        if has_default_folder:  # the folder was created for this run, which has written nothing to it
             _remove_if_empty(folder)
         sys.exit(f"fedsim: {without_line_breaks(str(error))}")
     except DivergenceError as error:
@@ -233,7 +233,7 @@ def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: 
         while True:
             local_task = steps.send((yield local_task))
     except StopIteration as end:
-        if not logged:  # of a run with no round left
+        if not logged:  # a run that has no round left
             log.info("run: %s", folder)
         result: Result = end.value
         return result
@@ -242,7 +242,7 @@ def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: 
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # rmdir refuses a folder that holds something, which is what is wanted
+    with contextlib.suppress(OSError):  # rmdir fails for a folder that is not empty, as intended
         folder.rmdir()
 
 
@@ -265,10 +265,10 @@ def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
     sweep.print_to_stderr(
         f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
         f"and {_resume_overrides(folder)}\n",
-        end="",  # in one piece: the other ranks are speaking too
+        end="",  # one write call: other ranks write to the same terminal
         flush=True,
     )
-    os._exit(1)  # in an orderly end the group's threads, which wait for a rank that is gone, may abort the process
+    os._exit(1)  # in a normal exit, the group's threads wait for a rank that has ended and may abort the process
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -315,13 +315,13 @@ def sweep_run_steps(
     _prepare_process()
     hydra_config = HydraConfig.get()
     launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
-    log_messages_once("fedsim.run.settings")  # what is given is mostly given for all jobs
+    log_messages_once("fedsim.run.settings")  # most settings are given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
-    with contextlib.suppress(ConfigError):  # which the run's own steps raise again, and its record has
+    with contextlib.suppress(ConfigError):  # the run's own steps raise the error again, and it is recorded
         per_choice.apply_choice_settings(cfg, _group_choices(), _override_texts(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
-        cfg.tracking.progress = "none"  # several would draw their lines over one another
+        cfg.tracking.progress = "none"  # progress bars of several jobs would overwrite each other
     run = functools.partial(run_steps, cfg, folder, _group_choices(), shared=shared, run_rounds=run_rounds)
     return sweep.sweep_job(cfg, folder, run, one_line_result)
 
@@ -375,7 +375,7 @@ def run_steps(
 
     ranks = ranks or Ranks()
     if ranks.is_first:
-        check_folder_free(folder)  # before what it holds is looked at
+        check_folder_free(folder)  # before the content of the folder is read
     resume = "never" if cfg.resume is None else str(cfg.resume)
     has_checkpoint = ranks.broadcast_object((folder / CHECKPOINT).exists())
     if has_checkpoint and resume == "never":
@@ -387,8 +387,8 @@ def run_steps(
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     overrides = _override_texts(HydraConfig.get().overrides) if HydraConfig.initialized() else []
     override_values = {override_key(text): text.partition("=")[2] for text in overrides}
-    for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
-        if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
+    for group in override_values.keys() & groups().keys() - {"uplink"}:  # its choices are stages, applied in order
+        if (value := override_values[group]).startswith("["):  # Hydra would merge their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
     per_choice.apply_choice_settings(cfg, choices, overrides)
     sweep.check_objective(cfg.objective, metrics=resolved_settings(cfg)["metrics"])
@@ -396,7 +396,7 @@ def run_steps(
         # only the command itself extends trust: a file of somebody else's, or a sweeper's list in it, does not
         by_command = "trusted" in override_values and "trusted" not in _sweeper_parameter_keys()
         trusted = cfg.trusted if by_command else ()
-    packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list
+    packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` rejects values that are not lists
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
     config = RunConfig(identity, choices | table_row(identity), OmegaConf.to_yaml(cfg, resolve=True))
     arguments = (folder, resume != "overwrite", tracking, config)

@@ -33,7 +33,7 @@ KEYS_WITHOUT_EFFECT = (
     "trainer.memory",
     "trusted",
 )
-# Settings that a resumed run may change: they decide neither what is computed nor what was written.
+# Settings that a resumed run may change: they affect neither the computation nor what was written.
 KEYS_FREE_ON_RESUME = (*KEYS_WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
 
 
@@ -130,5 +130,5 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in content.items()}
 
 
-# Also at import: a launcher's worker names a job's folder before it calls anything of ours.
+# Also at import: a launcher's worker resolves a job's folder before it calls fedsim.
 register_resolvers()

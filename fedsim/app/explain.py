@@ -17,7 +17,7 @@ from fedsim.core import checks
 from fedsim.core.settings import flatten_settings
 
 INTERPOLATION_ERRORS = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
-# Launchers and sweepers that an extra brings → its name.
+# Launchers and sweepers that an extra installs → the name of the extra.
 EXTRA_BY_CHOICE = {
     "hydra/launcher/joblib": "joblib",
     "hydra/launcher/submitit_local": "submitit",

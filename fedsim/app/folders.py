@@ -19,15 +19,15 @@ from fedsim.core.settings import abbreviated_keys
 
 DEFAULT_FOLDER_FORMAT = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
 RESUME_MODES = ("never", "auto", "overwrite")
-LONGEST_PART, LONGEST_PATH = 255, 4096 - 300  # bytes of a name and of a path, which file systems allow
+LONGEST_PART, LONGEST_PATH = 255, 4096 - 300  # largest number of bytes of a name and of a path on common file systems
 MAX_NAME_LENGTH = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 SINGLE_RUN_FOLDER = "run"  # the run of a sweep in which nothing varies
 FORBIDDEN_CHARACTERS = (
     ":" if sys.platform == "win32" else ""
-)  # signs that a name of a folder cannot have on this system
+)  # characters that a folder name must not contain on this system
 PLAIN_VALUE_PATTERN = re.compile(
     r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*"
-)  # values that name a folder as they are
+)  # values that are used as folder names unchanged
 
 
 def run_folder(out: Any, resume: Any) -> Path:

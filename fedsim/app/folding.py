@@ -37,7 +37,7 @@ def per_seed_keys(cfg: DictConfig) -> dict[str, str]:
     for group in PER_SEED_GROUPS:
         for component in targets.parse_object(group, settings[group], KINDS[group]).nested_objects():
             if not component.factory.__module__.startswith("fedsim."):
-                continue  # a user's class may take over the annotation, and not the list
+                continue  # a subclass of a user may inherit the annotation without supporting lists
             for name, hint in declared_type_hints(component.factory).items():
                 if name in component.arguments and any(isinstance(c, ForEachSeed) for c in constraints_in_hint(hint)):
                     key = f"{component.key}.{name}"
@@ -53,7 +53,7 @@ def shared_settings(cfg: DictConfig) -> str | None:
     try:
         keys = per_seed_keys(cfg)
     except ConfigError:
-        return None  # the job itself will say so
+        return None  # the job itself reports the error
     settings = dict(flatten_settings(resolved_settings(cfg)))
     without_number = sorted(key for key in keys if settings[key] is None)
     varying_keys = {*keys, *keys.values(), *KEYS_THAT_MAY_DIFFER}

@@ -10,7 +10,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 
 LINE_WIDTH = 100
-GROUPS_BY_SECTION = {  # what comes first in a run comes first
+GROUPS_BY_SECTION = {  # in the order in which a run uses them
     "data": ("dataset", "dataset/augment", "partition", "drift", "contamination"),
     "availability": ("availability", "availability/base", "availability/trajectory"),
     "performative shift": ("shift",),

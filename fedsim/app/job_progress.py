@@ -13,9 +13,9 @@ from fedsim.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LOG_LINES = 10.0  # seconds between two words
+SECONDS_BETWEEN_LOG_LINES = 10.0  # seconds between two log lines
 LEADING_METRICS = (
-    "performative_risk",  # before those on test samples, which do not react to the model
+    "performative_risk",  # preferred to metrics on test samples, which do not react to the model
     "test_accuracy",
     "test_loss",
     "distance_to_optimum",

@@ -27,7 +27,7 @@ from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
-MAX_CACHED_CONFIGURATIONS = 100  # configurations of jobs that wait for their turn
+MAX_CACHED_CONFIGURATIONS = 100  # configurations of jobs that have not started
 
 
 class CachingConfigLoader:
@@ -89,7 +89,7 @@ def launch(
         job_returns += [job.job_return for job in jobs]
         with deterministic_algorithms(any(job.config.deterministic is True for job in jobs)):
             failed_job = run_batch(jobs, progress)
-        if failed_job:  # when all have come to their end: a signal stops each of them after the same round
+        if failed_job:  # after all have ended: a signal stops each of them after the same round
             raise failed_job[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return job_returns

@@ -25,7 +25,7 @@ def log(low: int | float, high: int | float, count: int = 0) -> Any:
         raise ValueError(f"log({low},{high},{count}) needs 0 < low < high and at least two values")
     if not count:
         return IntervalSweep(start=float(low), end=float(high), tags={LOG})
-    import numpy as np  # here: help imports this module, and no library of numbers
+    import numpy as np  # imported here: help imports this module and does not need NumPy
 
     return ChoiceSweep(list=[two_digits(value) for value in np.geomspace(low, high, count)], tags={LOG})
 

@@ -34,7 +34,7 @@ KEYS_NOT_PER_CHOICE = (
     "resume",
     "trusted",
     WHEN_KEY,
-)  # settings that are fixed before those of a choice
+)  # settings that are resolved before those of a choice
 USAGE_EXAMPLE = f"write {WHEN_KEY}.GROUP.CHOICE.KEY=VALUE, such as {WHEN_KEY}.local.pofl.local.history=6"
 
 

@@ -31,7 +31,7 @@ def reuse_composition() -> Iterator[None]:
             return get_mode(self, config_name, overrides)
         try:
             config = load(self.config_loader, config_name, overrides, RunMode.RUN)  # type: ignore[arg-type]
-        except Exception:  # a sweep, or a mistake, which is reported when Hydra composes again
+        except Exception:  # a sweep, or an error that Hydra reports when it composes again
             return get_mode(self, config_name, overrides)
         mode = config.hydra.mode
         if mode is None:

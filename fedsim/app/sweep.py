@@ -50,13 +50,13 @@ STATUS_DESCRIPTIONS = {
     "stopped": "stopped",
     "running": "unfinished",
 }
-TUNE_SWEEPER = "hydra_plugins.fedsim_tune.TuneSweeper"  # whose trials are no jobs of the sweep, and leave no records
+TUNE_SWEEPER = "hydra_plugins.fedsim_tune.TuneSweeper"  # its trials are not jobs of the sweep and leave no records
 ASKED_TO_STOP = "stopped by a signal"  # why a sweep ended early
 RECORDS_FOLDER = ".runs"  # folder of a sweep's records
-OPTUNA_RESULTS_FILE = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
-# which keys are left out of the names of runs' folders
+OPTUNA_RESULTS_FILE = "optimization_results.yaml"  # written by Optuna's sweeper at its end
+# keys that are left out of the names of run folders
 EXCLUDED_KEYS_SETTING = "hydra.job.config.override_dirname.exclude_keys"
-SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
+SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the first at its end, the second at its start
 
 FinalMetrics = dict[str, tuple[float, float]]
 
@@ -101,7 +101,7 @@ def sweep_job(
         run: does it.
         format_result: what is printed of its result.
     """
-    hydra = HydraConfig.get()  # of this run; when its steps are taken it may be another one's
+    hydra = HydraConfig.get()  # of this run; later the attribute may belong to another one
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
     return _run_sweep_job(cfg, folder, run, format_result, hydra, record)
 
@@ -140,14 +140,14 @@ def _run_sweep_job(
         value = _objective_value(cfg.objective, final_metrics)
     except (Stopped, Exception) as error:
         record.status, record.message = _failure(error, folder)
-    except (KeyboardInterrupt, GeneratorExit):  # at once: by a second signal, or outside of the rounds
+    except (KeyboardInterrupt, GeneratorExit):  # immediately: by a second signal, or outside of the rounds
         if record.status == "running":
             record.status, record.message = "stopped", "stopped at once, not after a round"
         raise
     finally:
         record.write(records)
     if stop is not None and hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
-        raise stop  # whoever asked this process to stop means the sweep
+        raise stop  # a signal to this process is meant for the whole sweep
     return value
 
 
@@ -200,7 +200,7 @@ def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
             name: (float(nan if m is None else m), float(nan if s is None else s)) for name, (m, s) in results.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AssertionError, yaml.YAMLError, OmegaConfBaseException):
-        return None  # nothing there, or nothing whole
+        return None  # no file, or an incomplete one
 
 
 def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> None:
@@ -254,7 +254,7 @@ class SweepCallback(Callback):
         """Lock the sweep's folder, delete the records of an earlier sweep there, and name the runs' folders by the
         settings that vary."""
         if problem := unresolved_reason(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
-            sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
+            sys.exit(f"fedsim: {problem}")  # exit, since Hydra turns errors of a callback into warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
         parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
         swept_keys = {
@@ -265,7 +265,7 @@ class SweepCallback(Callback):
         fixed_keys = sorted(
             {override_key(override.get_key_element()) for override in parsed_overrides} - swept_keys | {"out"}
         )
-        # launchers compose every run again, from these and the run's own overrides
+        # launchers compose each run again from these and the run's own overrides
         config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed_keys))}]")
         try:
             if config.out is None:
@@ -283,7 +283,7 @@ class SweepCallback(Callback):
         for path in SweepCallback.records.glob("*"):
             path.unlink()
         swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
-        with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
+        with contextlib.suppress(Exception):  # a pattern is not counted, and an unreadable folder is reported later
             tuning = "optuna" in config.hydra.sweeper._target_
             total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
             if total is not None:
@@ -338,7 +338,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
     for record in unfinished_records:
         reason = without_line_breaks(record.message) or "its process died without reporting, or still runs elsewhere"
         print_to_stderr(f"fedsim: {STATUS_DESCRIPTIONS[record.status]}: {_override_label(record, records)}: {reason}")
-    if problem is not None and not (problem == ASKED_TO_STOP and counts["stopped"]):  # whose lines name the signal
+    if problem is not None and not (problem == ASKED_TO_STOP and counts["stopped"]):  # its messages name the signal
         print_to_stderr(f"fedsim: the sweep ended early: {problem}")
     if unfinished_records or problem:
         print_to_stderr(f"the same command with out={folder} runs the missing ones")

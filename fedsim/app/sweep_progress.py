@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from fedsim.app.folders import override_key
 
-TOTAL_RUNS_FILE = "total"  # file among a sweep's records: how many runs it has, and when it began
+TOTAL_RUNS_FILE = "total"  # file among a sweep's records with the number of runs and the start time
 SUMMARY_FILE = "summary.json"
 SUCCESSFUL_STATUSES = ("done", "kept")
 

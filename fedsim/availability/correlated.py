@@ -146,7 +146,7 @@ class CommonFactor(_GroupedAvailability):
 
     def counts(self, t: int) -> np.ndarray:
         """Given the factor all draws are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
-        from scipy.special import ndtr, ndtri  # here: other processes need not wait for it
+        from scipy.special import ndtr, ndtri  # imported here: other processes do not need it
 
         threshold = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
         if self.correlation == 1:

@@ -56,7 +56,7 @@ class Cyclic(Availability):
         self._group = groups_of(m, self.groups)
 
     def probabilities(self, t: int) -> np.ndarray:
-        if self.reshuffle == "members":  # by symmetry, groups of unequal sizes being in a random order too
+        if self.reshuffle == "members":  # by symmetry, since groups of unequal size are in random order as well
             mean = self.population.clients / self.groups if self.k is None else self.k
             return np.full(self.population.shape, mean / self.population.clients)
         group_probability = (

@@ -34,7 +34,7 @@ def standard_lengths(
     """Lengths of mean 1, by inversion of uniform numbers; `length_biased`: of the one that covers a given moment, of
     density ∝ x f(x).
     """
-    from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
+    from scipy.special import gamma, gammaincinv, ndtri  # imported here: other processes do not need it
 
     if distribution_name == "lognormal":
         normal = ndtri(np.clip(u, 1e-300, None))

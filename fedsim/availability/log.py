@@ -138,7 +138,7 @@ class TraceLog(Recorded):
         ) - client_index * len(end_instants)
         latest_end = (
             end_instants[rank] if len(client_index) else session_ends
-        )  # the end so far of the client's sessions
+        )  # latest end of the client's sessions so far
         opens_mask = np.ones(len(client_index), dtype=bool)
         opens_mask[1:] = (client_index[1:] != client_index[:-1]) | (session_starts[1:] > latest_end[:-1])
         closes_mask = np.append(opens_mask[1:], True)[: len(client_index)]
@@ -161,7 +161,7 @@ class TraceLog(Recorded):
         """Return how long each client was connected before this moment, [n]."""
         clients = np.arange(len(self.names or []))
         query = clients * (len(self._distinct_starts) + 1) + np.searchsorted(self._distinct_starts, instant, "right")
-        session_index = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
+        session_index = np.searchsorted(self._keys, query, "right") - 1  # the last session that started by then
         started_mask = session_index >= self._first_session
         if not len(self._session_clients):
             return np.zeros(len(clients))

@@ -70,7 +70,7 @@ class Recorded(Availability):
 
     def setup(self, population: Population) -> None:
         names_by_replicate = population.names_by_replicate or [population.names] * len(population.seeds)
-        record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
+        record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # usually all replicates use the same records
         for replicate_names in names_by_replicate:
             if replicate_names not in record_indices and self.match != "draw":
                 record_indices[replicate_names] = self._indices_of(replicate_names, population.clients)

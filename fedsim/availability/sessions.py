@@ -117,7 +117,7 @@ class DeviceSessions(Availability):
         uniform_draws = draw_uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         in_session = uniform_draws[:, 0] < self.base_probabilities
         mean = np.where(in_session, self.length, self._mean_absence)
-        # the stretch that covers round 0 is a long one; of it, what comes after is uniform
+        # the session that covers round 0 is length-biased, and its remaining time is uniform
         remaining_length = uniform_draws[:, 1] * self._session_lengths(mean, uniform_draws[:, 2], length_biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
         return _SessionState(in_session, remaining_length, uniform_draws[:, 3])

@@ -177,7 +177,7 @@ class Trace(Recorded):
             return bool(self.header and cells)
         if "" in cells:
             if all(cell == "" or _parse_number(cell) is not None for cell in cells):
-                return False  # a gap in a round, which is named as one
+                return False  # a missing value, which is reported as one
             raise ConfigError(f"{self.source}, line 1, column {cells.index('') + 1}: '' is not a number, and no name")
         if all(_parse_number(cell) in (0.0, 1.0) for cell in cells) and len(set(cells)) == len(cells):
             self._possible_names = cells

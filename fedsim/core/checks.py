@@ -64,7 +64,7 @@ def check_number_per_client(
 ) -> np.ndarray:
     """Check an array [n] of numbers of at least `minimum`, whole ones if required; `label` names its source in
     messages."""
-    import numpy as np  # here: the command line's help imports these checks, and no library of numbers
+    import numpy as np  # imported here: the command line's help imports these checks and does not need NumPy
 
     kind = "whole numbers" if whole_numbers else "numbers"
     if (

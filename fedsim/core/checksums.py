@@ -11,8 +11,8 @@ import zlib
 
 from torch import Tensor, uint8
 
-FORMATS_WITH_CHECKSUMS = ("fedsim-constants",)  # formats that never were without
-CHECKSUMS_KEY = "sums"  # the header's entry; there the header's own sum has no name
+FORMATS_WITH_CHECKSUMS = ("fedsim-constants",)  # formats that have always had checksums
+CHECKSUMS_KEY = "sums"  # the header's entry, in which the header's own checksum has the key ''
 
 
 def _tensor_checksum(tensor: Tensor) -> int:

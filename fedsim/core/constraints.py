@@ -46,7 +46,7 @@ class _ExampleDataclass:
 
 _DEFAULT_FACTORY_MARKER = (
     inspect.signature(_ExampleDataclass).parameters["default_list"].default
-)  # stands for a default that is made when it is needed
+)  # stands for a default that is created when needed
 
 
 class Constraint(ABC):
@@ -261,7 +261,7 @@ class Validated:
                 if base is not object and issubclass(base, Validated):
                     _validate_constructor(base)
             _VALIDATED_CLASSES.add(cls)
-        if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them, since there is a __new__
+        if (args or kwargs) and cls.__init__ is object.__init__:  # object.__init__ ignores them, as there is a __new__
             raise TypeError(f"{cls.__name__}() takes no arguments")
         return super().__new__(cls)
 
@@ -321,7 +321,7 @@ def resolved_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
-        pass  # one of them is for type checkers alone; the others count
+        pass  # some annotations are names for type checkers only; the others are resolved one by one
     type_hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         annotation_holder = type("alone", (), {"__annotations__": {name: annotation}})

@@ -190,7 +190,7 @@ def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
     if component is None:
         return
     yield path, component
-    members = getattr(component, "named_parts", None)  # of an object that was given several
+    members = getattr(component, "named_parts", None)  # of an object that received several of them
     if path and members is None:
         parameter_names = (
             {f.name for f in fields(component)}

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from fedsim.core.speaking import unwrap_numpy_scalars
 
-UNSET: Any = ...  # a key whose value a message does not show
+UNSET: Any = ...  # a key whose value is not shown in messages
 
 
 class ConfigError(ValueError):

@@ -271,7 +271,7 @@ class Cohort(RowStatistics):
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         federation = self.federation
-        # A copy begins where all of torch's memory does: same bits.
+        # A copy has the memory alignment of PyTorch's allocations, and therefore the same bits.
         host_tensor = torch.tensor(numbers, dtype=federation.dtype)
         return host_tensor.to(federation.device, non_blocking=True)
 
@@ -347,7 +347,7 @@ class Cohort(RowStatistics):
                 f"broadcast takes one value per replicate, [{self.federation.num_replicates}, …], and not "
                 f"{list(models.shape)}; rows of clients become one of each replicate by Cohort.mean or Cohort.sum"
             )
-        if len(models) == 1:  # a view: n rows that are all the same need no memory of their own
+        if len(models) == 1:  # a view: n identical rows need no memory of their own
             return models.expand(len(self.rows), *models.shape[1:])
         return models[self.replicate_index]
 
@@ -368,7 +368,7 @@ class Cohort(RowStatistics):
         if masks is None or values.shape != masks.shape:
             return self.sum(values, normalised)
         total, weight_sums = self.sum(values * masks, normalised), self.sum(masks, normalised)
-        # a column that each row holds is divided by 1 and not by a sum of weights, which may be off by rounding
+        # a column that each row holds is divided by 1: a sum of weights may differ from 1 by rounding
         incomplete = (self.sum(1 - masks, normalised) > 0) & (weight_sums > 0)
         return total / torch.where(incomplete, weight_sums, 1.0)
 

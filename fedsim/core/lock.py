@@ -20,14 +20,14 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 
 LOCK_FILE_NAME = ".lock"
-NO_LOCK_SUPPORT_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
+NO_LOCK_SUPPORT_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
 LOCK_HELD_ERRNOS = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 MAX_LOCK_FILE_BYTES = 4096  # bytes of the file, which names one process
 MAX_LOCK_ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
 
 _held_descriptors: set[int] = (
     set()
-)  # descriptors, which forked processes give back: they would keep the lock of a dead parent
+)  # descriptors that forked processes close, so that they do not hold the lock of an ended parent
 
 
 class Lock:
@@ -75,7 +75,7 @@ class Lock:
                     )
                 if self._is_ours(file_descriptor) and (locks or is_new_file):
                     os.ftruncate(file_descriptor, 0)
-                    with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
+                    with contextlib.suppress(OSError):  # on a full disk the lock is held without a name in its file
                         os.write(file_descriptor, json.dumps(_process_identity()).encode())
                     return file_descriptor
             except BlockingIOError:
@@ -101,7 +101,7 @@ class Lock:
         if not _owner_is_gone(_read_owner(self._path)):
             return False
         moved_path = self._path.with_name(f"{LOCK_FILE_NAME}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):  # of several processes one succeeds
+        with contextlib.suppress(FileNotFoundError):  # only one of several processes succeeds
             os.rename(self._path, moved_path)
             moved_path.unlink()
         return True
@@ -119,7 +119,7 @@ def check_folder_free(folder: Path) -> None:
         ConfigError: it is another's; the message says whose.
     """
     if (folder / LOCK_FILE_NAME).exists():
-        with contextlib.suppress(OSError):  # `Lock` says what is wrong
+        with contextlib.suppress(OSError):  # `Lock` reports the error
             Lock(folder).release()
 
 
@@ -135,7 +135,7 @@ def is_folder_locked(folder: Path) -> bool:
 
 def _open_lock_file(path: Path) -> tuple[bool, int]:
     """Open the lock file; return whether it was created, and its descriptor."""
-    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may point to a file of another user
     try:
         return True, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
@@ -152,7 +152,7 @@ def _try_lock(file_descriptor: int) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(file_descriptor, 2**30, os.SEEK_SET)  # a byte behind what is written, which others may read
+            os.lseek(file_descriptor, 2**30, os.SEEK_SET)  # a byte far behind the text, which other processes may read
             msvcrt.locking(file_descriptor, msvcrt.LK_NBLCK, 1)
             os.lseek(file_descriptor, 0, os.SEEK_SET)
         else:
@@ -190,7 +190,7 @@ def _owner_is_gone(lock_owner: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(lock_owner["pid"], 0)
-    except (ProcessLookupError, OverflowError):  # no process has such a number
+    except (ProcessLookupError, OverflowError):  # no process has this number
         return True
     except OSError:
         return False

@@ -24,7 +24,7 @@ class PerSeed:
 
     values: tuple[float, ...]
 
-    __array_ufunc__ = None  # NumPy does not take it for an object in an array
+    __array_ufunc__ = None  # NumPy must not treat it as an object in an array
 
     def __repr__(self) -> str:
         return str(list(self.values))

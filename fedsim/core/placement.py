@@ -39,7 +39,7 @@ def available_bytes(device: torch.device, storage: str) -> float:
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):  # elsewhere than on Linux and macOS
+    except (AttributeError, OSError, ValueError):  # on systems other than Linux and macOS
         return float("inf")
 
 

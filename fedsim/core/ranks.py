@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, PeerError
 
-RANK_TIMEOUT = timedelta(minutes=30)  # a rank that is silent for so long is given up; one that ended is noticed at once
+RANK_TIMEOUT = timedelta(minutes=30)  # without an answer a rank is given up; an ended one is noticed at once
 
 T = TypeVar("T")
 

@@ -48,10 +48,10 @@ class Rewind:
 
     def __init__(self, *roots: Any, skipped_types: tuple[type, ...] = ()) -> None:
         self._restore_functions: list[RestoreFunction] = []
-        # One reader each: the package of its root decides what counts as a user's.
+        # A reader for each: the root package decides which modules count as the user's.
         self._readers = [SnapshotReader(root, skipped_types) for root in roots]
         for reader, root in zip(self._readers, roots, strict=True):
-            reader.read(root)  # it keeps what it met alive
+            reader.read(root)  # it keeps references to the objects that it found
             for value in reader.referenced_objects:
                 self._restore_functions += _restore_functions(value, reader)
 

@@ -109,7 +109,7 @@ def _mix64_host(value: int) -> int:
 
 def _mix64_array(x: np.ndarray) -> np.ndarray:
     """`_mix64` of host integers, uint64."""
-    x = np.atleast_1d(x)  # numbers alone would warn that they wrap
+    x = np.atleast_1d(x)  # NumPy scalars would warn about overflow
     x = (x ^ (x >> _SHIFT_30)) * _MIX_1_HOST
     x = (x ^ (x >> _SHIFT_27)) * _MIX_2_HOST
     mixed: np.ndarray = x ^ (x >> _SHIFT_31)
@@ -196,7 +196,7 @@ def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) 
 
 def uniform_below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
     """Return whether `uniform(keys, counters)` < p, decided on the random bits, which takes half as long."""
-    # As an unsigned number; with the top bit flipped, signed ones sort likewise.
+    # As an unsigned number; signed ones with the top bit flipped sort equally.
     threshold = math.ceil(p * (1 << 24)) << 8
     return (random_bits(keys, counters) ^ -(1 << 31)) < threshold - (1 << 31)
 

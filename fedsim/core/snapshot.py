@@ -45,7 +45,7 @@ from torch import Tensor, nn
 LARGE_ARRAY_BYTES = 64 * 2**20  # bytes
 SAMPLED_ELEMENTS = 2**16  # elements
 MAX_NODES = 1_000_000
-LONG_LIST_LENGTH = 256  # items of a list of numbers, from which on they are hashed together
+LONG_LIST_LENGTH = 256  # lists of numbers with at least this many items are hashed together
 
 PLAIN_TYPES: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis), Path)
 PLAIN_TYPES += (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, np.generic, types.CodeType)
@@ -179,7 +179,7 @@ class SnapshotReader:
         package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
         self.packages = {package} - LIBRARY_PACKAGES - sys.stdlib_module_names if package != "builtins" else set()
         self.nodes: dict[int, Node] = {}
-        self.referenced_objects: list[Any] = []  # an id stays an object's own as long as the object lives
+        self.referenced_objects: list[Any] = []  # an id is unique as long as the object exists
         self.pending_nodes: list[tuple[Any, Node]] = []
 
     def read(self, root: Any) -> Node:
@@ -250,7 +250,7 @@ class SnapshotReader:
         if all(isinstance(item, PLAIN_TYPES) for item in value):
             node.value = frozenset((type(item).__qualname__, _plain_value(item)) for item in value)
         else:
-            node.value = len(value)  # of what cannot be ordered, the number
+            node.value = len(value)  # for items that cannot be ordered, only their number
 
     def read_function(self, value: types.FunctionType, node: Node) -> None:
         node.value = value.__code__
@@ -400,7 +400,7 @@ class SnapshotReader:
 def is_library_file(file: str | None) -> bool:
     if file is None:
         return False
-    if file.startswith("<"):  # typed in, or executed from a string
+    if file.startswith("<"):  # code that was typed in or executed from a string
         return file.startswith("<frozen")
     path = Path(file).resolve()
     if "site-packages" in path.parts or "dist-packages" in path.parts:

@@ -24,7 +24,7 @@ _NUMPY_SCALAR_PATTERN = re.compile(
     r"""\(('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()'"]*)(?:,\s*'\w+')?\)|(True|False)_\b)"""
 )
 _LINE_START_MARKUP = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
-_UNPRINTABLE_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
+_UNPRINTABLE_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # not printable according to Python, but harmless
 
 
 def escape_unprintable(text: str) -> str:
@@ -80,7 +80,7 @@ class BrokenPipeTolerantStream:
             text = escape_unprintable(text) if self._escape_control else text
             try:
                 self._stream.write(text)
-            except UnicodeEncodeError:  # of a stream that knows ASCII alone, say
+            except UnicodeEncodeError:  # for example a stream that supports ASCII only
                 encoding = getattr(self._stream, "encoding", None) or "ascii"
                 self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:

@@ -82,7 +82,7 @@ class RowStatistics:
             function(*rows_of_replicate) if len(rows_of_replicate[0]) else None for rows_of_replicate in replicate_rows
         ]
         first_result = next((value for value in replicate_results if value is not None), None)
-        if first_result is None:  # what shape it has is seen on a row of zeros
+        if first_result is None:  # the shape of the result is determined on a row of zeros
             first_result = function(
                 *(rows_of_replicate.new_zeros(1, *rows_of_replicate.shape[1:]) for rows_of_replicate in rows)
             )

@@ -32,8 +32,8 @@ BUILT_IN_PACKAGES = (
     "torchmetrics",
     "timm",
     "flwr_datasets",
-)  # where kinds have classes
-REMOTE_CODE_ARGUMENT = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
+)  # packages in which classes for configurations are looked for
+REMOTE_CODE_ARGUMENT = "trust_remote_code"  # with which Hugging Face's libraries run code from a repository
 # Hydra's keys that change what a `_target_` does, and the value of each that changes nothing.
 RESERVED_KEY_DEFAULTS: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": True, "_convert_": "all"}
 MISSING_VALUE = "???"
@@ -171,7 +171,7 @@ def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind)
     if root in ("torchvision", "torchmetrics"):
         from fedsim.core.torchvision_import import import_torchvision
 
-        import_torchvision()  # where its compiled operators do not load, a plain import fails
+        import_torchvision()  # a plain import fails where its compiled operators cannot be loaded
     candidate = _walk_path(config_key, dotted_path, path_segments, trust_label)
     _check_candidate(config_key, dotted_path, candidate, expected_kind, trust_label)
     return candidate
@@ -422,7 +422,7 @@ def _module_member(module: types.ModuleType, name: str, is_last_segment: bool) -
             return importlib.import_module(submodule)
         except ModuleNotFoundError as error:
             if not submodule.startswith(error.name or ""):
-                raise  # the module is there, and imports what is not
+                raise  # the module exists, and one of its imports does not
     try:
         return getattr(module, name)
     except AttributeError as error:

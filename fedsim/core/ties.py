@@ -11,8 +11,8 @@ import torch
 
 from fedsim.core import rng
 
-ROUNDING_TOLERANCE_STEPS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
-MAX_TIE_STEPS = 64  # times that: how far values can be apart that are connected by others between them
+ROUNDING_TOLERANCE_STEPS = 128  # units in the last place by which rounding may separate equal values
+MAX_TIE_STEPS = 64  # times that: the largest distance of values that are connected by others between them
 
 
 def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:

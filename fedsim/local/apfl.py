@@ -107,7 +107,7 @@ class APFL(SGD):
         if self.adaptive and self.every == "step":
             carry = self.adapt(carry, batch, lr, objective)
         gradient = self.personal_gradient(carry, batch, objective)
-        personal_carry = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
+        personal_carry = {"params": carry["personal"]}  # no correction or proximal term: they are the federation's
         v = self.descend(personal_carry, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
         return carry | {"personal": v}, loss

@@ -141,7 +141,7 @@ class MeanEstimator(Estimator):
         if self.known_variance is not None:
             return torch.full_like(member.mT @ z, self.known_variance)
         variance, size = (member.mT @ values.square() / count for values in (residual, z))
-        rounding = torch.finfo(z.dtype).eps * (count + 16)  # of a mean of so many numbers
+        rounding = torch.finfo(z.dtype).eps * (count + 16)  # of a mean of this many numbers
         return torch.where(variance > rounding.square() * size, variance, 0.0)
 
 

@@ -45,8 +45,8 @@ class FedALA(SGD):
     )
 
     own_models = ("personal",)
-    indivisible = True  # whoever stops at the weights has trained nothing
-    supported_keys = frozenset({"proximal", "anchor", "scale"})  # a round's move is no sum of gradients
+    indivisible = True  # a client that stops while learning weights has trained nothing
+    supported_keys = frozenset({"proximal", "anchor", "scale"})  # a round's update is not a sum of gradients
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from fedsim.shift import Shift
 
 MARGIN_KINDS = ("fedlc", "balanced")
 MarginKind = Annotated[str, OneOf(*MARGIN_KINDS)]
-ABSENT_CLASS_COUNT = 1e-8  # samples of a class that a client has none of, as in FL-bench
+ABSENT_CLASS_COUNT = 1e-8  # assumed count of a class that a client does not have, as in FL-bench
 
 
 class FedLC(SGD):

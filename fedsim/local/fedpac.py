@@ -35,7 +35,7 @@ class FedPAC(FedProto):
     """
 
     supported_keys = FedProto.supported_keys - {"gradient"}
-    indivisible = True  # whoever stops at the last layer has not trained the others
+    indivisible = True  # a client that stops while training the last layer has not trained the others
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class FedRep(SGD):
     """
 
     supported_keys = SGD.supported_keys - {"gradient"}
-    indivisible = True  # whoever stops at the head has nothing that travels
+    indivisible = True  # a client that stops while training the head has nothing to send
 
     def __init__(self, head_steps: CountOrZero = 1, **options: Any) -> None:
         super().__init__(**options)

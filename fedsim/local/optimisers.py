@@ -31,7 +31,7 @@ class Optimiser(SGD):
     """
 
     supported_keys = frozenset({"proximal", "anchor"})
-    rows: tuple[str, ...] = ()  # names of what it remembers, [d] each
+    rows: tuple[str, ...] = ()  # names of its client memory, [d] each
     numbers: tuple[str, ...] = ()  # and [] each
 
     def __init__(self, state: Annotated[str, OneOf(*STATE_LIFETIMES)] = "round", **options: Any) -> None:
@@ -92,7 +92,7 @@ class Momentum(Optimiser):
 
     def gradient_weight(self, step: int) -> float | None:
         if self.state == "client":
-            return None  # its velocity begins with gradients of earlier rounds
+            return None  # its velocity starts from gradients of earlier rounds
         velocity = (1 - self.momentum ** (step + 1)) / (1 - self.momentum)
         return 1 + self.momentum * velocity if self.nesterov else velocity
 

@@ -95,7 +95,7 @@ def count_features(model: RowModel, samples: Batch, rule_name: str) -> int:
     assert layer is not None
     sine_values = torch.sin(torch.arange(1.0, len(row) + 1)).to(row)
     features = []
-    for scale in (0.0, 0.1, 1.0, -1.0):  # units that are never active at one point may be so at another
+    for scale in (0.0, 0.1, 1.0, -1.0):  # units that are inactive at one point may be active at another
         with torch.no_grad(), layer.recorded(model.evaluation_module) as recorded_inputs:
             model.evaluate(row + scale * sine_values, model.call.inputs(samples))
         if len(recorded_inputs) != 1:

@@ -96,7 +96,7 @@ class PoFL(PFL):
         )
     )
 
-    batched = True  # masks of ProFL's filter, whose loop depends on the data, and one pseudo-inverse for all
+    batched = True  # masks of ProFL's filter, whose loop depends on the data, and a single pseudo-inverse for all
     per_sample = True
     knows_deployed = True
 

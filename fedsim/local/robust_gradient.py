@@ -69,7 +69,7 @@ class RobustGradient:
         max_score = tau.amax(1, keepdim=True)
         share = (tau / torch.where(max_score > 0, max_score, 1.0)).nan_to_num(
             nan=0.0
-        )  # NaN of a client that diverged has no bin
+        )  # the NaN of a diverged client has no bin
         bin_index = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
         counts = torch.zeros(len(tau), self.bins, dtype=tau.dtype, device=tau.device)
         counts.scatter_add_(1, bin_index, included_mask.to(tau.dtype))

@@ -185,15 +185,15 @@ class LocalRule(Validated, ABC):
         self.rates = list(lr) if isinstance(lr, (list, tuple)) else [lr]
         self.schedule = schedule or Constant()
 
-    supported_keys: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours
+    supported_keys: frozenset[str] = frozenset()  # carry entries besides 'params' that the rule uses
     batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
     knows_round: bool = False  # the carry holds 'round' [], int64
     own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
     knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data react to
     pooled: bool = False  # one client holds everybody's data (see `fedsim.data.datasets.pooled`)
-    indivisible: bool = False  # a round's local steps belong together: a part of them makes no sense
-    one_at_a_time: bool = False  # … and every batch is one member's, drawn at random
+    indivisible: bool = False  # a round's local steps form a unit: a part of them is meaningless
+    one_at_a_time: bool = False  # … and every batch belongs to one member, drawn at random
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         """Learn what data, shift and model are like, and refuse what cannot work; before `memory`."""

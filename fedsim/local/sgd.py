@@ -34,7 +34,7 @@ class SGD(LocalRule):
         return 1.0
 
     def descents(self) -> tuple[GradientStep, ...]:
-        # of this class alone: one derived from it has a step of its own
+        # only of this class: a subclass defines its own step
         return (GradientStep(decay=self.weight_decay),) if type(self) is SGD and self.clip is None else ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

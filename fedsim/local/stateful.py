@@ -108,5 +108,5 @@ class StatefulPerfGD(PoFL):
             for _ in range(self.horizon):
                 term = recurrence_matrix @ term
                 regression_coefficients = regression_coefficients + term
-        ready_mask = self.history.is_past(carry, 1)[:, None]  # the first step of all has no f before it
+        ready_mask = self.history.is_past(carry, 1)[:, None]  # the first step has no earlier f
         return carry, torch.where(ready_mask, (by_theta @ regression_coefficients).squeeze(2), 0.0)

@@ -58,7 +58,7 @@ class ModuleCaller:
         tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
         with self._checked_call(module, inputs):
             module_output = functional_call(module, tensors, (x,), keywords, tie_weights=False)
-        if tied_tensors:  # what the pass put in the place of a buffer
+        if tied_tensors:  # what the pass stored in place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
         return self._selected_output(module_output)
 

@@ -89,7 +89,7 @@ class FrozenPrefix:
             yield _stage_call(module_copy, self.stages[-1], x, ends=True).output
 
 
-Modules = tuple[nn.Module, nn.Module, nn.Module]  # in training, likewise with other trained parameters, in evaluation
+Modules = tuple[nn.Module, nn.Module, nn.Module]  # in training, with other trained parameters, in evaluation
 
 
 def _next_stage(

@@ -46,7 +46,7 @@ class LoRALinear(nn.Module):
             )  # fmt: skip
         self.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
-        bound = 1 / math.sqrt(layer.in_features)  # that of torch's linear layers, and of peft's A
+        bound = 1 / math.sqrt(layer.in_features)  # as in PyTorch's linear layers and in peft's A
         self.lora_A = nn.Parameter(torch.empty(rank, layer.in_features).uniform_(-bound, bound), requires_grad=train_a)
         self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank))
         self.lora_residual = nn.Parameter(torch.zeros_like(layer.weight)) if residual else None
@@ -99,7 +99,7 @@ def add_adapters(
         parent_layer = module.get_submodule(parent)
         setattr(parent_layer, leaf, LoRALinear(layer, rank, alpha, train_a, residual))
         if isinstance(parent_layer, nn.TransformerEncoderLayer):
-            # in evaluation its fused kernel would read `weight` of the linear layers, and leave out their adapters
+            # in evaluation its fused kernel would read `weight` of the linear layers and ignore their adapters
             parent_layer.activation_relu_or_gelu = 0
     return module
 

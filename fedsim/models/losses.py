@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED_LABEL = -100  # a position without a label, as torch has it
+IGNORED_LABEL = -100  # a position without a label, as in PyTorch
 MARGIN_NAME = "margin"
 LossFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -125,5 +125,5 @@ LOSSES: dict[str, LossFunction] = {
         costed_revenue,
     )
 }
-# Under these no output is a score of a class.
+# Losses under which no output is the score of a class.
 UNLABELLED_LOSSES = (half_squared_distance, inner_product, negative_revenue, costed_revenue)

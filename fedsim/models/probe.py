@@ -29,9 +29,9 @@ from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.writes import DataAssignments, WriteRecorder
 
 PROBE_KEY = 0x5EED
-PROBE_TOLERANCE = 1e-4  # of two ways to compute one number, relative to the largest
+PROBE_TOLERANCE = 1e-4  # between two computations of the same number, relative to the largest
 DIFFERENT_NUMBERS_REASON = "it gives other numbers"
-NUM_PROBE_PASSES = 8  # forward passes after which state of a module must have shown
+NUM_PROBE_PASSES = 8  # number of forward passes within which state of a module must become visible
 LARGER_BATCH_SIZE = 7  # samples of the larger of the two batches that are tried
 
 
@@ -124,7 +124,7 @@ def _changed_buffers(
     if not same_output(first_output, repeated_output):
         _refuse_unkeyed(call, module, pair)
     second_buffers = {name: value.clone() for name, value in second_copy.named_buffers()}
-    moved_module = _copy_with_other_parameters(module)  # where what has converged at the first ones moves on
+    moved_module = _copy_with_other_parameters(module)  # a module that has converged on its inputs changes again
     output_of(call, moved_module, pair)
     buffers_after = dict(moved_module.named_buffers())
     changed_names = [
@@ -195,7 +195,7 @@ def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
     module_copy = copy_module(module)
     try:
         output_of(call, module_copy if not module.training else module_copy.train(), larger_batch)
-    except Exception:  # whatever it is, the pair does go through; batches of the run are tried later
+    except Exception:  # whatever the reason, the pair passes; batches of the run are tried later
         return [pair]
     return [pair, larger_batch]
 
@@ -269,7 +269,7 @@ def _watch_pass(
         }
     for name, value in parameters_after.items():
         if name not in storages:
-            continue  # of a kind of input that the run may never meet
+            continue  # from a kind of input that the run may never use
         has_changed = storage_of(value) != storages[name] or not _tensors_identical(value.detach(), values[name])
         if name not in recorder.written_names and not has_changed:
             continue
@@ -343,7 +343,7 @@ def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -
         right = expected()
         with streams.suppress_trial_effects():
             attempted = attempt()
-    except Exception as error:  # whatever torch says of somebody else's module
+    except Exception as error:  # a user's module may cause any error of PyTorch
         return first_message_line(error, type(error).__name__)[:200]
     return None if same_output(right, attempted, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
@@ -518,7 +518,7 @@ def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
     """Return the size of the smallest batch that the module trains on: some normalisations refuse a single sample."""
     try:
         output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
-    except Exception:  # some normalisations refuse it, each with an error of its own
+    except Exception:  # some normalisations raise an error for it
         return 2
     return 1
 
@@ -531,7 +531,7 @@ def _depends_on_others(call: ModuleCaller, module: nn.Module, output: Any, x: An
 
 def _replace_other_samples(x: Tensor) -> Tensor:
     """Return [n, …] with the first input, followed by other inputs of the same kind."""
-    if x.dtype == torch.bool:  # a mask that hides everything is none
+    if x.dtype == torch.bool:  # inverted, a mask might hide everything, which some layers treat as no mask
         return x[:1].expand_as(x).clone()
     return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
-FIRST_CALL_COUNTER = 1 << 20  # calls are numbered from here; below are the dropout layers of `fedsim.models.dropout`
-ALPHA_DROPOUT_VALUE = -1.7580993408473766  # −λα of SELU: what alpha dropout puts in the place of a number
+FIRST_CALL_COUNTER = 1 << 20  # calls are numbered from here; below are the layers of `fedsim.models.dropout`
+ALPHA_DROPOUT_VALUE = -1.7580993408473766  # −λα of SELU: the value that alpha dropout inserts
 
 
 class KeyedRandomness(TorchFunctionMode):
@@ -39,7 +39,7 @@ class KeyedRandomness(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("generator") is not None:  # a stream of the module's own, which is state like any other
+        if kwargs.get("generator") is not None:  # the module's own generator, which is state like any other
             return func(*args, **kwargs)
         if func in REFUSED_RANDOM_CALLS:
             raise ConfigError(

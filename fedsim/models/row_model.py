@@ -51,8 +51,8 @@ from fedsim.models.substitution import (
 from fedsim.models.user_loss import UserLoss, loss_in_dtype, resolve_loss
 from fedsim.models.writes import WriteGuard
 
-ASKED_AGAIN = 5  # times that a selector is asked for the same names
-TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
+ASKED_AGAIN = 5  # number of times that a selector is asked for its names
+TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are checked by the tests and not in each run
 log = logging.getLogger(__name__)
 
 
@@ -149,7 +149,7 @@ class RowModel:
             refuse_parameter_hooks(build)
         self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
         self._given_module = build if isinstance(build, nn.Module) else None
-        self._original_module: nn.Module | None = None  # which the template is a copy of, until `check`
+        self._original_module: nn.Module | None = None  # the template is a copy of it, until `check`
         self._shared_memory: list[SharedMemory] = []
         self._two_samples, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
@@ -559,7 +559,7 @@ class RowModel:
         with self._untouched():
             reason = difference_reason(
                 lambda: vmapped_second_result(functionally, row, keyed_samples), gradient_by_autograd
-            )  # deep ones: by rounding?
+            )  # deep structures: different only by rounding?
         return (
             reason
             if reason != DIFFERENT_NUMBERS_REASON or self.dtype == torch.float64

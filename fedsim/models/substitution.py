@@ -24,7 +24,7 @@ from fedsim.models.calling import ModuleCaller
 from fedsim.models.copying import copy_module, tensor_of
 from fedsim.models.probe import PROBE_TOLERANCE, ForwardTraits, output_of, same_output
 
-PARAMETER_SHIFT = 0.1  # of parameters, by which other ones are made
+PARAMETER_SHIFT = 0.1  # by which parameters are changed to obtain other ones
 
 
 @dataclass(frozen=True)

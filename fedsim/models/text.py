@@ -120,7 +120,7 @@ class TextClassifier(nn.Module):
         x, is_word = self.token(tokens), tokens != 0
         if self.position is not None:
             x = x + self.position.weight[: tokens.shape[1]]
-        # A text of padding alone would have no position to attend to, and NaN as its attention.
+        # A text of padding alone would have no position to attend to, and its attention would be NaN.
         attention_bias = torch.zeros_like(x[..., 0]).masked_fill(~is_word & is_word.any(1, keepdim=True), float("-inf"))
         for block in self.blocks:
             x = block(x, src_key_padding_mask=attention_bias)

@@ -25,11 +25,11 @@ from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import differing_paths, enlarged_counter, snapshot
 from fedsim.models.randomness import KeyedRandomness
 
-LOSS_STREAM = 0x10555  # tells the random numbers of a loss from those of the forward pass, whose key it shares
+LOSS_STREAM = 0x10555  # separates the random numbers of a loss from those of the forward pass, which uses the same key
 EVALUATION_KEY = 0x5EED  # in evaluation a loss draws the same numbers each time
 BATCH_NAMES = ("batch", "data", "samples")
 TARGET_NAMES = ("target", "targets", "label", "labels", "y", "y_true", "true", "truth")
-LOSS_TOLERANCE = 1e-5  # between two ways to compute one number, relative to the largest
+LOSS_TOLERANCE = 1e-5  # between two computations of the same number, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class UserLoss:
     random: bool = False
 
     def __call__(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        second_argument = (
-            dict(batch) if self.takes_batch else batch["y"]
-        )  # a dictionary of its own, which it may write to
+        second_argument = dict(batch) if self.takes_batch else batch["y"]  # its own dictionary, which it may modify
         tensors = [value for value in tree_leaves([output, second_argument]) if isinstance(value, Tensor)]
         versions = [0 if value.is_inference() else value._version for value in tensors]
         if not self.random:
@@ -112,7 +110,7 @@ def resolve_loss(
     name = describe_loss(loss)
     function = _prepared_loss(loss, name, device, dtype)
     output = tree_map(_displaced_output, output)
-    batch = {key: value.clone() for key, value in batch.items()}  # the stored data set's, until it is known to be safe
+    batch = {key: value.clone() for key, value in batch.items()}  # the stored data set's, until known to be safe
     rewind = Rewind(function)  # before the first call
     try:
         return _resolve_function(function, name, output, batch, dataset, parameters, rewind)
@@ -314,7 +312,7 @@ def _depends_on_counters(
             continue
         attributes[name] = enlarged_value
         try:
-            with contextlib.suppress(Exception):  # a count that no run reaches may be refused by the loss itself
+            with contextlib.suppress(Exception):  # the loss itself may refuse a count that no run reaches
                 if not torch.equal(first_value, loss(output, batch)):
                     return True
         finally:
@@ -330,7 +328,7 @@ def _gradient_reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
         if node is None or node in visited_nodes:
             continue
         visited_nodes.add(node)
-        leaf = getattr(node, "variable", None)  # of the nodes at which gradients end
+        leaf = getattr(node, "variable", None)  # nodes of the graph at which gradients end
         if any(leaf is parameter for parameter in parameters):
             return True
         pending_nodes += [next_node for next_node, _ in node.next_functions]

@@ -21,7 +21,7 @@ COMMAND_DESCRIPTIONS = {
     "export": "a model of a run as .safetensors or .pt, with the parameter names of its module",
 }
 
-# Words whose modules lie elsewhere: they read finished runs, and the command line imports nothing that does.
+# Commands whose modules are elsewhere: they read finished runs, which this package must not import.
 COMMAND_MODULES = {
     "export": "fedsim.studies.results.export_cli",
     "judge": "fedsim.studies.judgement.judge_cli",

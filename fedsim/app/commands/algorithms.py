@@ -39,7 +39,7 @@ from fedsim.models.selectors import Selector
 from fedsim.uplink import Uplink
 
 LISTED_GROUPS = ("strategy", "local", "columns", "uplink", "attack")
-CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
+CLIENTS, COLUMNS = 3, 5  # size of the federation on which algorithms are tried
 PROCESS_CLIENTS = 100  # clients of the availability processes
 PAPER_PATTERN = re.compile(
     r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)"

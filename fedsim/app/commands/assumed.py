@@ -33,7 +33,7 @@ def _hidden_layer(shape: tuple[int, ...], classes: int = 1, outputs: int | None 
     return MLP(shape, outputs or classes, hidden=(2,))
 
 
-RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
+RUN_BY_ASSUMPTION: dict[str, Callable[[], Simulation]] = {  # assumption → a run that satisfies it, weakest first
     "nothing": lambda: Simulation(Quadratics(3, 2), Mean, clients=3),
     "a model with a hidden layer": lambda: Simulation(
         Quadratics(3, 2), functools.partial(_hidden_layer, outputs=2), clients=3
@@ -52,7 +52,7 @@ def assumptions_of(rule: LocalRule) -> str:
     for description in RUN_BY_ASSUMPTION:
         run = _build_component(description)
         try:
-            copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it keeps what it learns of the model
+            copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it stores what it derives from the model
         except ConfigError:
             continue
         return description

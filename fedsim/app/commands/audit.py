@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from fedsim.uplink.accounting import Privacy
     from fedsim.uplink.auditing import Audit
 
-MAX_AUDITED_ROUNDS = 20  # that are audited unless asked for more
+MAX_AUDITED_ROUNDS = 20  # audited unless the user asks for more
 MAX_AUDITED_EPSILON = {
     True: 12.0,
     False: 6.0,
-}  # after these rounds; where it is known who takes part, and where it is not
+}  # by whether participation is known: rounds are halved until the claimed ε is at most this
 
 
 def main(arguments: list[str]) -> None:

@@ -118,7 +118,7 @@ def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
             kind(root=str(root), download=True)  # type: ignore[call-arg]
         else:
             files.fetch(root)
-    except Exception as error:  # whatever a network, a mirror or a damaged archive may say
+    except Exception as error:  # a network, a mirror or a damaged archive may raise any error
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

@@ -17,7 +17,7 @@ from fedsim.app.job_progress import duration_text
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 
-if TYPE_CHECKING:  # help does without PyTorch
+if TYPE_CHECKING:  # help runs without PyTorch
     from fedsim.run.plan import Plan
 
 DEFAULT_SECONDS = 10.0
@@ -59,7 +59,7 @@ def plan_of_overrides(overrides: list[str], seconds: float, start: float) -> Pla
     with hydra_context():
         config, _ = compose(overrides)
     eval_every = config.eval_every
-    if isinstance(eval_every, int):  # `build` refuses other values
+    if isinstance(eval_every, int):  # `build` rejects other values
         config.eval_every = min(eval_every, MAX_EVALUATION_INTERVAL)
     from fedsim.app.build import build
     from fedsim.run.plan import measure_plan

@@ -272,7 +272,7 @@ class Devices(Clock):
         remaining_time, needed_time = self.deadline - times.link, samples * self.sample[virtual_clients]
         if not self.jitter:
             return (needed_time <= remaining_time).astype(float)
-        from scipy.special import ndtr  # here: other clocks need not wait for it
+        from scipy.special import ndtr  # imported here: other clocks do not need it
 
         sigma = _lognormal_sigma(self.jitter)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -325,7 +325,7 @@ def _pareto_factors(relative_spread: float, normal_draws: np.ndarray) -> np.ndar
     """Of mean 1 and this coefficient of variation, from standard normal numbers, the larger the larger."""
     if not relative_spread:
         return np.ones_like(normal_draws)
-    from scipy.special import ndtr  # here: other clocks need not wait for it
+    from scipy.special import ndtr  # imported here: other clocks do not need it
 
     alpha = 1 + np.sqrt(1 + relative_spread**-2)
     return np.asarray((alpha - 1) / alpha * ndtr(-normal_draws) ** (-1 / alpha))

@@ -135,7 +135,7 @@ class LognormalDelay(_MeanDelay):
         self.spread = spread
 
     def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
-        from scipy.special import ndtri  # here: other laws need not wait for it
+        from scipy.special import ndtri  # imported here: other distributions do not need it
 
         sigma = np.sqrt(np.log1p(self.spread**2))
         normal = ndtri(np.clip(self.uniforms(t, virtual_clients), 1e-300, None))

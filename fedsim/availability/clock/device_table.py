@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, numbers_or_nan, read_columns
 
 DEVICES_KEY = "clock.devices"
-TRAINING_COST_FACTOR = 3.0  # a training sample takes as long as so many inferences, as FedScale assumes
+TRAINING_COST_FACTOR = 3.0  # a training sample takes as long as this many inferences, as FedScale assumes
 ENERGY_COLUMNS = ("power", "joules_down", "joules_up")
 OPTIONAL_COLUMNS = ("down", "up", *ENERGY_COLUMNS)
 BYTES_PER_KILOBIT = 128.0  # bytes; FedScale measures sizes in units of 1,024 bits

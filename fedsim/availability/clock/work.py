@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import LocalWork, Workload
 
-POWER_ROUNDING_TOLERANCE = 1e-9  # of a power that is a whole number but for its last digits
+POWER_ROUNDING_TOLERANCE = 1e-9  # rounding error up to which a power counts as a whole number
 
 
 class Work(Validated):

@@ -14,7 +14,7 @@ from fedsim.core.files import check_regular_path
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
-# Numeric columns of the file; none has missing entries.
+# Numeric columns of the file, which have no missing entries.
 FEATURE_COLUMNS = {
     "age": 0,
     "fnlwgt": 2,

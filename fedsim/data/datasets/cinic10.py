@@ -17,7 +17,7 @@ from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets.data_files import Files
 from fedsim.data.datasets.vision import Images, error_text
 
-PACKED_FILE_PATTERN = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
+PACKED_FILE_PATTERN = "fedsim-{split}.npz"  # the decoded images, so that 90,000 files are read only once
 
 
 class CINIC10(Images):
@@ -43,7 +43,7 @@ class CINIC10(Images):
             try:
                 with np.load(packed_path, allow_pickle=False) as arrays:
                     return torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"])
-            except Exception as error:  # whatever a damaged archive says
+            except Exception as error:  # a damaged archive may raise any error
                 raise MissingDataError(
                     f"dataset=cinic10: {packed_path} is damaged ({error_text(error)}); delete it, "
                     "and the images are read "

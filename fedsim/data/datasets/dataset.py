@@ -158,7 +158,7 @@ class Dataset(Validated):
             if isinstance(value, Tensor) and not (self.memory_mapped and name in ("train_x", "test_x")):
                 setattr(self, name, value.to(device))
         if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.memory_mapped:
-            self.test_x = self.test_x.clone()  # where NumPy put it: last bits of products may depend on that
+            self.test_x = self.test_x.clone()  # NumPy's alignment may change the last bits of products
         self.more, self.test_more = (
             {k: v.to(device) for k, v in extra_inputs.items()} for extra_inputs in (self.more, self.test_more)
         )

@@ -87,7 +87,7 @@ def unequal_weights(clients: int, variance: float, seed: int) -> np.ndarray:
     """[m] weights that sum to 1, from the symmetric Dirichlet distribution in which each has this variance."""
     if variance == 0:
         return np.full(clients, 1 / clients)
-    max_weight = (1 - 1 / clients) / clients  # all the weight on one client
+    max_weight = (1 - 1 / clients) / clients  # one client has all the weight
     if variance >= max_weight:
         raise ConfigError(
             key="weight_variance", value=variance, needs=f"must be below {max_weight:.3g} for clients={clients}"

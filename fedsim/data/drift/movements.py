@@ -104,7 +104,7 @@ class Rotation(Movement):
     def _rotate_images(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         ratio, zero_entries = height / width, torch.zeros_like(cos)
-        # from a pixel of the result to where it comes from, in coordinates from −1 to 1; y points downwards
+        # from a pixel of the result to its source, in coordinates from −1 to 1; y points downwards
         rows = torch.stack([cos, -sin * ratio, zero_entries]), torch.stack([sin / ratio, cos, zero_entries])
         theta = torch.stack(rows).permute(2, 0, 1).repeat_interleave(x.shape[1], dim=0)  # [c·B, 2, 3]
         images = x.flatten(0, 1)

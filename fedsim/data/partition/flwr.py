@@ -14,7 +14,7 @@ from fedsim.data.partition.partition import Partition, Samples
 
 PARTITIONER_KIND = TargetKind(
     "a partitioner of Flower's", required_methods=("load_partition",), modules=("flwr_datasets.partitioner",)
-)  # whose classes load_partition is written in, or a base class of theirs
+)  # classes that define load_partition, or base classes of them
 
 
 class Flwr(Partition):
@@ -53,7 +53,7 @@ class Flwr(Partition):
         if samples.owners is not None:
             names = samples.names or [str(owner) for owner in range(int(samples.owners.max()) + 1)]
             columns["client"] = [names[owner] for owner in samples.owners]
-        partitioner = copy.deepcopy(self.partitioner)  # one that has divided something divides nothing else
+        partitioner = copy.deepcopy(self.partitioner)  # one that has divided a data set cannot divide another
         try:
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             count = partitioner.num_partitions

@@ -8,7 +8,7 @@ from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.data.partition.partition import Partition, Samples, Table
 
-MAX_OWNERS_IN_NAME = 2  # owners that a client's name names
+MAX_OWNERS_IN_NAME = 2  # largest number of owners in a client's name
 
 
 class Grouped(Partition):

@@ -79,7 +79,7 @@ class Matched(Partition):
         size = int(np.floor(np.min(available[total > 0] / total[total > 0])))
         while (
             size and (counts_of_size(size).sum(0) > available).any()
-        ):  # rounding up may need a few more than there are
+        ):  # rounding up may need a few samples more than exist
             size -= 1
         if not size:
             raise ConfigError(

@@ -62,7 +62,7 @@ class Drawn(ClientData):
         return isinstance(data, Drawn) and structurally_equal(self.dataset, data.dataset)
 
     def concatenate(self, data_list: Sequence[ClientData]) -> Drawn:
-        return self  # a client's draws depend on its number and on keys only
+        return self  # a client's draws depend only on its number and on keys
 
     def means(self) -> Tensor | None:
         means = self.dataset.client_means()

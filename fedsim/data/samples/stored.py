@@ -223,7 +223,7 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
         device: of the numbers.
     """
     uniform_load = len(keys) > 0 and not any(map(np.ptp, (load.num_samples, load.size, load.per_pass, load.steps)))
-    # equal rows share what does not depend on their keys
+    # equal rows share everything that does not depend on their keys
     shared_load = load.select_rows(np.arange(1)) if uniform_load else load
     sample_counts, size, per_pass = (
         numbers[:, None] for numbers in (shared_load.num_samples, shared_load.size, shared_load.per_pass)
@@ -284,7 +284,7 @@ def sort_slots(
         segment: [n] ascending, from 0 to below `segments`; None where rows lie along the last dimension.
     """
     width = num_slots.bit_length()
-    if width + segments.bit_length() > 31:  # they do not fit into one integer
+    if width + segments.bit_length() > 31:  # they do not fit into a single integer
         sort_keys = random if segment is None else (segment << 32) + random + (1 << 31)
         order = sort_keys.argsort(dim=-1, stable=True)
         return order if segment is None else slot[order]

@@ -22,7 +22,7 @@ from fedsim.data.datasets.own.targets import TASKS, labels, position_labels, reg
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TEST_FRACTION = 0.2  # if the data have no test samples
+DEFAULT_TEST_FRACTION = 0.2  # used if the data have no test samples
 
 EncodeFunction = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
@@ -244,7 +244,7 @@ def check_standardised(x: Tensor, memory_mapped: bool) -> None:
 def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Features of mean 0 and variance 1 over the training samples; a constant feature becomes 0."""
     mean, std = train.double().mean(0), train.double().std(0, correction=0)
-    varying_mask = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
+    varying_mask = (train != train[:1]).any(0)  # rounding gives equal numbers a standard deviation slightly above 0
     scale = torch.where(varying_mask & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
 
     def scaled(x: Tensor) -> Tensor:

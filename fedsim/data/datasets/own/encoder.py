@@ -67,7 +67,7 @@ class Encoder:
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
-            if len(vocabulary) <= max_categories:  # more are not needed for the error below
+            if len(vocabulary) <= max_categories:  # the error below needs no more than these
                 vocabulary |= {str(entry_name(value)) for value in values[~missing_mask].tolist()}
         if numeric:
             return None
@@ -148,7 +148,7 @@ class Encoder:
         """The scikit-learn transformers of the columns. Adjacent columns of the same kind share one, so features keep
         the order of the table, and a wide table of numbers takes one call.
         """
-        from sklearn.compose import ColumnTransformer  # here: half a second, which other data need not wait for
+        from sklearn.compose import ColumnTransformer  # imported here: it takes half a second
         from sklearn.impute import SimpleImputer
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -161,16 +161,16 @@ class Encoder:
         ):
             column_indices, vocabulary = zip(*columns, strict=True)
             strategy = average if numeric else "most_frequent"
-            # a column that has something in test rows only stays a feature, of zeros
+            # a column that has values in test rows only remains a feature of zeros
             steps: list[Any] = [SimpleImputer(strategy=strategy, keep_empty_features=True)]
             if numeric or not self.onehot:
                 steps += scaling
-            else:  # all words of the data set, of which training rows may lack some
+            else:  # all categories of the data set, some of which training rows may lack
                 steps.append(
                     OneHotEncoder(categories=[np.arange(float(len(w))) for w in vocabulary], sparse_output=False)
                 )
             transformers.append((f"columns from {column_indices[0]}", make_pipeline(*steps), list(column_indices)))
-        # whatever a user's `sklearn.set_config` says, arrays are what is read here
+        # arrays are needed here, whatever the user's `sklearn.set_config` is
         return ColumnTransformer(transformers).set_output(transform="default")
 
 

@@ -15,7 +15,7 @@ from fedsim.data.datasets.own.pictures import is_picture
 from fedsim.data.datasets.own.samples import Part, to_array
 from fedsim.data.datasets.own.torch_dataset import error_text, input_array
 
-SAVED_DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
+SAVED_DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")  # files that `save_to_disk` writes
 
 
 class Hub(OwnData):
@@ -92,7 +92,7 @@ def load_splits(path: str, config: str | None, data_files: Any, download: bool) 
             else:
                 location = str(folder) if folder.exists() else path
                 dataset = datasets.load_dataset(location, config, data_files=data_files)
-    except Exception as error:  # whatever a library, a damaged file or the network may say
+    except Exception as error:  # a library, a damaged file or the network may raise any error
         remedy = "" if download else "; dataset.download=true downloads data sets of the Hub"
         reason = error_text(error)[:300]
         description = f"dataset.path={path} (config={config}, data_files={data_files})"

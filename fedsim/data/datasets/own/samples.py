@@ -161,7 +161,7 @@ def _token_array(samples: Part, x: np.ndarray) -> Tensor:
     smallest_token = min(int(x[row_selection].min()) for row_selection in sample_slices(x))
     if smallest_token < 0:
         raise ConfigError(f"{samples.source}: x holds the token {smallest_token}; tokens count from 0")
-    if not (samples.memory_mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
+    if not (samples.memory_mapped and x.dtype.kind == "i"):  # a memory-mapped file stays on disk; a copy would not
         x = x.astype(np.int64)
     return torch.from_numpy(_writable_array(x))
 

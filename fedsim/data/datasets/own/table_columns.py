@@ -15,7 +15,7 @@ from fedsim.data.datasets.own.samples import entry_name
 
 MISSING_VALUE_WORDS = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
 CSV_SEPARATORS = (",", ";", "\t", "|")
-MAX_CSV_FIELD_CHARACTERS = 2**20  # characters of a field of a CSV file: a quote that is never closed takes all the rest
+MAX_CSV_FIELD_CHARACTERS = 2**20  # largest CSV field: an unclosed quote would otherwise extend to the end of the file
 
 
 @dataclass

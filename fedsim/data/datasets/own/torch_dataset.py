@@ -116,7 +116,7 @@ def dataset_length(source: str, dataset: Any) -> int:
     """The number of samples."""
     try:
         return len(dataset)
-    except Exception as error:  # whatever somebody's class may say
+    except Exception as error:  # a user's class may raise any error
         raise ConfigError(f"{source} has no length ({error_text(error)})") from error
 
 
