@@ -280,5 +280,5 @@ class Assembly:
         if not self.shift.active:
             return References()
         reference_points = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))
-        # their clocks differ, and a search may be ended by one
+        # clocks of ranks differ, and a time limit may end the search on one of them only
         return self.federation.ranks.broadcast_object(reference_points)

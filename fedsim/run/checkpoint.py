@@ -192,7 +192,7 @@ def _load_state(
             )
     if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start over")
-    progress.unanswered = progress.unanswered or [0] * replicates  # an earlier version has not counted them
+    progress.unanswered = progress.unanswered or [0] * replicates  # earlier versions did not count them
     current_versions = _library_versions()
     if version_changes := [
         f"{name} {library_versions[name]}, not {current_versions[name]}"
@@ -217,7 +217,7 @@ def _read_header(
         )
         if not all(isinstance(entry, dict) for entry in (run_identity, content, library_versions)):
             raise ValueError("an entry is not a mapping")
-        if library_versions and checksums.CHECKSUMS_KEY not in file_header:  # an earlier version wrote neither
+        if library_versions and checksums.CHECKSUMS_KEY not in file_header:  # earlier versions wrote neither
             raise ValueError("it has no checksums")
         damaged_name = checksums.find_damaged_entry(file_header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -23,9 +23,9 @@ from fedsim.core.errors import CheckpointError
 if TYPE_CHECKING:
     from fedsim.run.setup import Setup
 
-MAX_FINGERPRINTED_NUMBERS = {True: 2**28, False: 2**24}  # numbers of one array that are looked at: whole ones, others
+MAX_FINGERPRINTED_NUMBERS = {True: 2**28, False: 2**24}  # of an array: whole ones (True), and others
 NUMBERS_PER_BLOCK = 2**20  # of them at a time
-FINGERPRINT_TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
+FINGERPRINT_TOLERANCE = 1e-6  # tolerance of sums, relative to the norm of the array
 
 
 def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
@@ -69,7 +69,7 @@ def check_content(
 
 def _arrays_by_name(simulation: Setup) -> Iterator[tuple[str, np.ndarray]]:
     for array_name, array_value in vars(simulation.dataset).items():
-        if not array_name.startswith("_") and array_name != "optimum":  # which follows from the others
+        if not array_name.startswith("_") and array_name != "optimum":  # derived from the other arrays
             values_by_name = array_value if isinstance(array_value, dict) else {"": array_value}
             for part_name, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):

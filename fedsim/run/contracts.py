@@ -30,11 +30,11 @@ from fedsim.run.ownership import PartCopies
 
 PACKAGE_FOLDER = Path(fedsim.__file__).parent
 NamedTensors = dict[str, Tensor]
-SHARED_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
+SHARED_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # which parts are set up with but do not own
 ROUNDING_TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
-}  # of two ways to compute one number, relative to the largest
+}  # between two computations of the same number, relative to the largest
 
 LIBRARY_PACKAGES = {
     "builtins",

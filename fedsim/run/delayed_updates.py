@@ -26,7 +26,7 @@ from fedsim.strategies import Strategy
 from fedsim.trainer import TaskGenerator, Trainer
 from fedsim.trainer.trainer import AcceptRows
 
-# Of a report, those that it has: name in the memory, and so in checkpoints → attribute.
+# Optional fields of a report: name in the memory, and so in checkpoints → attribute.
 ROW_NAME_BY_REPORT_FIELD = {
     "start": "start",
     "loss": "loss",

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 ON_NONFINITE_CHOICES = ("stop", "drop_client", "drop_replicate")
 _NEVER_NONFINITE = torch.iinfo(torch.int64).max
-_MAX_CLIENTS_IN_MESSAGE = 10  # clients a message lists
+_MAX_CLIENTS_IN_MESSAGE = 10  # largest number of clients in a message
 NONFINITE_BEFORE_TRAINING = "the loss was not finite before training: check the data and the model's outputs for them"
 
 
@@ -201,7 +201,7 @@ class DivergenceGuard:
     def divergence_error(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
         """Return the error to raise if the aggregation of round t raised `error`, which is of a numerical routine."""
         self.record_nonfinite(t, state, report)
-        self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
+        self.on_nonfinite = "stop"  # the state may be half a round ahead, so no replicate can continue with it
         try:
             self.handle_nonfinite()
         except DivergenceError as divergence:

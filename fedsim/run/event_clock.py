@@ -118,7 +118,7 @@ class EventClock(RoundClock):
             step = event_queue.advance_to_update(candidates, target_count, deadline=self._deadline)
             arrived_clients = (
                 step.aggregated_clients or event_queue.buffered_clients
-            )  # where some failed, those that have arrived
+            )  # if some failed, those that have arrived
             counted_mask[arrived_clients] = True
             self.late_clients[r] = self.num_dropped_late[r] = len(waiting_positions) - len(arrived_clients)
             waits_forever = len(arrived_clients) < target_count and bool(
@@ -158,7 +158,7 @@ class EventClock(RoundClock):
         stages = self.memory.queue.get("stage")
         for k, (event_time, client, has_failed, has_arrived) in enumerate(
             zip(*columns, strict=True)
-        ):  # in the order of a heap, replicate by replicate
+        ):  # sorted like a heap, replicate by replicate
             event_queue = event_queues[client // self.batches.federation.clients]
             if has_arrived:
                 event_queue.buffered_clients.append(client)

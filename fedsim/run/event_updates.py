@@ -27,7 +27,7 @@ from fedsim.strategies import Strategy
 from fedsim.trainer import TaskGenerator, Trainer
 from fedsim.trainer.trainer import AcceptRows
 
-STRATEGY_CARRY_PREFIX = "handed "  # what the strategy gave beside the start row
+STRATEGY_CARRY_PREFIX = "handed "  # what the strategy sent besides the start row
 HOST_ROW_NAMES = (
     "virtual",
     "began",
@@ -37,7 +37,7 @@ HOST_ROW_NAMES = (
     "count",
     "probability",
 )  # numbers of the host, [k] each
-FREE_SLOT = -1  # in the place of a virtual client
+FREE_SLOT = -1  # in place of a virtual client
 
 
 class RowSlots:
@@ -52,7 +52,7 @@ class RowSlots:
     def __init__(self, rows: dict[str, Tensor], federation: Federation) -> None:
         self.rows, self.federation = rows, federation
         device = federation.device if federation.storage == "device" else torch.device("cpu")
-        for name, value in rows.items():  # a checkpoint's are on the host
+        for name, value in rows.items():  # tensors of a checkpoint are on the host
             rows[name] = value if name in HOST_ROW_NAMES else value.to(device)
         self._device = device
 
@@ -159,7 +159,7 @@ class EventUpdates(DelayedUpdates):
             )
 
     def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
-        return memory.queue  # slots in `in_flight` may be free
+        return memory.queue  # some slots of `in_flight` may be free
 
     def round_steps(
         self,

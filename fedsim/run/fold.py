@@ -177,7 +177,7 @@ def _unshared_tensor(value: Tensor) -> Tensor:
     return value if is_memory_mapped(value) else value.clone(memory_format=torch.contiguous_format)
 
 
-FoldableSteps = Generator[Any, Any, T]  # yields a `FoldedRun` whenever it waits to be told what to do, else local work
+FoldableSteps = Generator[Any, Any, T]  # yields a `FoldedRun` where it waits for instructions, otherwise local work
 
 
 def foldable_steps(
@@ -288,12 +288,12 @@ class FoldTracker(Tracker):
         checkpoints = Checkpointer(None, "auto", {}, memory)
         super().__init__(run, None, options, checkpoints, FoldGuard(run, fold), progress)
         self.fold = fold
-        self._update_norms: np.ndarray | None = None  # [n] of the last round's updates, where somebody is shown them
+        self._update_norms: np.ndarray | None = None  # [n] of the last round's updates, if an observer shows them
         self._bounds: Sequence[int] = ()
         self._state: State
         self.initial_models_and_count: tuple[
             Tensor, int
-        ]  # the models before the first round that is done here, and how many were before
+        ]  # the models before the first round of this process, and the number of earlier rounds
 
     def start(self, state: State) -> None:
         """Open the folders of all runs, and evaluate their initial models, except for resumed runs."""

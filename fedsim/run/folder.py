@@ -128,22 +128,22 @@ class RunFolder:
             raise ConfigError(
                 f"out={_displayed_path(path)} holds a {CONFIG_FILE} that no run wrote; choose another folder"
             )
-        # what cannot be kept is refused before anything is written
+        # files that cannot be replaced are refused before anything is written
         rows_up_to_round(path / METRICS_FILENAME, self.columns, last_kept_round, progress.rows, progress.crc)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT_FILE, environment_facts(device, ranks) | {"settings": settings})
-            if not self.is_complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
+            if not self.is_complete:  # final files of an older or shorter run; they are deleted before the
                 for name in (
                     clients.CLIENTS_FILENAME,
                     SUMMARY_FILE,
-                ):  # configuration, since both together say: this was run to its end
+                ):  # configuration, since both together mean that this run is complete
                     (path / name).unlink(missing_ok=True)
             if config is not None:
                 with replacement_file(path / CONFIG_FILE) as config_file:
                     config_file.write(config)
             if not is_resumed and checkpoint is not None:  # of an older run that this one replaces;
-                checkpoint.unlink(missing_ok=True)  # it goes before its metrics do
+                checkpoint.unlink(missing_ok=True)  # deleted before its metrics
                 (path / BEST_MODELS_FILE).unlink(missing_ok=True)
             if constants:
                 with replacement_file(path / CONSTANTS_FILE, "wb") as config_file:

@@ -25,8 +25,8 @@ from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 
 BATCH_SIZE = 256  # samples that go through the frozen layers together
-PROBE_SAMPLES = 4  # on which they are tried
-MEMORY_SHARE = 0.5  # of the free memory that their outputs may take
+PROBE_SAMPLES = 4  # number of samples on which they are tried
+MEMORY_SHARE = 0.5  # share of the free memory that their outputs may take
 log = logging.getLogger(__name__)
 
 

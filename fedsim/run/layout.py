@@ -87,7 +87,7 @@ class Layout:
         """Return the rows in flight of all ranks, name → [k, …], on rank 0, on the host, in the order of a single
         process: by the round in which they were started, then by client. On other ranks return `in_flight`."""
         ranks = self.ranks
-        if ranks.num_ranks == 1 or not in_flight:  # before the first round, or where nothing is late: on every rank
+        if ranks.num_ranks == 1 or not in_flight:  # before the first round, or if nothing is delayed, on every rank
             return in_flight
         row_counts = ranks.all_gather_objects(len(in_flight["virtual"]))
         local_rows = {tensor_name: value.detach().cpu().contiguous() for tensor_name, value in in_flight.items()}

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LARGE_TENSOR_BYTES = 64 * 2**20  # bytes
-MAX_SEARCH_DEPTH = 4  # of attributes and containers in which tensors are looked for
+MAX_SEARCH_DEPTH = 4  # depth of attributes and containers in which tensors are searched for
 
 
 class PartCopies:
@@ -60,7 +60,7 @@ class PartCopies:
     def _copy_object(self, copied_value: Any, attribute_name: str) -> Any:
         if id(copied_value) in self._memo:
             return self._memo[id(copied_value)]
-        copy_memo = dict(self._memo)  # a copy that fails half-way leaves halves behind
+        copy_memo = dict(self._memo)  # a copy that fails leaves a partial copy behind
         try:
             copied_object = copy.deepcopy(copied_value, copy_memo)
         except Exception:
@@ -68,7 +68,7 @@ class PartCopies:
         self._referenced_values += [
             copied_value,
             copy_memo.pop(id(copy_memo), None),
-        ]  # an id stays an object's own as long as the object lives
+        ]  # an id is unique as long as the object exists
         self._memo = copy_memo
         return copied_object
 

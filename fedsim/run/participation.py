@@ -217,7 +217,7 @@ class Participation:
         )
         gains = np.where(num_opportunities > 0, (first_loss - loss) / np.maximum(num_opportunities, 1), np.nan)
         mean, spread = np.nanmean(gains, axis=1), np.nanstd(gains, axis=1)
-        # where nobody has gained anything yet, there is no spread relative to it
+        # if nobody has gained anything yet, there is no relative spread
         nonzero_mean = np.where(mean == 0, np.nan, mean)
         return {UTILITY_COLUMN: mean, f"{UTILITY_COLUMN}_cv": spread / nonzero_mean}
 

@@ -26,14 +26,14 @@ from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
 from fedsim.uplink.attack import Attack
 
-PART_TYPES = {  # of the arguments of a `Simulation` that are parts
+PART_TYPES = {  # arguments of a `Simulation` that are parts
     "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
     "drift": Drift, "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity,
     "personal": Personal,
     "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
     "work": Work, "delay": Delay, "ranks": Ranks,
 }  # fmt: skip
-PARTS_NEVER_COPIED = ("personal", "stop", "trainer")  # parts that no run writes into, and that are not copied
+PARTS_NEVER_COPIED = ("personal", "stop", "trainer")  # parts that runs never modify and that are not copied
 
 
 @dataclass(frozen=True)
@@ -84,4 +84,4 @@ class Parts:
             )
         return cls(
             part_copies(dataset), **given_components
-        )  # last: a part that writes into samples of its own has copied them
+        )  # last: a part that modifies its samples has copied them by now

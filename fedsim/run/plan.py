@@ -20,7 +20,7 @@ from fedsim.run.simulation import Simulation
 from fedsim.run.tracking import EvaluationEvent, Observer, Tracking
 from fedsim.run.tracking.result import MetricsRow
 
-MIN_ROUNDS = 2  # that are measured, however long they take: the first one includes one-time work
+MIN_ROUNDS = 2  # rounds that are measured in any case: the first one includes one-time work
 BYTE_COLUMNS = ("total_bytes_up", "total_bytes_down")
 
 
@@ -115,7 +115,7 @@ def extrapolate(simulation: Simulation, stopwatch: Stopwatch, eval_every: int, s
     round_median = statistics.median(late or [0.0])
     evaluation_median = statistics.median(stopwatch.evaluation_seconds or [0.0])
     evaluations = math.ceil(rounds / eval_every)
-    # one-time work, such as trying executors, is by how much the earlier half took longer than the later half's median
+    # one-time work, such as trying executors: excess of the first half over the median of the second half
     one_time_work = max(sum(early) - len(early) * round_median, 0.0)
     before, after = stopwatch.first_evaluation_end - start + one_time_work, end - stopwatch.last_event_time
     device_memory_gib = None

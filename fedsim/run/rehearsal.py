@@ -61,8 +61,8 @@ from fedsim.trainer.rates import schedule_factor
 log = logging.getLogger(__name__)
 
 TRIAL_CLIENTS = 3  # of every replicate
-MAX_EVALUATION_SECONDS = 2.0  # up to which the user's metrics are computed twice
-MAX_REMEMBERED_OUTCOMES = 256  # outcomes that are remembered
+MAX_EVALUATION_SECONDS = 2.0  # number of seconds up to which the user's metrics are computed twice
+MAX_REMEMBERED_OUTCOMES = 256  # number of results that are cached
 _outcome_cache: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
 
 
@@ -104,9 +104,7 @@ def _check_batches_and_steps(simulation: Setup, state: State, memory: Memory) ->
         cohort = simulation.federation.make_cohort(counts, np.ones_like(counts))
         if not len(cohort):
             return
-        rewind = Rewind(
-            *steps, skipped_types=SHARED_OBJECT_TYPES
-        )  # the run begins with what was there before it was tried
+        rewind = Rewind(*steps, skipped_types=SHARED_OBJECT_TYPES)  # the run starts from the state before the rehearsal
         try:
             _check_samples(simulation, state, memory, cohort)
             rewind()
@@ -128,7 +126,7 @@ def try_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
     """
     module = simulation.model.evaluation_module
     if not is_built_in(module):
-        models = simulation.model.initial(simulation.federation.seeds)  # whose initialisation draws random numbers
+        models = simulation.model.initial(simulation.federation.seeds)  # its initialisation draws random numbers
         with (
             name_forward_errors(module),
             state_outside_refused(module),
@@ -214,7 +212,7 @@ def _check_availability(simulation: Setup) -> None:
     )
     try:
         first_answers = {t: _sampled_round(tried_copy, t, availability_process) for t in rounds}
-        for t in rounds:  # each as the first that is asked for, as in a resumed run
+        for t in rounds:  # each as the first call, as in a resumed run
             rewind()
             _check_same_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
         _check_repeated_calls(tried_copy, availability_process, first_answers, snapshot_before)
@@ -287,7 +285,7 @@ def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> d
         with user_code_errors(f"{_process_label(process)}: {name}", process):
             sampled_arrays[name] = call(t)
         tried_copy.check_numbers(t, name, sampled_arrays[name])
-        sampled_arrays[name] = sampled_arrays[name].copy()  # a process may hand out the same array in every round
+        sampled_arrays[name] = sampled_arrays[name].copy()  # a process may return the same array in every round
     return sampled_arrays
 
 
@@ -333,12 +331,12 @@ def _check_counter(
     it, as for a process that changes at the hundredth call; therefore the counter is also set to a large value."""
     present_value = vars(tried_copy)[counter_name]
     if not isinstance(present_value, (int, float)):
-        return  # an array may be remembered by its round
+        return  # a process may cache an array by its round
     far_ahead = enlarged_counter(present_value)
-    if far_ahead is None:  # True and False count nothing
+    if far_ahead is None:  # booleans are not counters
         return
     later_answers: list[tuple[int, dict[str, np.ndarray]]] = []
-    with contextlib.suppress(ConfigError):  # a count that no run reaches may be refused by the process itself
+    with contextlib.suppress(ConfigError):  # the process itself may refuse a count that no run reaches
         for t in first_answers:
             vars(tried_copy)[counter_name] = far_ahead
             later_answers.append((t, _sampled_round(tried_copy, t, availability_process)))

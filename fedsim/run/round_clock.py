@@ -101,7 +101,7 @@ class RoundClock:
             )
         times = self._times(t, host_index.virtual_clients)
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
-        is_waited_for = host_index.multiplicity > 0  # for whoever computes without taking part nobody waits
+        is_waited_for = host_index.multiplicity > 0  # not for clients that compute without participating
         compute_seconds = samples * times.sample
         needed_seconds = np.where(steps > 0, times.link + compute_seconds, np.inf)
         durations = RoundDurations(times, needed_seconds, is_waited_for, steps, minimum_samples, compute_seconds)

@@ -19,7 +19,7 @@ from fedsim.run.tracking.result import MetricsRow, result_columns
 
 STOP_AGGREGATES = ("all", "mean")
 VIRTUAL_TIME_COLUMN = "virtual_seconds"
-TARGET_TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
+TARGET_TOLERANCE = 1e-9  # a target of 0.7 is reached by 0.7 with rounding error
 
 
 def reaches_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:

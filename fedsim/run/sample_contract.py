@@ -49,12 +49,12 @@ from fedsim.trainer.loop_executor import LoopExecutor
 
 log = logging.getLogger(__name__)
 
-TRIAL_BATCH_SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
-SINGLE_SAMPLE_BATCH_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # where the run has batches of one sample
+TRIAL_BATCH_SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # number of samples of every client's batch at each of its steps
+SINGLE_SAMPLE_BATCH_SIZES = ((7, 2, 5), (1, 7, 3), (3, 1, 0))  # batches of one sample, if the run has them
 MAX_REPETITION_SECONDS = 0.2  # in which steps are repeated where attributes change
 TRIAL_STEPS = (3, 3, 2)
 TRIAL_CLIENT_ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
-MAX_OPTIONAL_CHECK_SECONDS = 1.0  # of what may be left out where models are slow
+MAX_OPTIONAL_CHECK_SECONDS = 1.0  # number of seconds after which optional checks of slow models are skipped
 
 
 class SyntheticChunk:
@@ -244,11 +244,11 @@ def _check_order(trial: SampleTrial) -> str | None:
             for component, snapshot_before in zip(trial.components, trial.snapshots_before, strict=True)
         ):
             trial.rewind()
-            trial.local_steps(trial.loop_executor(), [0], 0, uses_shift=True)  # what is kept of a client's first model
+            trial.local_steps(trial.loop_executor(), [0], 0, uses_shift=True)  # what remains of a client's first model
             name = _difference_from_reference(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
             if name is not None:
                 return _remembered_state_text(trial, name)
-            for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
+            for row in (2, 1):  # a value computed only once, from the first batch, would depend on the first client
                 trial.rewind()
                 name = _difference_from_reference(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
                 if name is not None:
@@ -312,7 +312,7 @@ def _delayed_state_effect(trial: SampleTrial, executor: LoopExecutor) -> str | N
         for component, snapshot_before in zip(trial.components, trial.snapshots_before, strict=True)
     )
     end_time = time.process_time() + MAX_REPETITION_SECONDS
-    while state_changes and time.process_time() < end_time:  # a count may matter at its hundredth
+    while state_changes and time.process_time() < end_time:  # a counter may take effect at its hundredth call
         carry, loss = trial.local_steps(executor, [0], 0)
         changed_name = _difference_from_reference(trial, 0, carry, loss)
         if changed_name is not None:
@@ -456,7 +456,7 @@ CONTAMINATION_PADDING_INVARIANCE = Invariance(
 EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _run_one_at_a_time)
 THREAD_INVARIANCE = Invariance(
     "two threads", _two_threads_difference, _one_worker
-)  # last: a restriction to the loop makes new executors
+)  # last: restricting the executor to the loop creates new executors
 INVARIANCES = (
     ORDER_INVARIANCE,
     SHIFT_PADDING_INVARIANCE,

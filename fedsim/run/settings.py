@@ -18,7 +18,7 @@ from fedsim.local.schedules import Constant
 
 log = logging.getLogger(__name__)
 
-MAX_ROUNDS_CHECKED = 1000  # rounds in which somebody must be available, at most
+MAX_ROUNDS_CHECKED = 1000  # number of rounds that are searched for an available client
 
 
 class RunFacts:

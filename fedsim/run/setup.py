@@ -82,7 +82,7 @@ class Setup(Assembly):
         ranks: the processes that share the run (`Ranks.join_group()` under torchrun); a lone one unless given.
     """
 
-    config_key_by_argument: ClassVar[dict[str, str]] = {  # keys of a configuration → which object takes them in Python
+    config_key_by_argument: ClassVar[dict[str, str]] = {  # configuration key → the argument that replaces it in Python
         "lr": "give it to the local rule: local=SGD(lr=0.1)",
         "batch_size": "give it to the local rule: local=SGD(batch_size=32)",
         "local_steps": "give it to the local rule: local=SGD(steps=10)",

@@ -234,7 +234,7 @@ class SharedLinkQueue(EventQueue):
             heapq.heappush(self.computing_clients, (self.transfer_time + task.compute_seconds, client))
         elif task.stage == UPLOADING and task.bytes_up:
             self._start_transfer(client, task)
-        else:  # nothing is sent through a shared link, or all of it
+        else:  # a shared link transfers nothing or everything
             del self.tasks[client]
             heapq.heappush(self.events, (self.transfer_time, client, task.will_fail))
 

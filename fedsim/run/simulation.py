@@ -175,7 +175,7 @@ class Simulation(Setup):
                 )
             log.info("resumed %s after round %d", path, progress.rounds)
         executor_cache.update(progress.executors)
-        progress.executors = executor_cache  # what trials find from here on goes into the next checkpoint
+        progress.executors = executor_cache  # results of later executor trials go into the next checkpoint
         return state, progress
 
     def rehearse(self, state: State, memory: Memory) -> None:

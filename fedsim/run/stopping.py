@@ -38,9 +38,9 @@ class StopSignals:
     """
 
     _listening: ClassVar[list[StopSignals]] = []
-    _handlers: ClassVar[dict[int, Any]] = {}  # what was there before the first of them
-    _first_signal: ClassVar[int | None] = None  # the first signal since the first of them listens
-    _visible_signal: ClassVar[int | None] = None  # what all of them see while a signal is held back
+    _handlers: ClassVar[dict[int, Any]] = {}  # handlers before the first listener
+    _first_signal: ClassVar[int | None] = None  # the first signal since the first listener started
+    _visible_signal: ClassVar[int | None] = None  # what all listeners see while a signal is held back
     _is_postponed: ClassVar[bool] = False
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class StopSignals:
         launcher sends it to ranks that are still reporting why they end."""
         if self not in self._listening:
             return
-        if self._listening == [self]:  # still listening: a signal on the way is noted, and does not count as a second
+        if self._listening == [self]:  # a signal that arrives now is recorded, and is not a second one
             for number, handler in self._handlers.items():
                 signal.signal(number, signal.SIG_IGN if ignore_sigterm and number == signal.SIGTERM else handler)
         self._last_seen_signal = (
             StopSignals._first_signal
-        )  # also one that is held back: it must not be lost with the last listener
+        )  # also a signal that is held back, which must not be lost with the last listener
         self._listening.remove(self)
 
     @classmethod

@@ -46,13 +46,13 @@ from fedsim.run.contracts import (
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
-MAX_OPTIONAL_CHECK_SECONDS = 0.7  # after which what is tried a second time is left out
+MAX_OPTIONAL_CHECK_SECONDS = 0.7  # number of seconds after which repeated checks are skipped
 LATE_TRIAL_ROUNDS = (3, 10, 100)  # and the last
-MAX_PRESENT_CLIENTS = 8  # clients of a replicate, where all of a small federation come
+MAX_PRESENT_CLIENTS = 8  # clients of a replicate; a small federation takes part as a whole
 MAX_REPETITION_SECONDS = 0.2  # in which rounds are repeated where attributes change
-MAX_STALENESS = 3  # rounds by which rows of an event-driven run are late
-MEASURED_REPORT_FIELDS = ("loss", "lr", "lr_sum", "samples", "deployed")  # of a report, what a run measures rounds by
-MAX_TRIAL_MEMORY_NUMBERS = 2e7  # of client memory, above which fewer clients are made up
+MAX_STALENESS = 3  # number of rounds by which rows of an event-driven run are delayed
+MEASURED_REPORT_FIELDS = ("loss", "lr", "lr_sum", "samples", "deployed")  # of which the run measures its columns
+MAX_TRIAL_MEMORY_NUMBERS = 2e7  # size of client memory above which fewer clients are simulated
 
 
 def check_initial_state(simulation: Setup, state: Any) -> None:
@@ -120,14 +120,14 @@ class StrategyTrial:
         self.snapshot_before = take_snapshot(simulation.strategy)
         self.rewind = Rewind(
             simulation.strategy, skipped_types=SHARED_OBJECT_TYPES
-        )  # what copies share, such as a module's globals
-        self.counters: dict[str, Any] = {}  # attributes that a copy begins with
+        )  # state that copies share, such as a module's globals
+        self.counters: dict[str, Any] = {}  # attributes of a copy at its start
         self.last_strategy, self.initial_snapshot = (
             simulation.strategy,
             self.snapshot_before,
-        )  # the copy that played, and how it began
+        )  # the copy that ran, and its initial state
         self.start_time = time.process_time()
-        # a process that always sends as many clients may be all that a strategy is for
+        # a strategy may support only processes with a fixed number of clients
         self.has_fixed_cohort_size = simulation.availability.law in ("full", "uniform_k")
         self.present_clients = (
             int(min(simulation.availability.counts(0).sum(1).max(), simulation.federation.clients))
@@ -171,7 +171,7 @@ class StrategyTrial:
             federation.ranks.num_ranks == 1
             and federation.num_replicates * m * self.models.shape[1] > MAX_TRIAL_MEMORY_NUMBERS
         ):
-            m = min(m, 8)  # memory of all clients would take longer than what is tried
+            m = min(m, 8)  # setting up memory of all clients would take longer than the check
         sizes = federation.num_samples.reshape(federation.num_replicates, federation.clients)[
             row_selection, :m
         ].reshape(-1)
@@ -346,7 +346,7 @@ def _check_other_calls(
         original_value = vars(trial.last_strategy)[counter_name]
         value = (
             enlarged_counter(original_value) if isinstance(original_value, (int, float)) else None
-        )  # an array may be remembered by its round
+        )  # a strategy may cache an array by its round
         tried_counters |= {} if value is None else {counter_name: value}
     for calls_between, trial.counters in (
         (True, {}),
@@ -367,7 +367,7 @@ def _check_other_calls(
         changed_paths(trial.last_strategy, trial.initial_snapshot)
         or changed_paths(trial.simulation.strategy, trial.snapshot_before)
     )
-    while state_changes and time.process_time() < end_time:  # a count may matter at its hundredth
+    while state_changes and time.process_time() < end_time:  # a counter may take effect at its hundredth call
         later_states = trial.states_after_rounds(participation_counts, all_replicates, rewind_first=False)
         differing_field = _first_differing_field(expected_states, later_states)
         if differing_field is not None:
@@ -495,7 +495,7 @@ def _synthetic_report(
     steps = int(simulation.trainer.batches.longest[0])
     rate_sums = (learning_rates[cohort.replicate_index] * steps).to(rows)
     loss = 1 + 0.1 * torch.sin(phases.to(rows))
-    # what clients send depends on where they start
+    # what clients send depends on their start
     end_carry = {name: value.clone() for name, value in carry.items()} | {"params": 0.99 * rows + 0.1 * sine_values}
     memory_copy = Memory({name: value.clone() for name, value in memory.clients.items()})
     return Report(

@@ -21,8 +21,8 @@ from fedsim.run.server import Server
 from fedsim.run.training import Training
 
 CLIENT_MEAN = "client_mean"
-NUM_TRIAL_ROUNDS, NUM_TRIAL_CHANNEL_SETS = 2, 2  # in which the model is tried, and sets of channels in each
-ROUNDING_TOLERANCE = 1e-6  # relative to the largest parameter
+NUM_TRIAL_ROUNDS, NUM_TRIAL_CHANNEL_SETS = 2, 2  # rounds in which the model is tried, and sets of channels in each
+ROUNDING_TOLERANCE = 1e-6  # tolerance, relative to the largest parameter
 
 
 class Submodels:

@@ -82,7 +82,7 @@ class Lockstep(Generic[T]):
                     earliest_round,
                     sum(1 if self.num_runs_by_job is None else self.num_runs_by_job[n] for n in run_indices),
                 )
-                # a signal that arrives between two runs must not end the second a round earlier
+                # a signal between two runs must not end the second one a round earlier
                 with StopSignals.delay_signals():
                     outcomes = [
                         outcome
@@ -133,6 +133,6 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
         for number, outcome in Lockstep[Result](at_once)([simulation.run_steps for simulation in simulations]):
             result_by_index[number] = outcome
     run_errors = [outcome for _, outcome in sorted(result_by_index.items()) if isinstance(outcome, BaseException)]
-    for error in sorted(run_errors, key=lambda error: isinstance(error, Exception)):  # being asked to stop comes first
+    for error in sorted(run_errors, key=lambda error: isinstance(error, Exception)):  # a request to stop comes first
         raise error
     return [result for _, result in sorted(result_by_index.items()) if not isinstance(result, BaseException)]

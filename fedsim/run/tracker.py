@@ -77,12 +77,12 @@ class Tracker:
         self.num_active, self.num_links = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self.num_unanswered = np.zeros(len(self.seeds), dtype=np.int64)
         self._last_evaluation: EvaluationResult | None = None
-        self.models: Tensor  # [R, d] that were evaluated last
+        self.models: Tensor  # [R, d] models of the last evaluation
         self._observers = Observers([])
         self._stop_reason: str | None = None  # why one of them ends the run
-        self._selection_metric: str | None = None  # by which the best models are kept
+        self._selection_metric: str | None = None  # the metric by which the best models are chosen
         self._best_models: BestModels | None = None
-        self.end_reason: str | None = None  # why, where a rule ends the run before its last round
+        self.end_reason: str | None = None  # the reason, if a rule ends the run before its last round
         self._seconds_before = progress.seconds
         self._samples_before = sum(progress.samples)
         self._start_time = time.monotonic()
@@ -99,7 +99,7 @@ class Tracker:
                 self._observers.close()
             if self._run_folder is not None:
                 self._run_folder.close(ignore_errors=error is not None)
-        finally:  # until here a signal waits
+        finally:  # a signal is held back until here
             self._signals.restore_handlers(ignore_sigterm=isinstance(error, PeerError))
         if error is None or (isinstance(error, Exception) and not isinstance(error, PeerError)):
             self._stop_if_asked(error)
@@ -191,7 +191,7 @@ class Tracker:
         stop = self.simulation.stop
         if not (stop.active or self.options.observers):
             return None
-        history = [dict(row) for row in self.history]  # a rule of the user's might write into it
+        history = [dict(row) for row in self.history]  # a user's rule might modify it
         stop_label, is_own = f"stop={type(stop).__name__}", type(stop).__module__.startswith("fedsim.")
         try:
             arguments = (self.progress.seconds, self._selection_metric, self.simulation.column_descriptions)
@@ -298,7 +298,7 @@ class Tracker:
                 time_over,
             ]
         )
-        count = cohort.host_index.multiplicity  # a multiset's client is linked once, however often it counts
+        count = cohort.host_index.multiplicity  # a client that is selected several times is linked only once
         linked = (count > 0) * simulation.submodels.held_fractions(cohort)
         counts = per_replicate(np.stack([count, linked, report.samples]), cohort.replicate_bounds)
         self.num_active, self.num_links, num_samples, replicate_decisions = self.ranks.all_reduce_host(

@@ -53,7 +53,7 @@ class Training:
         for stage in server.uplink.stages:
             contamination = stage.of_samples(contamination) if isinstance(stage, Attack) else contamination
         contamination.setup(population.data_with_newcomers.federation, population.dataset)
-        # before the members' is set up: newcomers' is set up for everybody
+        # copied before the members' shift is set up, since newcomers' is set up for all clients
         newcomer_shift = copy.deepcopy(population.shift) if population.num_newcomers else None
         trainers = TrainerFactory(population.data, population.shift, server.model, contamination, components.trainer)
         trainers.setup_shift()

@@ -41,8 +41,8 @@ from fedsim.run.user_code import failure_text, group_name
 from fedsim.strategies import State
 from fedsim.trainer import run_to_completion
 
-MAX_TRIAL_SECONDS = 0.35  # after which further rounds are left out
-MAX_TRIAL_CLIENTS = 8  # of each replicate in a round
+MAX_TRIAL_SECONDS = 0.35  # number of seconds after which further rounds are skipped
+MAX_TRIAL_CLIENTS = 8  # number of clients of each replicate in a round
 MAX_SMALL_MODEL_PARAMETERS = 10_000  # of models that so many clients train
 MAX_CLIENT_MEMORY_NUMBERS = 2e7  # of client memory
 LARGE_MODEL_TRIAL_CLIENTS, NUM_TRIAL_STEPS = 2, 2  # with larger models; and local steps
@@ -266,13 +266,13 @@ def _check_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
     try:
         stages = trial.run_rounds(trial_round_numbers, start + MAX_TRIAL_SECONDS)
         streams.reseed_global_generators(1)
-        trial.run_rounds(trial_round_numbers[:1], start)  # a count by turns is then at another turn
+        trial.run_rounds(trial_round_numbers[:1], start)  # a part that alternates is then at another turn
         repeated_stages = trial.run_rounds(trial_round_numbers, time.process_time() + MAX_TRIAL_SECONDS)
     except ConfigError:
         if trial.is_limited or not _fails_with_all_seeds(simulation, replicates):
             return
         raise
-    except Exception:  # it is not the user's: the run itself says so
+    except Exception:  # the cause is not the user's code, so the run itself reports it
         return
     for stage, repeated_stage in zip(stages, repeated_stages, strict=False):
         pairs = zip(stage.values, repeated_stage.values, strict=True)
@@ -338,7 +338,7 @@ def _check_single_replicate(
         return
     for stage, single_stage in zip(stages, single_stages, strict=False):
         if not (_are_finite(stage.values[position]) and _are_finite(single_stage.values[0])):
-            return  # rows that diverge are treated together
+            return  # rows that diverge are handled together
         if _are_close(stage.values[position], single_stage.values[0]):
             continue
         finding = f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs"

@@ -94,7 +94,7 @@ def _check_repetition(trial: StageTrial) -> str | None:
         if repetition:
             trial.arrived_rows([0, 0], trial.rounds[-1])
         else:
-            trial.rewind()  # the last round is then the first that is met, as when a run is resumed
+            trial.rewind()  # the last round is then the first call, as in a resumed run
         for t in reversed(trial.rounds):
             if first_difference({"rows": first_rows[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
                 paths = changed_paths(trial.stage, trial.snapshot_before)

@@ -21,7 +21,7 @@ from fedsim.run.contracts import contains_user_code, is_user_file
 from fedsim.trainer import TaskGenerator
 
 T = TypeVar("T")
-RUN_ERROR_TYPES = (  # which have their own sentences, and pass as they are
+RUN_ERROR_TYPES = (  # errors that have their own messages and are passed on
     ConfigError,
     RunError,
     DivergenceError,

@@ -233,7 +233,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     labels, owners = (None if values is None else values.copy() for values in (samples.labels, samples.owners))
     for values in (labels, owners):
         if values is not None:
-            values.setflags(write=False)  # else labels that were sorted in place would be the data's
+            values.setflags(write=False)  # otherwise sorting labels in place would change the data
     read_only_samples = Samples(samples.count, labels, owners, samples.names)
     snapshot_before = take_snapshot(partition)
     with user_code_errors(setting, partition):
@@ -241,7 +241,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     with streams.preserve_rng_states():
         streams.reseed_global_generators(1)
         repeated_table = partition.table(read_only_samples, clients, distinct_seeds[0])
-    for table in table_by_seed.values():  # `table` may be the user's own
+    for table in table_by_seed.values():  # `table` may be overridden by the user
         if not isinstance(table, Table):
             raise ConfigError(f"{setting}: table must return a Table, and returns {type(table).__name__}")
         check_table(type(partition).__name__, table, samples.count, clients)

@@ -83,7 +83,7 @@ class LossAttraction(Attraction):
         if not isinstance(data, Stored):
             fixed_samples = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
             self.sample, group = mixture_components(fixed_samples, groups, num_leading_dims=2)
-        else:  # their numbers alone are kept
+        else:  # only their values are kept
             numbers, valid = data.numbers(rows, data.width(samples))
             assert self.dataset.train_y is not None
             self.sample = {"number": numbers}

@@ -99,7 +99,7 @@ class Contribution(Shift):
         if self.held_fractions is not None:
             held_fractions = entry_of_client(self.held_fractions, batch["row"])
             fractions = fractions * (held_fractions > 0)
-            # nobody it holds is attracted: all stay
+            # no group is attracted, so everybody stays
             fractions = torch.where(fractions.sum() > 0, fractions, held_fractions.to(fractions.dtype))
         return fractions / fractions.sum()
 

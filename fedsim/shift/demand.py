@@ -16,7 +16,7 @@ from fedsim.shift.location import need_one_parameter_per_input
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-DEFAULT_SPREAD = 1.0  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 1.0  # half-width of the values, if one value is given for all
 
 
 class Demand(Shift):

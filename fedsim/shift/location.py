@@ -86,7 +86,7 @@ class Location(Shift):
             (federation.client_weights @ sensitivities_per_client.numpy()).max()
         )  # of the replicate where it is largest
         if self.given_epsilons is None:
-            average = max(average, self.epsilon)  # whatever rounding left of it
+            average = max(average, self.epsilon)  # without the rounding error of the mean
         if average >= 1:
             raise ConfigError(
                 f"shift.epsilon={average:g} averages at least 1: on mean estimation runs then approach no "

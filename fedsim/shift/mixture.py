@@ -12,7 +12,7 @@ from torch.func import vmap
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
-MAX_IGNORED_WEIGHT = 1e-3  # of the geometric weights, which the oldest model that is kept stands for
+MAX_IGNORED_WEIGHT = 1e-3  # share of the geometric weights that the oldest stored model represents
 MAX_STORED_MODELS = 1000  # models kept
 Batch = dict[str, Tensor]
 

@@ -18,7 +18,7 @@ from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.shift import Shift
 
-DEFAULT_SPREAD = 0.5  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.5  # half-width of the values, if one value is given for all
 
 
 class Players(Shift):

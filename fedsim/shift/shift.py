@@ -27,7 +27,7 @@ from fedsim.shift.mixture import Mixture
 
 DEPLOYMENTS = ("step", "round")
 REFERENCE_MODES = ("auto", "always", "none")
-PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # per client of a batch, and not per sample
 RUNNING_MODEL_KEY = "answered"  # the key of θ̃ in the memory
 PAST_DEPLOYMENTS_KEY, DEPLOYMENT_COUNT_KEY, MIXTURE_SEED_KEY = "past_deployments", "deployments", "seed_of_mixture"
 LAG_ENTRIES = {DEPLOYMENT_COUNT_KEY, MIXTURE_SEED_KEY, "round"}  # by which lags are drawn

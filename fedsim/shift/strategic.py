@@ -17,7 +17,7 @@ from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
-DEFAULT_SPREAD = 0.1  # half-width of the numbers, where one number is given for all
+DEFAULT_SPREAD = 0.1  # half-width of the values, if one value is given for all
 
 
 class Strategic(Shift):

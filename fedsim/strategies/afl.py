@@ -78,9 +78,7 @@ def project_onto_simplex(cohort: Cohort, simplex_values: Tensor, lambda_before: 
         if b > a:
             ordered = -np.sort(-host_values[a:b])
             levels = (np.cumsum(ordered) - previous_values[a:b].sum()) / np.arange(1, b - a + 1)
-            active_levels = levels[
-                ordered > levels
-            ]  # none where the sum is 0, or a loss is not a number, which is passed on
+            active_levels = levels[ordered > levels]  # no level if the sum is 0 or a loss is NaN, which is passed on
             projected_values[a:b] = (
                 np.maximum(host_values[a:b] - active_levels[-1], 0) if len(active_levels) else 0 * host_values[a:b]
             )

@@ -77,5 +77,5 @@ class FedNova(FedAvg):
         """[n] η_l a_i of rows whose steps at the rates `lr` [n] sum up to `gradient_weight` [n]: the k-th last gradient
         arrives (1 − η_l μ)^k times."""
         steps, proximal_rate = (gradient_weight / lr).round(), self.mu * lr
-        step_decay = -torch.expm1(steps * torch.log1p(-proximal_rate.clamp(max=0.5)))  # exact where η_l μ is small
+        step_decay = -torch.expm1(steps * torch.log1p(-proximal_rate.clamp(max=0.5)))  # accurate for small η_l μ
         return torch.where(proximal_rate < 0.5, step_decay, 1 - (1 - proximal_rate) ** steps) / self.mu

@@ -17,7 +17,7 @@ from fedsim.core.report import Report
 from fedsim.strategies.strategy import S, ServerStep, State
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
-MAX_TAU = 1e18  # τ² is a number in single precision too
+MAX_TAU = 1e18  # τ² must be representable in single precision
 
 
 @dataclass

@@ -104,7 +104,7 @@ def head_weights(class_means: np.ndarray, class_variances: np.ndarray) -> np.nda
     from scipy.optimize import nnls
 
     weights = np.empty((len(class_means), len(class_means)))
-    # of features without variance the weights would not be unique
+    # for features without variance the weights would not be unique
     class_variances = np.maximum(class_variances, SMALLEST_VARIANCE * class_variances.mean() + np.finfo(float).tiny)
     for i, client_means in enumerate(class_means):
         differences = client_means - class_means

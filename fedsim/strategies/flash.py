@@ -52,7 +52,7 @@ class Flash(AdaptiveServerStep[FlashState]):
         second_moment = self.beta2 * state.second + (1 - self.beta2) * delta.square()
         excess = delta.square() - second_moment
         denominator = excess.abs() + state.second
-        beta3 = torch.where(denominator > 0, state.second / denominator, 1.0)  # of 0 / 0 the term keeps its value
+        beta3 = torch.where(denominator > 0, state.second / denominator, 1.0)  # at 0 / 0 the term keeps its value
         drift = beta3 * state.drift + (1 - beta3) * excess
         scale = (second_moment.sqrt() - drift).clamp(min=0) + self.tau
         model = state.model + self.server_lr * first_moment / scale

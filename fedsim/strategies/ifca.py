@@ -107,7 +107,7 @@ class IFCA(ServerStep[IFCAState]):
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
         cohort, previous_choice = report.cohort, state.choice[report.cohort.rows]
         matches_cluster = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
-        # where models are equal the first, as in `start`
+        # of equal models the first, as in `start`
         chosen_cluster = torch.stack(matches_cluster, dim=1).to(torch.uint8).argmax(1)
         cluster_one_hot, w = one_hot(chosen_cluster, self.k), cohort.weights(self.weighting)
         clusters = torch.stack(

@@ -40,7 +40,7 @@ class Krum(Robust):
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         best = krum_scores(squared_distances(rows), num_byzantine).argmin(
             0, keepdim=True
-        )  # a plain number would be waited for
+        )  # a Python number would require waiting for the device
         return rows[best][0]
 
 

@@ -125,7 +125,7 @@ class Oort(FedAvg):
         utility_range = np.ptp(capped_utility)
         equal = (
             utility_range <= rounding_tolerance * np.abs(capped_utility).max()
-        )  # then the range is rounding alone, and scales nothing
+        )  # then the range is only rounding error and must not scale anything
         scores = (0.0 if equal else (capped_utility - capped_utility.min()) / utility_range) + np.sqrt(
             0.1 * np.log(t + 1) / (last_round[explored_clients] + 1)
         )

@@ -17,7 +17,7 @@ from fedsim.strategies.strategy import State, Strategy
 
 SAMPLING_SCHEMES = ("full", "I", "II")
 AVERAGE_KINDS = ("weighted", "plain")
-AVAILABILITY_BY_SCHEME = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each is defined
+AVAILABILITY_BY_SCHEME = {"full": "full", "I": "multiset", "II": "uniform_k"}  # for which each is defined
 
 
 class PFedAvg(Strategy[State]):

@@ -33,12 +33,12 @@ from fedsim.shift import NoShift
 
 TRIAL_LEARNING_RATE = 0.01
 DOUBLE_PRECISION_TOLERANCE = (
-    1e-7  # of double-precision moves, relative to the largest; modules may compute in single precision inside
+    1e-7  # tolerance of double-precision updates, relative to the largest; modules may use single precision inside
 )
 SINGLE_PRECISION_TOLERANCE = 1e-3  # of single-precision moves, for modules that cannot run in double precision
 TRIAL_STEPS = 8
-NUM_TRIED_BATCH_SIZES = 8  # batch sizes of the run that are tried, of all that occur
-MAX_TRIED_BATCH_SIZE = 256  # samples of the largest batch that is tried
+NUM_TRIED_BATCH_SIZES = 8  # number of the run's batch sizes that are tried
+MAX_TRIED_BATCH_SIZE = 256  # number of samples of the largest batch that is tried
 
 TrialRunner = Callable[["Trial", RowModel], Tensor]
 
@@ -105,7 +105,7 @@ def make_trial(model: RowModel, samples: Batch, batch_sizes: tuple[int, ...]) ->
     rows[:, : model.trained] += 0.02 * sine_values
     order = [list(itertools.islice(itertools.cycle(np.roll(batch_sizes, shift)), TRIAL_STEPS)) for shift in range(3)]
     table = np.array(order)
-    table[1:, -1] = 0  # two clients are done one step earlier
+    table[1:, -1] = 0  # two clients finish one step earlier
     return Trial(samples, rows, table, model.trained)
 
 
@@ -201,7 +201,7 @@ class Agreement:
                 self.model, self.tolerance = double_model, DOUBLE_PRECISION_TOLERANCE
             except (ConfigError, MemoryError):
                 raise
-            except Exception:  # a module may insist on single precision
+            except Exception:  # a module may require single precision
                 try:
                     self.expected_end_rows = self._reference_end_rows(model, samples, batches)
                 except (ConfigError, MemoryError):
@@ -308,7 +308,7 @@ class Agreement:
         return True
 
 
-MAX_REMEMBERED_MODULES = 32  # modules of which the process remembers what it found
+MAX_REMEMBERED_MODULES = 32  # number of modules whose results are cached in this process
 _agreement_by_model: OrderedDict[Hashable, Agreement] = OrderedDict()
 
 

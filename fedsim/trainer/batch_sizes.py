@@ -7,7 +7,7 @@ from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batches
 from fedsim.models import RowModel
 
-BATCH_COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
+BATCH_COPIES = 2  # smallest number of copies of a batch: drawn or gathered, and the first layer's output
 
 
 def check_batch_memory(batches: Batches, model: RowModel, numbers: int) -> None:

@@ -80,12 +80,12 @@ class GraphReplay(Replay):
         self._has_warned = False
 
     def _build(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
-        if len({tensor.device for tensor in tensors}) > 1:  # a number of the host's would be frozen
+        if len({tensor.device for tensor in tensors}) > 1:  # a number on the host would be frozen in the graph
             return self._fall_back_to_replay(argument_form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
             capture = RecordedGraph(Recording(self.function, argument_form, inputs), inputs, self._capture_graph)
-        except Exception as error:  # what cannot be recorded either will be refused there
+        except Exception as error:  # what cannot be recorded either is refused there
             return self._fall_back_to_replay(argument_form, tensors, str(error).partition("\n")[0].partition(". ")[0])
         if capture.num_bytes > self.max_bytes:
             return self._fall_back_to_replay(

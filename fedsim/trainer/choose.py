@@ -45,10 +45,10 @@ from fedsim.trainer.fused_executor import (
 
 log = logging.getLogger(__name__)
 
-MAX_WORKERS = 16  # threads for one processor, at most
+MAX_WORKERS = 16  # largest number of threads per processor
 CPU_CHUNK_BYTES = 64 * 2**20
 CPU_STACK_BYTES = 32 * 2**20
-GROUPED_ROWS = 16  # clients of one grouped convolution, at most: more are not faster, and their images leave the cache
+GROUPED_ROWS = 16  # at most this many clients per convolution: more are not faster, as images leave the cache
 GPU_MEMORY_SHARE = 0.25
 UNCOMPILED_MODES = ("replay", "never")
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
@@ -64,10 +64,10 @@ class ExecutorChoice:
     """A chosen executor, and why it was chosen."""
 
     executor: str
-    chunk: int  # rows handed to the executor together
+    chunk: int  # rows passed to the executor together
     workers: int
     reason: str
-    rows_per_stack: int = 1  # of which so many go through one module under `fused` and `grouped`
+    rows_per_stack: int = 1  # number of these that share one module under `fused` and `grouped`
     compile: str = "replay"
 
     def describe(self) -> str:
@@ -135,7 +135,7 @@ def candidate_executors(
             has_plain_descents, can_stack, slow_batched, unvmapped_reason is None, groupable
         )
         if not requested_execution.trial or requested_execution.deterministic or ranks > 1:
-            # That of the stated rule: a clock would not say the same twice, or on all ranks.
+            # The rule's choice: a measurement differs from run to run, and between ranks.
             first_executor = next(iter(reason_by_executor))
             reason_by_executor = {first_executor: reason_by_executor[first_executor]}
     choices = [
@@ -143,7 +143,7 @@ def candidate_executors(
         for name, reason in reason_by_executor.items()
     ]
     agreeing_choices = _agreeing_choices(choices, agreement, requested_execution, model)
-    if agreeing_choices is None:  # the model has become one that needs another way
+    if agreeing_choices is None:  # the model has changed and needs another executor
         return candidate_executors(
             requested_execution, model, local_rule, shift, batch_size, sample_size, ranks, agreement
         )

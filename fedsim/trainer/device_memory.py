@@ -9,7 +9,7 @@ import torch
 
 from fedsim.core.errors import RunError
 
-# Of the CPU's allocator, and of the libraries that allocate on a GPU by themselves; all of them RuntimeErrors.
+# Messages of the CPU's allocator and of libraries that allocate GPU memory themselves; all are RuntimeErrors.
 OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",

@@ -28,7 +28,7 @@ from fedsim.trainer.objective import PlainObjective
 from fedsim.trainer.stepping import is_stackable
 from fedsim.trainer.workers import map_threads
 
-FUSED_EXECUTORS = ("fused", "grouped")  # the names under which it is chosen
+FUSED_EXECUTORS = ("fused", "grouped")  # names under which it can be chosen
 
 
 def fusible_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:

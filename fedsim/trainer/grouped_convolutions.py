@@ -215,7 +215,7 @@ class UngroupedFlatten(nn.Module):
 
     def __init__(self, layer: SteppingLayer) -> None:
         super().__init__()
-        self._layer: Sequence[SteppingLayer] = (layer,)  # in a tuple, so that it is no submodule twice
+        self._layer: Sequence[SteppingLayer] = (layer,)  # in a tuple, so that it is not registered as a submodule twice
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self._layer[0].num_rows

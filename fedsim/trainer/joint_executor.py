@@ -144,7 +144,7 @@ class JointExecutor:
         client_data = [local_task.batch_plan.batches.data for local_task in local_tasks]
         key = tuple(map(id, client_data))
         if key not in self._joint_data_by_group:
-            while len(self._joint_data_by_group) > 8:  # companies that have changed
+            while len(self._joint_data_by_group) > 8:  # groups of runs that have changed
                 del self._joint_data_by_group[next(iter(self._joint_data_by_group))]
             self._joint_data_by_group[key] = client_data[0].concatenate(client_data[1:])
         return self._joint_data_by_group[key]
@@ -154,7 +154,7 @@ def are_trainers_compatible(first_trainer: Trainer, second_trainer: Trainer) -> 
     """Return whether a local step of one trainer is a local step of the other, except for its learning rate."""
     first_batches, second_batches = first_trainer.batches, second_trainer.batches
     if first_batches.data.drift.active or second_batches.data.drift.active:
-        return False  # a drift looks its clients up in the federation of its own run
+        return False  # a drift looks up clients in the federation of its own run
     if first_batches.federation.ranks.num_ranks > 1 or (first_batches.local_work, first_batches.keyed) != (
         second_batches.local_work,
         second_batches.keyed,

@@ -99,7 +99,7 @@ class ModelStack:
         }
         self._write_guard = model.guard(self.module)
         self.loaded_parameters, self.loss_gradient = StackedParameters(), torch.empty(0)
-        self.statistics = torch.empty(0)  # where those of the row are to be written
+        self.statistics = torch.empty(0)  # where the row's parameters are written
 
     def forward(self, inputs: Inputs) -> Any:
         """Return the module's output for the samples of all rows, concatenated."""

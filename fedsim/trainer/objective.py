@@ -167,7 +167,7 @@ class PlainObjective:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in self.model.dropout_keys]
         self._write_guard = self.model.guard(self.module)
-        self._evaluation_module: nn.Module | None = None  # a copy in evaluation mode, made when it is first asked for
+        self._evaluation_module: nn.Module | None = None  # a copy in evaluation mode, created when first needed
 
     def _output(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Set these parameters in the module; return its output and the updated statistics."""

@@ -29,7 +29,7 @@ from fedsim.shift import Shift
 log = logging.getLogger(__name__)
 aten_operators = torch.ops.aten
 
-RECORDING_COST_IN_CALLS = 40  # calls that cost as much as recording does
+RECORDING_COST_IN_CALLS = 40  # number of calls that take as long as recording
 MAX_RECORDINGS = 64  # recordings, by shapes
 MAX_COUNTED_SHAPES = 1024  # kinds of shapes
 REPLAYABLE_PACKAGES = ("fedsim", "torch", "torchvision")
@@ -107,7 +107,7 @@ class Replay:
         """Record a call with these arguments; return None, now and later, if tracing fails."""
         try:
             recording = self._recordings[key] = self._build(argument_form, tensors)
-        except Exception as error:  # if the step itself is wrong it will say so
+        except Exception as error:  # an error of the step itself is raised when it runs without recording
             log.debug("steps are not replayed: %s", error)
             self._is_replay_refused = True
             return None

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from fedsim.models.dropout import KeyedDropout
 from fedsim.trainer.in_place import InPlaceStep, ParameterRows
 
-# Layers without parameters that treat every number, or every sample, on its own.
+# Layers without parameters that process every number, or every sample, independently.
 SAMPLEWISE_LAYERS = (
     nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
     nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, KeyedDropout,

@@ -92,7 +92,7 @@ class Trainer:
         self.executor = self._make_executor(self.executor_choice)
         self._general_executor: Executor | None = None
         self._executor_chosen = self._is_halving_logged = self._is_refusal_logged = False
-        self.last_initial_memory: Memory | None = None  # the last `memory` it made, that of the run
+        self.last_initial_memory: Memory | None = None  # the last `memory` that it created, which is the run's
 
     def restrict_to_loop(self, reason: str) -> None:
         """Train one client at a time, on unpadded batches; `reason` is for the log.
@@ -376,9 +376,9 @@ class Trainer:
         first_row, num_rows = 0, len(batch_plan.batches.federation.num_samples)
         while first_row < len(local_task):
             chunks = -(-len(local_task) // self.executor_choice.chunk)
-            size = -(-len(local_task) // chunks)  # chunks of equal size: a small last one wastes the device
+            size = -(-len(local_task) // chunks)  # chunks of equal size, as a small last one would waste the device
             row_count = len(rows := row_positions[first_row : first_row + size])
-            if row_count != num_rows:  # who come in ever other numbers are filled up; of several runs all
+            if row_count != num_rows:  # cohorts of varying size are padded; with several runs all are
                 rows = np.append(
                     rows, np.repeat(rows[-1:], self._executor_for(carry).padded_size(row_count) - row_count)
                 )
@@ -399,7 +399,7 @@ class Trainer:
                     raise single_row_memory_error(self.model.device) from error
                 else:
                     total = None
-            if total is None:  # only here are the frames gone that held what the attempt had made
+            if total is None:  # only here are the frames released that held the attempt's tensors
                 self._halve_chunk(row_count)
                 continue
             chunk_carry, total = {name: value[:row_count] for name, value in chunk_carry.items()}, total[:row_count]
@@ -451,7 +451,7 @@ class Trainer:
         if (device := self.model.device).type == "cuda":
             torch.cuda.empty_cache()
         self.executor_choice = dataclasses.replace(self.executor_choice, chunk=rows // 2)
-        if self.executor_choice.compile == "graph":  # what was captured holds memory
+        if self.executor_choice.compile == "graph":  # recorded graphs hold memory
             self.executor = self._make_executor(self.executor_choice)
         if not self._is_halving_logged:
             log.warning(

@@ -22,12 +22,12 @@ from fedsim.trainer.choose import ExecutorChoice
 from fedsim.trainer.device_memory import is_out_of_memory
 from fedsim.trainer.executors import Executor
 
-MIN_STEP_SECONDS = 0.01  # seconds of a step below which nothing else is tried
+MIN_STEP_SECONDS = 0.01  # seconds of a step below which no alternative is tried
 TARGET_STEP_SECONDS = 0.05  # of a step above which no more rows are taken: several share what a step costs beside them
 MAX_TIMED_ROWS = 64  # at most
-TIMING_REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
-MAX_TIME_RATIO = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
-HOPELESS_RATIO = 3.0  # times another's time: not timed again
+TIMING_REPEATS = 4  # number of measurements, of which the fastest counts: other load on the machine only adds time
+MAX_TIME_RATIO = 0.95  # an alternative replaces the rule's choice only if it takes less than this share of its time
+HOPELESS_RATIO = 3.0  # an executor this many times slower than another is not measured again
 
 FASTEST_EXECUTOR_NAMES: dict[Hashable, str] = {}
 
@@ -67,12 +67,12 @@ def fastest_contender(
             ):  # a few rows take longer than all of them do there
                 continue
         best_seconds[contender_name] = math.inf
-        seconds(contender_name, row_count)  # warms up, with memory for so many rows
+        seconds(contender_name, row_count)  # warm-up, with memory for this many rows
     _time_repeatedly(best_seconds, lambda name: seconds(name, row_count))
     winner = min(best_seconds, key=lambda name: best_seconds[name])
     if best_seconds[winner] < MAX_TIME_RATIO * best_seconds[rule_choice]:
         return winner
-    return rule_choice  # within the noise: a run is easier to repeat where the stated rule decides
+    return rule_choice  # within measurement noise the rule decides, which makes a run easier to repeat
 
 
 def _time_contender(contender: TimedStep, count: int, device: torch.device, clock: Callable[[], float]) -> float:
@@ -86,7 +86,7 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
             raise
         return math.inf
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # a GPU's work goes on after the call has returned
+        torch.cuda.synchronize(device)  # a GPU continues after the call has returned
     return clock() - start_time
 
 

@@ -23,7 +23,7 @@ from fedsim.trainer.replay import Replay, is_replayable
 from fedsim.trainer.shifted_batches import ShiftedBatches
 
 RECORDING_COMPILE_MODES = ("replay", "graph")
-PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+PER_CLIENT_ENTRIES = ("client", "row", "key", "deployed")  # per client of a batch, and not per sample
 SMALL_MODEL_NUMBERS = (
     2**16
 )  # numbers of all rows: of more than these their arithmetic counts, not how often it is asked for
@@ -60,7 +60,7 @@ class VmapExecutor:
         self._mixes_samples = model.mixes_samples
         self._shifts_within_step = not (
             is_contaminated or local_rule.has_round_start or self._mixes_samples
-        )  # nothing comes between reaction and step
+        )  # nothing happens between reaction and step
         if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
             self._step = copy_results(step) if compile == "reduce-overhead" else step
@@ -159,7 +159,7 @@ class VmapExecutor:
                 name: value if name in PER_CLIENT_ENTRIES else value[:, :size] for name, value in group_batch.items()
             }
             if not self.shift.active:
-                del group_batch["weight"]  # it told apart samples and padding
+                del group_batch["weight"]  # it distinguished samples from padding
             group_carry, losses[rows] = self._run_step(
                 step, {n: value[rows] for n, value in carry.items()}, group_batch, lr[rows]
             )

@@ -33,7 +33,7 @@ def map_threads(function: Callable[[Item], None], items: Sequence[Item], workers
         for item in items:
             function(item)
         return
-    # The math library's count is the process's, so it is set here too.
+    # Also set here, since the math library has one count per process.
     with (
         intra_op_threads(1),
         ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as thread_pool,

@@ -21,7 +21,7 @@ from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Stai
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
 from fedsim.uplink.stage import Stage
 
-# Which two federations are neighbours, as the name that dp_accounting has for it → in words.
+# Neighbouring relation, by its name in dp_accounting → in words.
 NEIGHBOURS_ADD_OR_REMOVE, NEIGHBOURS_REPLACE_ONE, NEIGHBOURS_ZERO_OUT = (
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
@@ -32,10 +32,10 @@ RELATION_DESCRIPTIONS = {
     NEIGHBOURS_REPLACE_ONE: "one client replaced by another",
     NEIGHBOURS_ZERO_OUT: "one client's rows replaced by zeros",
 }
-# What the adversary knows of who takes part.
+# What the adversary knows about participation.
 KNOWN_SAMPLING, POISSON_SAMPLING, WITHOUT_REPLACEMENT = "known", "poisson", "without_replacement"
 
-# Whose probabilities do not depend on the data; those of other classes may.
+# Processes whose probabilities do not depend on the data; those of subclasses may.
 INDEPENDENT_BASES = (Uniform, Groups, Lognormal)
 INDEPENDENT_TRAJECTORIES = (Stationary, Staircase, Sine, InterleavedSine, Jitter)
 
@@ -285,7 +285,7 @@ def _sampling_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float
         max_sampling_rate = max(max_sampling_rate, float(p.max()))
         empty_round_probability += float(
             np.prod(np.sort(1 - p, axis=1)[:, 1:], axis=1).max()
-        )  # the likeliest client left out
+        )  # without the client that is most likely to participate
     return max_sampling_rate, min(1.0, empty_round_probability * (rounds if is_stationary else 1))
 
 
@@ -316,7 +316,7 @@ def epsilon_of(mechanism: Mechanism, delta: float, rounds: int) -> float:
     from dp_accounting import rdp
 
     counts = [dp.GaussianDpEvent(multiplier) for multiplier in mechanism.count_multipliers]
-    if mechanism.tree:  # a client that takes part once moves the counts of one round
+    if mechanism.tree:  # a client that participates once changes the counts of one round
         tree = dp.SingleEpochTreeAggregationDpEvent(mechanism.sum_multiplier, rounds)
         event, rounds = dp.ComposedDpEvent([tree, *counts]), 1
     else:
@@ -329,7 +329,7 @@ def epsilon_of(mechanism: Mechanism, delta: float, rounds: int) -> float:
     accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation[mechanism.relation])
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which makes ε no smaller
+    logger.setLevel(logging.ERROR)  # it warns about orders that it leaves out, which does not make ε smaller
     try:
         accountant.compose(event, rounds)
         return float(accountant.get_epsilon(delta))

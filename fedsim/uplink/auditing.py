@@ -41,7 +41,7 @@ CLIPPED_LENGTH, UNCLIPPED_LENGTH = (
     0.999,
 )  # lengths of rows, in units of C: one that is clipped and one that is not
 AUDITED_DIMENSIONS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
-WORLDS_AT_ONCE = 2000  # worlds simulated together
+WORLDS_AT_ONCE = 2000  # number of worlds simulated together
 
 CLOPPER_PEARSON_ASSUMPTION = "Clopper-Pearson, no assumption about the noise"
 GAUSSIAN_ASSUMPTION = "assuming a Gaussian trade-off of errors (μ-GDP)"
@@ -143,7 +143,7 @@ def audit(
         for a in starts
     ]
     ratios, best_single_scores, times = (np.concatenate(blocks) for blocks in zip(*score_blocks, strict=True))
-    if mechanism.tree:  # whose claim is for a client that takes part once; a random process may let it come again
+    if mechanism.tree:  # its claim holds for a client that participates once; a random process may select it again
         canary_present, ratios, best_single_scores, times = (
             values[times <= 1] for values in (canary_present, ratios, best_single_scores, times)
         )
@@ -152,9 +152,7 @@ def audit(
             f"--worlds {worlds} is too few: in most of them a client takes part more than once; give more"
         )
     always_participates = mechanism.sampling == KNOWN_SAMPLING and bool((times == rounds).all())
-    one_round = (
-        not always_participates and not mechanism.tree
-    )  # where the canary is rare, most worlds show little of the whole
+    one_round = not always_participates and not mechanism.tree  # if the canary is rare, most worlds reveal little
     error_probability = (1 - confidence) / (1 + (mechanism.sampling == KNOWN_SAMPLING) + one_round)  # of each finding
     plain_bound = clopper_pearson(ratios[canary_present], ratios[~canary_present], claim.delta, error_probability)
     findings = [Finding(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain_bound)]
@@ -201,7 +199,7 @@ def _scores(
             counts[~canary_present, canary] = 0
         cohort = federation.make_cohort(counts, probabilities, t)
         norms_before = _adaptive_norms(chain, memory, federation)
-        sign = 1.0 if t % 2 == 0 or mechanism.tree else -1.0  # so that noise that repeats itself cancels
+        sign = 1.0 if t % 2 == 0 or mechanism.tree else -1.0  # so that repeated noise cancels
         rows = _sent_rows(cohort, norms_before[-1][1], canary, canary_present, mechanism, sign)
         placeholder = rows[:, 0]
         report = Report(
@@ -249,7 +247,7 @@ def _federation_of_games(availability: Availability, seeds: np.ndarray) -> tuple
     )
     names = availability.population.names_by_replicate
     process = copy.copy(availability)
-    process.federation = None  # it leads to all data of the run, which need no copy
+    process.federation = None  # it refers to all data of the run, which need no copy
     process = copy.deepcopy(process)
     process.bind(federation, None if names is None else (names[0],) * len(seeds))
     return federation, process
@@ -367,7 +365,7 @@ class _Adversary:
             self.sum += np.logaddexp(log_absent, log_present + present_ratio) - np.logaddexp(
                 log_absent, log_present + absent_ratio
             )
-        game_indices = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
+        game_indices = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree skips them
         self.released[game_indices, self.nonempty[game_indices]] = total[game_indices]
         self.means[game_indices, self.nonempty[game_indices]] = takes_part[game_indices]
         self.nonempty[game_indices] += 1

@@ -138,7 +138,7 @@ class GaussianNoise(Clip):
         rows = self.clip_rows(rows, link, bound)
         deviation = self.of_rows * bound
         if self.per == "round":
-            squares = cohort.sum(cohort.multiplicity)  # a client drawn c times brings its noise c times
+            squares = cohort.sum(cohort.multiplicity)  # a client drawn c times adds its noise c times
             deviation = deviation / squares.clamp(min=1.0).sqrt()
         columns = torch.arange(rows.shape[1], device=rows.device)
         return rows + cohort.broadcast(deviation)[:, None] * rng.normal(link.keys[:, None], columns, rows.dtype)

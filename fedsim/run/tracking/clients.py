@@ -15,7 +15,7 @@ from fedsim.core.federation import Federation
 from fedsim.core.files import replacement_file
 
 CLIENTS_FILENAME = "clients.npz"
-METRIC_PREFIX = "metric_"  # before the name of a metric that a user adds
+METRIC_PREFIX = "metric_"  # prefix of the name of a metric that a user adds
 MAX_DETAILED_CLIENTS = 200  # of whom more than an accuracy is kept
 MAX_DETAILED_ROUNDS = 200
 

@@ -16,7 +16,7 @@ from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError, OutputError
 from fedsim.run.tracking.result import MetricsRow, mean_std
 
-if TYPE_CHECKING:  # no run need wait for matplotlib before its first round
+if TYPE_CHECKING:  # imported later: a run need not wait for matplotlib before its first round
     from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Observers:
             observer_name = _observer_name(observer)
             try:
                 observer_replies.append((observer_name, call(observer)))
-            except OutputError:  # a file of the run's own: that is an end of the run, as of metrics.csv
+            except OutputError:  # a file of the run itself: the run ends, as for metrics.csv
                 raise
             except Exception as error:
                 reason = next(iter(str(error).splitlines()), "")

@@ -13,9 +13,9 @@ from fedsim.core.files import replacement_file
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import MetricsRow
 
-IDENTITIES_FILE = "observers.json"  # in a run's folder: what a resumed run is called there
-MAX_MLFLOW_VALUE_LENGTH = 500  # signs of a setting that MLflow keeps of old
-MLFLOW_SETTINGS_PER_CALL = 100  # settings that it takes at once
+IDENTITIES_FILE = "observers.json"  # file in a run's folder with the names by which services know a resumed run
+MAX_MLFLOW_VALUE_LENGTH = 500  # largest length of a setting in older versions of MLflow
+MLFLOW_SETTINGS_PER_CALL = 100  # largest number of settings in one call
 
 
 def import_service(package_name: str) -> Any:

@@ -101,7 +101,7 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard.summary import hparams
 
         with name_write_errors(self._files):
-            if event.round > 1:  # of one round there is no course to see, and drawing takes a second
+            if event.round > 1:  # a single round has no curve, and drawing takes a second
                 for heading, figure in event.pictures():
                     self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
             scalar_settings = {

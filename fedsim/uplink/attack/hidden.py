@@ -61,7 +61,7 @@ class Farthest(Omniscient):
         limit = torch.stack([self.distance(row, honest_rows) for row in honest_rows]).max()
         bound = self.bound(centre.double(), direction.double(), honest_rows.double(), limit.double())
         power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
-        scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two changes no bit of the search
+        scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two: exact
         gamma, step = torch.zeros_like(limit), 10.0
         while step > 1e-5:
             distance = self.distance(centre + (gamma + step * scale) * direction, honest_rows)
