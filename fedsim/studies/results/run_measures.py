@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import HIGHER
 from fedsim.run.rules import first_round_reaching_target
-from fedsim.studies.results.paired import PairedDifference
+from fedsim.studies.results.paired import PairedDifference, student_quantile
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
 
@@ -128,12 +128,14 @@ def _has_columns(run: Run, columns: tuple[str, ...]) -> bool:
 class TableCell:
     """The numbers [R] of a run's replicates, with their seeds if known; statistics are over the finite numbers.
 
-    An unfinished run is marked with a star.
+    An unfinished run is marked with a star. With an interval level, ± is half the width of Student's interval of the
+    mean; else it is the standard deviation.
     """
 
     values: np.ndarray
     seeds: list[int] | None = None
     is_unfinished: bool = False
+    interval_level: float | None = None
 
     @property
     def finite_values(self) -> np.ndarray:
@@ -154,9 +156,23 @@ class TableCell:
         """The standard error of the mean; NaN for fewer than two numbers."""
         return self.std / math.sqrt(len(self.finite_values)) if len(self.finite_values) else math.nan
 
+    @property
+    def interval_half_width(self) -> float:
+        """Half the width of Student's interval of the mean at the interval level; NaN for fewer than two numbers."""
+        count = len(self.finite_values)
+        if count < 2 or self.interval_level is None:
+            return math.nan
+        return student_quantile(0.5 + self.interval_level / 2, count - 1) * self.standard_error
+
+    @property
+    def spread(self) -> float:
+        """The number after ±."""
+        return self.std if self.interval_level is None else self.interval_half_width
+
     def number_columns(self) -> dict[str, float]:
         """Return suffix of the heading → number, for CSV."""
-        return {"": self.mean, " std": self.std, " n": len(self.finite_values)}
+        spread = {" std": self.std} if self.interval_level is None else {" half width": self.interval_half_width}
+        return {"": self.mean, **spread, " n": len(self.finite_values)}
 
     def format_entry(self, measure: TableMeasure) -> PlainAndLatexText:
         """Return the entry as plain text and as LaTeX."""
@@ -168,9 +184,9 @@ class TableCell:
         mean, unit = measure.format_value(self.mean), " %" if measure.is_percent else ""
         factor = measure.factor
         paper = round_to_error(
-            factor * self.mean, factor * self.std, factor * self.standard_error, measure.significant_digits
+            factor * self.mean, factor * self.spread, factor * self.standard_error, measure.significant_digits
         ).latex
-        plain_text = mean if len(self.finite_values) == 1 else f"{mean} ± {measure.format_spread(self.std)}"
+        plain_text = mean if len(self.finite_values) == 1 else f"{mean} ± {measure.format_spread(self.spread)}"
         unfinished_mark, latex_unfinished_mark = (" *", "$^{*}$") if self.is_unfinished else ("", "")
         return f"{plain_text}{unit}{unfinished_mark}{count_note}", f"{paper}{latex_unfinished_mark}{count_note}"
 

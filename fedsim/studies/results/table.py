@@ -22,6 +22,8 @@ from fedsim.studies.results.run_state import unfinished_text
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.selection import find_best_run, selection_metric
 
+SPREADS = ("std", "interval")
+
 
 @dataclass
 class ResultTable:
@@ -36,6 +38,7 @@ class ResultTable:
         num_block_keys: number of keys that make blocks of lines, whose best is bold.
         confidence: confidence level of the intervals that decide what is distinguishable from the best.
         reference_name: display name of the runs from which differences are taken; empty without differences.
+        spread: what ± is: 'std', the standard deviation, or 'interval', half the width of Student's interval.
     """
 
     keys: list[str]
@@ -47,6 +50,7 @@ class ResultTable:
     num_block_keys: int = 0
     confidence: float = 0.95
     reference_name: str = ""
+    spread: str = SPREADS[0]
 
     def row_indices_by_block(self) -> list[list[int]]:
         """Return the positions of the lines in each block."""
@@ -78,9 +82,10 @@ class ResultTable:
         )
         if not max_replicates:
             return []
-        sentences = (
-            [f"Mean ± standard deviation over {replicates_text} seeds."] if max_replicates > 1 else ["One seed."]
-        )
+        spread_text = "standard deviation over"
+        if self.spread == "interval":
+            spread_text = f"half the width of Student's {100 * self.confidence:g} % interval of the mean over"
+        sentences = [f"Mean ± {spread_text} {replicates_text} seeds."] if max_replicates > 1 else ["One seed."]
         if any(self.bold_row_indices(column) for column in range(len(self.measures))):
             best = "the best of each column" + (" and block" if self.num_block_keys else "")
             if 1 < max_replicates < MIN_RELIABLE_REPLICATES:
@@ -193,6 +198,7 @@ def make_table(
     confidence: float = 0.95,
     blocks: Sequence[str] = (),
     renaming: UserDisplayNames | None = None,
+    spread: str = SPREADS[0],
 ) -> ResultTable:
     """Return a table with lines by the keys `rows` (else all not in `columns`), columns by measures and `columns`.
 
@@ -204,6 +210,7 @@ def make_table(
         confidence: confidence level of the intervals of the differences.
         blocks: those of the rows' keys that make blocks of lines.
         renaming: the user's names for keys, values and metrics.
+        spread: see `ResultTable`.
 
     Raises:
         ConfigError: two runs belong in the same cell, or there is no reference run.
@@ -228,7 +235,9 @@ def make_table(
         num_block_keys=len(blocks),
         confidence=confidence,
         reference_name=", ".join(naming.latex_name(key, text) for key, text in reference_settings.items()),
+        spread=spread,
     )
+    interval_level = confidence if spread == "interval" else None
     measures = [naming.with_display_names(measure) for measure in measures]
     pairs = {id(run): find_partner(run, runs, keys, reference_settings) for run in runs} if reference_settings else {}
     for column_values in column_places:
@@ -239,7 +248,9 @@ def make_table(
         for column_values in column_places:
             cell = runs_by_row[row_key].get(column_values)
             cells += [
-                None if cell is None else TableCell(m.values_function(cell), cell.seeds, id(cell) in states)
+                None
+                if cell is None
+                else TableCell(m.values_function(cell), cell.seeds, id(cell) in states, interval_level)
                 for m in measures
             ]
             if reference_settings:

@@ -17,7 +17,7 @@ from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.latex import latex_table
 from fedsim.studies.results.run_measures import TableMeasure, cost_measures, final_metric_measure
 from fedsim.studies.results.runs import Run, final_metric_columns
-from fedsim.studies.results.table import make_table, select_best_runs
+from fedsim.studies.results.table import SPREADS, make_table, select_best_runs
 
 DEFAULT_METRICS = (
     "test_accuracy",
@@ -68,6 +68,13 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=0.95,
         help="confidence level of the intervals, also for bold entries (default: 0.95)",
+    )
+    argument_parser.add_argument(
+        "--spread",
+        choices=SPREADS,
+        default=SPREADS[0],
+        help="what ± is: std, the standard deviation over seeds (default), or interval, half the width of Student's "
+        "interval of the mean",
     )
     argument_parser.add_argument(
         "--blocks",
@@ -121,6 +128,7 @@ def main(arguments: list[str]) -> None:
         options.confidence,
         _split_names(options.blocks),
         UserDisplayNames(_parse_pairs("--rename", options.rename)),
+        options.spread,
     )
     text = (
         latex_table(result_table, options.caption, options.label)

@@ -17,6 +17,7 @@ from fedsim.run.rules import first_round_reaching_target
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.paired import PairedDifference, paired_difference
+from fedsim.studies.results.run_measures import TableCell
 from fedsim.studies.results.table import select_best_runs
 
 SEEDS = (0, 1, 2)
@@ -102,6 +103,23 @@ def test_a_line_for_every_run_by_the_keys_that_differ(runs: Path, tell: Any) -> 
         assert line.test_accuracy == pytest.approx(ends(strategy, lr).mean(), rel=1e-12)
         assert line[4] == pytest.approx(ends(strategy, lr).std(ddof=1), rel=1e-12)
         assert line.train_loss == pytest.approx(2 - ends(strategy, lr).mean(), rel=1e-12)
+
+
+def test_the_spread_may_be_the_interval_of_the_mean(runs: Path, tell: Any) -> None:
+    """Against SciPy's interval."""
+    values = ends("FedAvg", 0.5)
+    options = ("--metric", "test_accuracy", "--spread", "interval", "--confidence", 0.9)
+    low, high = stats.t.interval(0.9, 2, values.mean(), stats.sem(values))
+    found = frame(tell(runs / "FedAvg_0.5", "--csv", *options))
+    assert "test_accuracy std" not in found
+    assert found["test_accuracy half width"].item() == pytest.approx((high - low) / 2, rel=1e-9)
+    text = tell(runs / "FedAvg_0.5", *options)
+    assert f"{100 * values.mean():.1f} ± {100 * (high - low) / 2:.1f} %" in text
+    latex = tell(runs / "FedAvg_0.5", "--latex", "--caption", "C", *options)
+    assert "half the width of Student's 90" in latex
+    assert "unreliable" in latex  # three seeds
+    alone = TableCell(np.array([1.0]), interval_level=0.9)
+    assert np.isnan(alone.spread)
 
 
 def test_the_mean_of_the_last_evaluations(runs: Path, tell: Any) -> None:
