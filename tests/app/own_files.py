@@ -12,9 +12,16 @@ SETTINGS = {
     "dataset=table": ["dataset.path=people.csv", "dataset.target=ill", "dataset.client=who"],
     "dataset=text_table": [
         "dataset.path=people.csv",
-        "dataset.text=who",
+        "dataset.text='{age} of {dose}'",
         "dataset.target=ill",
         "model=text_classifier",
+        "model.width=8",
+    ],
+    "model=text_classifier": [
+        "dataset=text_table",
+        "dataset.path=people.csv",
+        "dataset.text=who",
+        "dataset.target=ill",
         "model.width=8",
     ],
     "dataset=arrays": ["dataset.path=own.npz"],

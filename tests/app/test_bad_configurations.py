@@ -27,7 +27,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["availability.gamma=1"], "did you mean 'availability.trajectory.gamma'?"),
     (["alpha=1"], "did you mean 'dataset.alpha', 'local.alpha' or 'model.alpha'?"),
     (["learning_rate=1"], "did you mean 'lr'?"),
-    (["availability.base=groups"], "a value where a choice is wanted; give availability/base=groups"),
+    (["availability.base=groups"], "a value where a choice is wanted; set availability/base=groups"),
     (["+foo=1"], "foo is not a setting"),
     (["partition=iid", "partition.alpha=1"], "partition.alpha exists only with partition=dirichlet"),
     (["strategy.momentum=0.9"], "strategy.momentum"),

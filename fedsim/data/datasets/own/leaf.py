@@ -41,6 +41,8 @@ class LEAF(OwnData):
     """
 
     def __init__(self, path: str, shape: Sequence[int] | None = None, **options: Any) -> None:
+        if not path:
+            raise MissingDataError("{path}='' names no folder and no file", mentions=("path",))
         root = Path(path).expanduser()
         if not root.exists():
             raise MissingDataError(f"{{path}}={root} does not exist (looked for {root.resolve()})", mentions=("path",))
