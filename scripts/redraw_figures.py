@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fedsim.core.files import replacement_file
 from fedsim.studies.plots.cells import ResultCell
-from fedsim.studies.plots.curves import curves_figure
+from fedsim.studies.plots.curves import metrics_of
+from fedsim.studies.plots.figure_kinds import draw_figure
 from fedsim.studies.plots.style import save_small_png
 from fedsim.studies.reproduce.recipe import load_recipe
 
@@ -73,18 +74,15 @@ def redraw(folder: Path) -> None:
         SystemExit: its figure does not show curves by round.
     """
     recipe = load_recipe(f"{folder.parent.parent.name}/{folder.name.rpartition('-')[0]}")
-    options = dict(recipe.figure or {})
-    if options.pop("kind", None) != "curves" or options.get("x") or options.get("iterations"):
+    options = recipe.figure or {}
+    if options.get("kind") != "curves" or options.get("x") or options.get("iterations"):
         sys.exit(f"{folder}: its figure does not show curves by round; make it with fedsim-reproduce")
     log = options.get("log", False)
-    metrics = [options["metric"]] if isinstance(options["metric"], str) else options["metric"]
-    logarithmic = set(metrics if log is True else log or [])
-    if options.get("also"):
-        logarithmic |= {f"{options['also']}_{name}" for name in logarithmic}
+    logarithmic = set(metrics_of(options if log is True else {**options, "metric": log or []}))
     cells = read_cells(folder / "curves.csv", logarithmic)
     for cell in cells:
         cell.is_fitted = recipe.is_fitted(cell.axis_labels)
-    figure = curves_figure(cells, **options)
+    figure = draw_figure(cells, options)
     with replacement_file(folder / "figure.png", "wb") as file:
         save_small_png(figure, file)
     plt.close(figure)

@@ -43,7 +43,7 @@ class ModelChoice:
         dataset, federation = data.dataset, data.federation
         _check_dataset_supported(dataset)
         loss = dataset.loss if self.loss is None else self.loss
-        builder = _builder(self.module, dataset, loss)
+        builder = fitted_constructor(self.module, dataset, loss)
         pair, output = data.two_samples(federation.dtype), self.output
         built = RowModel(builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output)
         built.check(data.first_samples(LARGER_BATCH_SIZE, federation.dtype), dataset.classes, dataset.name)
@@ -85,7 +85,7 @@ def _check_dataset_supported(dataset: Dataset) -> None:
             raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
 
 
-def _builder(
+def fitted_constructor(
     model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | LossFunction
 ) -> Callable[[], nn.Module] | nn.Module:
     """Pass the data set's `shape` and `classes`, and whether each position has a label, to a model's constructor, if it

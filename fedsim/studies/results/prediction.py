@@ -14,9 +14,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset, TextTable
 from fedsim.data.datasets.own.text_table import PADDING
 from fedsim.models import RowModel
-from fedsim.models.fitting import fit_constructor
 from fedsim.models.kinds import LOSS_KIND, MODEL_KIND
 from fedsim.models.losses import LossFunction, correct_share
+from fedsim.run.model_choice import fitted_constructor
 
 BATCH_SIZE = 1000  # samples of one forward pass
 MODEL_SETTINGS_NOT_ARGUMENTS = ("loss", "ridge", "output")  # settings of the model that its class does not take
@@ -38,15 +38,8 @@ class Predictor:
         node = {name: value for name, value in settings.items() if name not in MODEL_SETTINGS_NOT_ARGUMENTS}
         model_part = targets.parse_object("model", node, MODEL_KIND)
         loss = _loss_function(settings.get("loss"), dataset)
-        labels = dataset.train_y if dataset.classes else None
-        per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
-        build = fit_constructor(
-            functools.partial(model_part.factory, **{name: node[name] for name in model_part.arguments}),
-            dataset.shape,
-            1 if loss == "logistic" else dataset.classes,
-            per_position,
-            lambda: dataset.num_tokens,
-        )
+        constructor = functools.partial(model_part.factory, **{name: node[name] for name in model_part.arguments})
+        build = fitted_constructor(constructor, dataset, loss)
         if len(dataset.train_x) > 1:
             samples = self._samples(dataset.train_x[:2], dataset.train_y, dataset.more)
         elif dataset.test_x is not None:
@@ -96,22 +89,16 @@ class Predictor:
             raise ConfigError(
                 f"dataset={dataset.name} holds no texts to complete; use dataset=text_table task=completion"
             )
-        module, tokens = self.module(state), dataset.encode(rows).to(torch.int64)
-        lengths = (tokens != PADDING).sum(1)
-        sequences = torch.nn.functional.pad(tokens, (0, dataset.longest_target))
-        for step in range(dataset.longest_target):
-            outputs = [
-                self.model.call(module, {"x": sequences[first : first + BATCH_SIZE, : dataset.length]})
-                for first in range(0, len(sequences), BATCH_SIZE)
-            ]
-            last_positions = (lengths + step - 1)[:, None, None]
-            scores = torch.cat(outputs)
-            last_scores = scores.gather(1, last_positions.expand(-1, 1, scores.shape[2]))[:, 0]
-            sequences.scatter_(1, (lengths + step)[:, None], last_scores.argmax(1, keepdim=True))
-        return [
-            dataset.decode(sequence[length : length + dataset.longest_target].tolist())
-            for sequence, length in zip(sequences, lengths.tolist(), strict=True)
-        ]
+        module, texts = self.module(state), []
+        for prompts in dataset.encode(rows).to(torch.int64).split(BATCH_SIZE):
+            row_numbers, lengths = torch.arange(len(prompts)), (prompts != PADDING).sum(1)
+            sequences = torch.nn.functional.pad(prompts, (0, dataset.longest_target))
+            for step in range(dataset.longest_target):
+                scores = self.model.call(module, {"x": sequences[:, : dataset.length]})
+                sequences[row_numbers, lengths + step] = scores[row_numbers, lengths + step - 1].argmax(1)
+            for sequence, length in zip(sequences, lengths.tolist(), strict=True):
+                texts.append(dataset.decode(sequence[length : length + dataset.longest_target].tolist()))
+        return texts
 
     @torch.no_grad()
     def test_metrics(self, state: Mapping[str, Tensor]) -> dict[str, float]:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
 from fedsim.core.constraints import AtLeast, Count, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.dataset import NO_LABEL
@@ -89,8 +88,6 @@ class TextTable(OwnData):
         separator: str | None = None,
         **options: Any,
     ) -> None:
-        checks.check_choice("task", task, TEXT_TASKS)
-        checks.check_choice("unit", unit, UNITS)
         self.task, self.length, self.unit = task, length, unit
         self._template, self._separator = text, separator
         is_completion = task == "completion"
@@ -110,15 +107,15 @@ class TextTable(OwnData):
         token_lists = [self._row_tokens(table, text) for table in tables]
         if is_completion:
             target_lists = [self._row_tokens(table, target) for table in tables]
-            parts = self._completion_parts(tables, token_lists, target_lists, client)
+            split_parts = self._completion_parts(tables, token_lists, target_lists, client)
             options |= {"classes": NUM_SPECIAL_TOKENS + len(self._code_by_word)}
         else:
-            parts = self._classification_parts(tables, token_lists, target, client)
+            split_parts = self._classification_parts(tables, token_lists, target, client)
         name = Path(path).stem if isinstance(path, (str, Path)) else "text_table"
         super().__init__(
             name,
-            parts[0],
-            parts[1] if parts[1:] else None,
+            split_parts[0],
+            split_parts[1] if split_parts[1:] else None,
             task="positions" if is_completion else "classification",
             inputs="tokens",
             **options,
@@ -201,21 +198,16 @@ class TextTable(OwnData):
         num_cut = sum(len(tokens) > self._prompt_length for prompts in prompt_lists for tokens in prompts)
         if num_cut:
             log.info("dataset: %d prompts are cut to their last %d %s", num_cut, self._prompt_length, self.unit)
-        parts = []
-        for table, prompts, targets in zip(tables, prompt_lists, target_lists, strict=True):
-            kept_prompts = [tokens[-self._prompt_length :] for tokens in prompts]
-            sequences = [[*prompt, *answer, END] for prompt, answer in zip(kept_prompts, targets, strict=True)]
-            x = _padded([sequence[:-1] for sequence in sequences], self.length, PADDING)
-            y = _padded(
-                [
-                    [*[NO_LABEL] * (len(prompt) - 1), *answer, END]
-                    for prompt, answer in zip(kept_prompts, targets, strict=True)
-                ],
-                self.length,
-                NO_LABEL,
-            )
-            parts.append(Part(table.source, x, y, client and table[client], table.row_label))
-        return parts
+        split_parts = []
+        for table, prompts, answers in zip(tables, prompt_lists, target_lists, strict=True):
+            inputs, labels = [], []
+            for whole_prompt, answer in zip(prompts, answers, strict=True):
+                prompt = whole_prompt[-self._prompt_length :]
+                inputs.append([*prompt, *answer])
+                labels.append([*[NO_LABEL] * (len(prompt) - 1), *answer, END])
+            x, y = _padded(inputs, self.length, PADDING), _padded(labels, self.length, NO_LABEL)
+            split_parts.append(Part(table.source, x, y, client and table[client], table.row_label))
+        return split_parts
 
     def _keep_vocabulary(self, size: int | None) -> None:
         """Number the words of the training rows, the most frequent ones of them; others become the unknown token."""
