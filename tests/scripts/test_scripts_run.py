@@ -43,6 +43,7 @@ TESTED = {  # by a test of their own
     "thumbnails.py": "test_results_pages.py",
     "performance_page.py": "test_performance_page.py",
     "printed_output.py": "../test_printed_numbers.py",
+    "redraw_figures.py": "test_redraw_figures.py",
     "same_numbers.py": "test_same_numbers.py",
 }
 IMPORTED = {  # by a script that runs
