@@ -41,6 +41,7 @@ class UserCodeWatch:
 
     def __init__(self, components: Mapping[str, Any]) -> None:
         self.components = {group: component for group, component in components.items() if contains_user_code(component)}
+        self._read_rng_states = streams.fast_rng_state_reader()
 
     def watch_steps(self, steps: TaskGenerator[T], t: int) -> TaskGenerator[T]:
         """Yield the steps of round t. Work between them, such as that of other runs in lockstep, is not watched.
@@ -65,7 +66,7 @@ class UserCodeWatch:
 
     @contextlib.contextmanager
     def _round_watched(self, t: int) -> Iterator[None]:
-        rng_state_before = streams.global_rng_state()
+        rng_state_before = self._read_rng_states()
         try:
             yield
         except StopIteration:
@@ -81,7 +82,7 @@ class UserCodeWatch:
         self._check_streams(rng_state_before, t)
 
     def _check_streams(self, rng_state_before: Any, t: int) -> None:
-        if not streams.rng_states_equal(rng_state_before, streams.global_rng_state()):
+        if not streams.rng_states_equal(rng_state_before, self._read_rng_states()):
             raise RunError(
                 f"the run ended in round {t}: {self._names()} drew from a global random stream, which depends on all "
                 "that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"

@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fedsim as package
-from fedsim.app.commands.audit import audited_configuration
 from fedsim.app.config import KEYS_WITHOUT_EFFECT, config_folder, register_resolvers, run_identity
 from fedsim.app.per_choice import add_plus_prefix, apply_choice_settings
+from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
 
 RULES = {  # the rules of one shift, and what each has of its own
@@ -137,6 +137,8 @@ def test_the_quickstart_takes_another_base_and_partition(override: str) -> None:
 
 
 def test_an_audit_has_the_settings_of_its_choices_too() -> None:
-    cfg = audited_configuration(["strategy=fedavg", "when.strategy.fedavg.clients=7", "when.strategy.fedawe.clients=8"])
+    cfg, _ = load_run_configuration(
+        ["strategy=fedavg", "when.strategy.fedavg.clients=7", "when.strategy.fedawe.clients=8"]
+    )
     assert cfg.clients == 7
     assert "when" not in cfg

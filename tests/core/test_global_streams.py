@@ -42,3 +42,26 @@ def test_a_seed_is_that_of_all_streams() -> None:
             drawn.append([torch.rand(()).item(), np.random.rand(), random.random()])  # noqa: NPY002
     assert drawn[0] == drawn[1]
     assert not {*drawn[0]} & {*drawn[2]}
+
+
+@pytest.mark.filterwarnings("ignore:get_state and legacy")
+@pytest.mark.parametrize("name", [*DRAWS, "normal", "other generator"])
+@pytest.mark.parametrize("keeps_normal", [False, True])
+def test_the_fast_reader_notices_what_the_slow_one_does(name: str, keeps_normal: bool) -> None:
+    """NumPy draws normal numbers in pairs and keeps the second one, outside of the state that the reader sees."""
+    draws = DRAWS | {"normal": lambda: np.random.randn(), "other generator": lambda: None}  # noqa: NPY002
+    with streams.preserve_rng_states():
+        np.random.seed(0)  # noqa: NPY002
+        if keeps_normal:
+            np.random.randn()  # noqa: NPY002
+        read_states = streams.fast_rng_state_reader()
+        before = read_states()
+        assert streams.rng_states_equal(before, read_states())
+        generator = np.random.get_bit_generator()
+        try:
+            if name == "other generator":
+                np.random.set_bit_generator(np.random.PCG64(0))
+            draws[name]()
+            assert not streams.rng_states_equal(before, read_states())
+        finally:
+            np.random.set_bit_generator(generator)

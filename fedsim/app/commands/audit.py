@@ -5,18 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
-from fedsim.app.composition import compose, hydra_context
+from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.run.run_files import CONFIG_FILE
 
 if TYPE_CHECKING:
     from fedsim.run.simulation import Simulation
@@ -49,7 +43,9 @@ def main(arguments: list[str]) -> None:
     from fedsim.uplink.auditing import audit
 
     start = time.perf_counter()
-    simulation = build(audited_configuration(options.what))[0]
+    config, _ = load_run_configuration(options.what)
+    config.device = "cpu"
+    simulation = build(config)[0]
     claim, rounds = audited_claim(simulation, options.rounds)
     result = audit(
         simulation.uplink, simulation.availability, claim, rounds, options.worlds, options.confidence, options.seed
@@ -57,28 +53,6 @@ def main(arguments: list[str]) -> None:
     print("\n".join(report(simulation, claim, result, time.perf_counter() - start)))
     if result.violated:
         sys.exit("fedsim audit: the lower bound exceeds the ε that is claimed: the run is less private than it says")
-
-
-def audited_configuration(arguments: list[str]) -> DictConfig:
-    """Return the configuration of a run folder or of overrides, on the CPU. Values may follow a folder, KEY=VALUE."""
-    run_argument, config_path = arguments[0], Path(arguments[0]) / CONFIG_FILE
-    if Path(run_argument).is_dir():
-        try:
-            cfg = OmegaConf.load(config_path)
-            cfg = OmegaConf.merge(cfg, {"trusted": []}, OmegaConf.from_dotlist(arguments[1:]))
-        except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
-            raise ConfigError(
-                f"{config_path} cannot be read ({str(error).splitlines()[0]}); give a run folder"
-            ) from error
-    elif "=" not in run_argument:
-        raise ConfigError(f"{run_argument} is neither a run folder nor an override KEY=VALUE")
-    else:
-        with hydra_context():
-            cfg, _ = compose(arguments)
-    if not isinstance(cfg, DictConfig):
-        raise ConfigError(f"{config_path} holds no configuration; give a run folder")
-    cfg.device = "cpu"
-    return cfg
 
 
 def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:

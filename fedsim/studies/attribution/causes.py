@@ -48,14 +48,12 @@ def _choice_replacement(
 
 
 def _one_local_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
-    if config.local_epochs is not None:  # the number of steps differs between clients
+    """Replace the settings of the local rule, which follow `lr` and `local_steps` unless the user set them apart."""
+    steps, rates = OmegaConf.select(config, "local.steps"), OmegaConf.select(config, "local.lr")
+    if steps is None or int(steps) < 2 or rates is None:  # with epochs, the number of steps differs between clients
         return None
-    steps = 10 if config.local_steps is None else int(config.local_steps)
-    if steps < 2:
-        return None
-    rates = config.lr
     total = [steps * rate for rate in rates] if OmegaConf.is_list(rates) else steps * rates
-    return {"local_steps": 1, "lr": total}
+    return {"local_steps": 1, "local.steps": 1, "lr": total, "local.lr": total}
 
 
 def _iid_partition(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
@@ -66,7 +64,9 @@ def _iid_partition(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any]
 
 
 def _full_batches(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
-    return None if config.batch_size is None or _draws_fresh_samples(config) else {"batch_size": None}
+    if OmegaConf.select(config, "local.batch_size") is None or _draws_fresh_samples(config):
+        return None
+    return {"batch_size": None, "local.batch_size": None}
 
 
 def _draws_fresh_samples(config: DictConfig) -> bool:

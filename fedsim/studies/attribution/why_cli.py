@@ -11,19 +11,16 @@ import numpy as np
 from omegaconf import DictConfig
 
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
-from fedsim.app.commands.audit import audited_configuration
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import groups
+from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import describe
-from fedsim.run.run_files import ENVIRONMENT_FILE
 from fedsim.studies.attribution.attribute import Attribution, attribute, causes_in_subset, summary_sentence
 from fedsim.studies.attribution.causes import CAUSES, ChoiceByGroup, applicable_causes
 from fedsim.studies.plots.waterfall import waterfall_figure
 from fedsim.studies.reproduce.runner import compose_config, num_concurrent_jobs, trusted_packages
 from fedsim.studies.results.paired import PairedDifference
-from fedsim.studies.results.reading import read_environment
 
 MIN_SEEDS = 3  # fewer seeds in the configuration are replaced by DEFAULT_SEEDS
 DEFAULT_SEEDS = [0, 1, 2, 3, 4]
@@ -63,15 +60,13 @@ def main(arguments: list[str]) -> None:
 
 
 def _run_configuration(folder_or_overrides: list[str]) -> tuple[DictConfig, ChoiceByGroup]:
-    """Return the configuration and choices of a run folder or of overrides."""
-    if not Path(folder_or_overrides[0]).is_dir():
-        if "=" not in folder_or_overrides[0]:
-            raise ConfigError(f"{folder_or_overrides[0]} is neither a run folder nor an override KEY=VALUE")
+    """Return the configuration and choices of a run folder or of overrides, on the CPU if a folder is given."""
+    if "=" in folder_or_overrides[0] and not Path(folder_or_overrides[0]).is_dir():
         with hydra_context():
             return compose_config((*folder_or_overrides, "out=unused"))
-    config = audited_configuration(folder_or_overrides)
-    settings = read_environment(Path(folder_or_overrides[0]) / ENVIRONMENT_FILE).get("settings", {})
-    return config, {name: str(value) for name, value in settings.items() if name in groups()}
+    config, choice_by_group = load_run_configuration(folder_or_overrides)
+    config.device = "cpu"
+    return config, choice_by_group
 
 
 def _set_seeds(config: DictConfig, count: int | None) -> None:
