@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -104,3 +105,22 @@ class StopSignals:
         if StopSignals._first_signal is not None and cls._listening:  # asked twice: at once
             raise KeyboardInterrupt
         StopSignals._first_signal = number
+
+
+@contextlib.contextmanager
+def exit_on_sigterm(command_name: str) -> Iterator[None]:
+    """Within the block SIGTERM ends a command that starts several runs, with one sentence. During a run in this process
+    `StopSignals` handles it instead; worker processes end by themselves when the command does."""
+
+    def exit_now(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"{command_name}: stopped by SIGTERM; the same command continues the runs\n".encode())
+        os._exit(128 + number)  # not by an exception, after which a pool of processes waits for all of its tasks
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous_handler = signal.signal(signal.SIGTERM, exit_now)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -16,6 +16,7 @@ from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import describe
+from fedsim.run.stopping import exit_on_sigterm
 from fedsim.studies.attribution.attribute import Attribution, attribute, causes_in_subset, summary_sentence
 from fedsim.studies.attribution.causes import CAUSES, ChoiceByGroup, applicable_causes
 from fedsim.studies.plots.waterfall import waterfall_figure
@@ -49,9 +50,10 @@ def main(arguments: list[str]) -> None:
     causes = applicable_causes(config, choice_by_group, chosen_causes)
     folder = Path(options.out)
     count = num_concurrent_jobs(options.jobs, str(config.device), 2 ** len(causes))
-    attribution = attribute(
-        config, choice_by_group, causes, folder / "runs", options.metric, count, trusted_packages(options.what)
-    )
+    with exit_on_sigterm("fedsim why"):
+        attribution = attribute(
+            config, choice_by_group, causes, folder / "runs", options.metric, count, trusted_packages(options.what)
+        )
     print("\n".join(report(attribution)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "why.json").write_text(json.dumps(as_json(attribution, list(config.seeds)), indent=2) + "\n")

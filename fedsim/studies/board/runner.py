@@ -135,7 +135,8 @@ def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
         outcome: tuple[str | None, T | None] = None, task()
     except Stopped as stop:
         outcome = str(stop), None
-    exit_if_orphaned()
+    finally:
+        exit_if_orphaned()
     return outcome
 
 

@@ -33,7 +33,7 @@ from fedsim.app.job_progress import JobProgress, LockstepProgress, best_so_far, 
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
 from fedsim.run.determinism import deterministic_algorithms
-from fedsim.run.stopping import Stopped
+from fedsim.run.stopping import Stopped, StopSignals, exit_on_sigterm
 from fedsim.run.together import Lockstep
 from fedsim.run.tracking.result import format_spread
 from fedsim.studies.reproduce.recipe import RecipeSetting
@@ -262,13 +262,17 @@ def limit_settings_warnings(overrides: Iterable[str] | None) -> Iterator[None]:
 
 
 def terminate_with_parent() -> None:
-    """Stop this worker as on SIGTERM when its parent ends, so that a killed command leaves nothing running."""
+    """Stop this worker as on SIGTERM when its parent ends, so that a killed command leaves nothing running.
+
+    A signal to the whole group of processes has reached the worker already; a second one would end its run at once.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def exit_without_parent() -> None:
         parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)  # a run ends after its round, with a checkpoint; an idle worker at once
+        if not StopSignals.is_pending():
+            os.kill(os.getpid(), signal.SIGTERM)  # a run ends after its round, an idle worker at once
 
     threading.Thread(target=exit_without_parent, daemon=True).start()
 
@@ -277,8 +281,10 @@ def _run_in_worker(company: list[Job], threads: int) -> list[Outcome]:
     """Call `run_in_lockstep` in a process of the pool."""
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
-    outcomes = {id(job): outcome for job, outcome in run_in_lockstep(company, without_progress=True)}
-    exit_if_orphaned()
+    try:
+        outcomes = {id(job): outcome for job, outcome in run_in_lockstep(company, without_progress=True)}
+    finally:
+        exit_if_orphaned()
     return [outcomes[id(job)] for job in company]
 
 
@@ -293,13 +299,14 @@ def exit_if_orphaned() -> None:
 def resumable_command(name: str, level: int) -> Iterator[None]:
     """Set up a command that runs jobs and can be restarted.
 
-    Its output is line-buffered, its log starts at `level`, and an error or Ctrl-C ends it with one sentence.
+    Its output is line-buffered, its log starts at `level`, and an error, Ctrl-C or SIGTERM ends it with one sentence.
     """
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     log_to_stderr()
     logging.getLogger("fedsim").setLevel(level)
     try:
-        yield
+        with exit_on_sigterm(name):
+            yield
     except ConfigError as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
